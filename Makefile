@@ -20,11 +20,13 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # Benchmarks and schedules share broken links and builders with the tests.
 BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 
-# Two workers; tests that start many processes of their own take turns (tests/conftest.py).
-PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses 2 --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+# Each worker takes the next module when it is done with one, in the order of tests/conftest.py. Tests of the first tier wait for a
+# third of their time, so there are three workers for two cores; those of the others start many processes each.
+# `$(call PYTEST,WORKERS)`; what ARGS says counts more.
+PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadgroup --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all coverage lines docs docs-build wheel lint types check compose-check bench bench-parity bench-faults bench-rebuild bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos chaos-cluster dst bench-dst fuzz attacks bench-hostile bench-crowd bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -41,6 +43,7 @@ help:  ## list the targets and the variables
 #: JOBS=2              how many cells run at a time (experiment, experiments)
 #: PUBLISHED=1         cells of the pages in docs/results count as done, made with whatever sources (experiment, experiments)
 #: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
+#: SHORT=1             break one container of each kind, and cut for a little less (compose-test)
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test, test-all), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
@@ -49,6 +52,7 @@ help:  ## list the targets and the variables
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
 #:                     (bench-loops)
 #: HOSTILE=1           only schedules with hostile peers (dst)
+#: REPLICATED=1        only schedules with a broker of several nodes, whose streams lose their leaders (dst)
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
@@ -63,15 +67,18 @@ $(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
 demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
-test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; six minutes
-	$(SCHEDULED) $(PYTEST) -m "not second_tier"
+test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; five minutes on two cores
+	$(SCHEDULED) $(call PYTEST,3) -m "not second_tier and not cluster_faults"
 
-test-all: $(READY)  ## run the second tier: all the tests that `make test` leaves out
-	$(SCHEDULED) $(PYTEST) -m second_tier
+test-all: $(READY)  ## run the second tier: the tests that `make test` leaves out, but for those of `make test-cluster`
+	$(SCHEDULED) $(call PYTEST,2) -m second_tier
+
+test-cluster: $(READY)  ## run the tests that kill, freeze and cut off nodes of a broker
+	$(call PYTEST,2) -m cluster_faults
 
 coverage: $(READY)  ## run the first tier and hold each package's branch coverage against its floor
 	mkdir -p build/coverage && rm -f build/coverage/.data*
-	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadgroup -m "not second_tier" $(ARGS)
+	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder -m "not second_tier and not cluster_faults" $(ARGS)
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage json -q -o build/coverage/coverage.json
 	$(PY) -m tests.coverage_floors build/coverage/coverage.json
@@ -104,6 +111,12 @@ compose-check: $(READY)  ## check docker-compose.yml against its schema and the 
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(VENV)/bin/hadolint infra/docker/Dockerfile
 
+compose-test: $(READY)  ## run docker-compose.yml in podman from nothing, and kill, cut and heal what it runs (Linux, root)
+	$(BENCH) -m benchmarks.faults.containers $(if $(SEED),--seed $(SEED)) $(if $(SHORT),--short)
+
+deploy-check: $(READY)  ## render examples/deployment.toml, and let kubectl, systemd, compose's schema and SkyPilot read what it gives
+	infra/deploy_check.sh $(VENV)
+
 check: lint types compose-check docs-build test  ## all of the above, as CI does
 
 docs: $(READY)  ## read the documentation in a browser, and see changes at once
@@ -130,6 +143,9 @@ bench-faults: $(READY)  ## measure what a slow and a killed learner cost the oth
 bench-rebuild: $(READY)  ## delete the broker's store under a run and measure what rebuilding it from its archive costs
 	$(BENCH) -m benchmarks.faults.rebuild $(BENCH_FLAGS)
 
+bench-replay: $(READY)  ## kill learners and shards of a run that retains its rounds, and make every round once more
+	$(BENCH) -m benchmarks.faults.replay $(BENCH_FLAGS)
+
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
 	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
 
@@ -141,6 +157,9 @@ bench-cluster: $(READY)  ## measure a broker of three nodes beside one, and what
 
 bench-doors: $(READY)  ## measure what TLS, permissions and signatures cost a round, beside an open broker
 	$(BENCH) -m benchmarks.network.doors $(BENCH_FLAGS)
+
+bench-taps: $(READY)  ## measure what taps with bodies cost a broker, beside taps with headers only; two minutes
+	$(BENCH) -m benchmarks.network.taps $(if $(SEED),--seed $(SEED))
 
 bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
 	$(BENCH) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
@@ -156,6 +175,12 @@ bench-broker: $(READY)  ## measure blobs through a broker beside stock nats-py a
 
 bench-bulk: $(READY)  ## measure contributions to one broker beside two that share the fragments
 	$(BENCH) -m benchmarks.network.bulk $(BENCH_FLAGS)
+
+bench-regions: $(READY)  ## measure what crosses the link of a region, and how it comes back after a cut
+	$(BENCH) -m benchmarks.network.regions $(BENCH_FLAGS)
+
+bench-premerge: $(READY)  ## measure what a region that adds up saves of its link, and what that costs the model
+	$(BENCH) -m benchmarks.network.premerge $(BENCH_FLAGS)
 
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
@@ -184,11 +209,17 @@ bench-simulator: $(READY)  ## measure how fast simulated learners step, beside a
 chaos: $(READY)  ## kill and freeze everything at random, and read from the event log what it cost
 	$(BENCH) -m benchmarks.faults.chaos $(BENCH_FLAGS) $(if $(RATES),--rates $(RATES)) $(if $(KILLS),--kills $(KILLS)) $(if $(GAUNTLET),--gauntlet $(GAUNTLET)) $(if $(ONLY),--only $(ONLY))
 
+bench-cut: $(READY)  ## cut a region off for minutes, lose the hub's disk meanwhile, and heal
+	$(BENCH) -m benchmarks.faults.region_cut $(BENCH_FLAGS)
+
+race: $(READY)  ## train one model in four regions over shaped links: Atoll, data-parallel training, DiLoCo of torchft
+	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
+
 chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains
 	$(BENCH) -m benchmarks.faults.cluster_outages $(BENCH_FLAGS)
 
 dst: $(READY)  ## play simulated schedules of faults on all cores until one fails, the time is up or enough are played
-	$(BENCH) -m schedules --results $(if $(HOSTILE),--hostile) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
+	$(BENCH) -m schedules --results $(if $(HOSTILE),--hostile) $(if $(REPLICATED),--replicated) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(if $(RESUME),--resume $(RESUME))
 
 bench-dst: $(READY)  ## plant every mutant and measure how many simulated schedules it takes to catch it
 	$(BENCH) -m benchmarks.fleet.dst $(BENCH_FLAGS) $(if $(SCHEDULES),--schedules $(SCHEDULES))
@@ -213,6 +244,9 @@ bench-loops: $(READY)  ## play every loop of examples/ undisturbed and with kill
 
 bench-crowd: $(READY)  ## measure what a crowd of honest learners costs a shard: heartbeats, and pushes that are all stale
 	$(BENCH) -m benchmarks.faults.crowd $(BENCH_FLAGS)
+
+bench-monitor: $(READY)  ## measure what the monitor costs beside 64 learners, and how its memory grows over a day
+	$(BENCH) -m benchmarks.faults.monitored $(BENCH_FLAGS)
 
 experiment: $(READY)  ## run one experiment of benchmarks/experiments, or go on with it
 	$(BENCH) -m benchmarks.experiments.experiment $(or $(NAME),$(error give NAME=…, one of $(EXPERIMENTS))) $(EXPERIMENT_FLAGS)

@@ -1,6 +1,7 @@
-"""Grain (github.com/google/grain) as the token source of learners: bytes of text files, shuffled, for each learner its own.
+r"""Grain (github.com/google/grain) as the token source of learners: bytes of text files, shuffled, for each learner its own.
 
-    PYTHONPATH=examples TEXTS=docs atoll up --tokens 60000 --set data.source=grain_source:windows --out runs/grain
+    PYTHONPATH=examples TEXTS=docs atoll up --tokens 60000 --set model.size=xs \
+      --set data.source=grain_source:windows --out runs/grain
 
 `TEXTS` names the folder of the text files. Grain shuffles by a seed and finds any window by its number, so a learner that
 starts again goes on where its checkpoint says.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
@@ -28,7 +29,7 @@ from support.reference_machines import HeadModel
 caches.share()
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is loaded
 
-pytest_plugins = ["support.islands", "support.installed", "support.whole_runs"]
+pytest_plugins = ["support.islands", "support.installed", "support.simulated_runs", "support.whole_runs"]
 
 # How long an example takes says how busy the machine is, nothing of the code: no profile has a deadline. Where CI=1, examples
 # are the same each time; elsewhere new ones are tried. For mutants a few examples must do, and a failure is not made small.
@@ -49,11 +50,36 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Every wait of such a test has a bound of its own, the longest that of a page (`support.documents`). One that is not met names
+# what was awaited, so it must run out before this does.
+LONG_TEST_S = 1200
+
+# The folders and the module whose tests start most processes.
+START_PROCESSES = {"integration", "installed", "test_documents.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that start processes on one worker, one after the other, while the rest runs on another."""
+    """Say which worker runs a test, in which order, and how long it may take.
+
+    Tests of one module are together: what one has compiled, traced, parsed or set up serves the next. Modules and pages that
+    start processes come first. They are the longest, and would keep one worker alone at the end.
+    """
     for item in items:
-        if "integration" in item.path.parts:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        long = any(item.get_closest_marker(tier) for tier in ("second_tier", "cluster_faults"))
+        if long and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TEST_S))
+    items.sort(key=lambda item: not START_PROCESSES & {*item.path.parts, item.path.name})
+
+
+def pytest_collection_finish() -> None:
+    """Take all that is loaded by now out of the sight of the garbage collector.
+
+    These are millions of objects, which stay; to go through them took a quarter of the time of many tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ FLOORS = {
     "shared/atoll/codec": 77,
     "shared/atoll/bus": 93,
 }
-ROOMS = ("base", "model", "wire", "run", "archive", "keras", "local", "report", "cli")
-UNBOUND = [*(f"shared/atoll/{room}" for room in ROOMS), "services/learner", "services/simulator"]
+ROOMS = ("base", "model", "wire", "run", "archive", "keras", "local", "deploy", "report", "cli")
+UNBOUND = [*(f"shared/atoll/{room}" for room in ROOMS), "services/learner", "services/simulator", "services/monitor"]
 
 
 def figures(measured: dict[str, dict[str, dict[str, int]]]) -> list[Figure]:

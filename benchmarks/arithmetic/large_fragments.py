@@ -212,7 +212,8 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     """Be a learner: its parameters move once, are pushed, and what comes of them is adopted."""
     import jax  # noqa: F401, PLC0415  (taken off, too)
 
-    from atoll.client.join import JoinOptions, join  # noqa: PLC0415
+    from atoll.client.join import join  # noqa: PLC0415
+    from atoll.client.join_options import JoinOptions  # noqa: PLC0415
 
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)

@@ -1,8 +1,10 @@
 """What gets through a locked door while a run trains: `make attacks`.
 
-One `atoll up` (three paced learners, two shards) on a locked broker of the bench's own, and one that locks its own broker. A
-learner and a reader with identities of their own, on the roll of the same run, play the whole table of `support.door_attacks`
-again and again. An operator watches what each attack aims at. The versions in the heads give the pace before and meanwhile.
+Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three,
+and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). A
+learner, a reader and a region's synchronizer with identities of their own, on the roll of the same run, play the whole table of
+`support.door_attacks` again and again. An operator watches what each attack aims at. The versions in the heads give the pace
+before and meanwhile.
 """
 
 from __future__ import annotations
@@ -20,25 +22,30 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
+from atoll.base.logs import configure
 from atoll.bus.options import BusOptions
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
-from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S
+from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, child_name
 from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
-from support.door_attacks import ATTACKS, INTRUDER, SPY, VICTIM, DoorAttack, witness
+from support.composed_run import BROKERS, ComposedRun, composed_service
+from support.composed_run import RUN as COMPOSED
+from support.door_attacks import ATTACKS, INTRUDER, PREMERGER, SPY, VICTIM, DoorAttack, witness
 from support.locked_brokers import LockedBroker
 
 MINUTES = 4.0
 RUN = "attacked"
-INTRUDERS: Final[dict[str, Kind]] = {INTRUDER: "learner", VICTIM: "learner", SPY: "reader"}
+NODES = 3
+COMPOSED_LEARNERS = ("learner-a", "learner-b", "learner-c")
+INTRUDERS: Final[dict[str, Kind]] = {INTRUDER: "learner", VICTIM: "learner", SPY: "reader", PREMERGER: "premerger"}
 
 
 @dataclass(slots=True)
@@ -54,11 +61,12 @@ class AttackOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AttackedDoor:
-    """A locked broker: where it is, its folder of keys and its log."""
+    """A locked broker: where it is, its folder of keys, the logs of its nodes, and the run behind it."""
 
     url: str
     keys: KeyFolder
-    log: Path
+    logs: tuple[Path, ...]
+    run: str = RUN
 
     @property
     def operator(self) -> HeldIdentity:
@@ -67,88 +75,169 @@ class AttackedDoor:
 
     def identity(self, name: str) -> HeldIdentity:
         """Return an identity of the run."""
-        return read_identity(self.keys.path / "identities" / RUN / f"{name}.toml")
+        return read_identity(self.keys.path / "identities" / self.run / f"{name}.toml")
 
     def admit(self) -> None:
         """Let the intruders and their victim in."""
         for name, kind in INTRUDERS.items():
-            self.keys.add(name, kind, RUN, time.time())
+            self.keys.add(name, kind, self.run, time.time())
 
     def violations(self) -> int:
         """Return how often the broker's log tells of a violation."""
-        return self.log.read_text(encoding="utf-8", errors="replace").count("Violation")
+        return sum(log.read_text(encoding="utf-8", errors="replace").count("Violation") for log in self.logs)
 
 
 def main() -> int:
-    """Attack two runs and write `build/results/attacks.json`."""
+    """Attack four runs and write `build/results/attacks.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=positive, default=MINUTES)
     parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
+    configure("console", "error", role="attacks", run=RUN)  # readers name the intruder in each reading
     part_s, corpus = 15.0 * options.minutes, prepare()
     found: list[Figure] = []
-    for name, played in (("atoll broker --keys", on_a_broker), ("atoll up --locked", on_up)):
+    doors = {
+        "atoll broker --keys": on_a_broker,
+        "atoll broker --cluster --keys": on_a_cluster,
+        "atoll up": on_up,
+        "compose": on_compose,
+    }
+    for name, played in doors.items():
         out = FOLDER / RUN
         shutil.rmtree(out, ignore_errors=True)
-        seen, outcome, report, violations = played(corpus, out, options.seed, part_s)
-        found += [
-            replace(one, name=f"{name}: {one.name}") for one in figures(seen, outcome, report, part_s, violations)
-        ]
+        seen, outcome, exact, violations = played(corpus, out, options.seed, part_s)
+        found += [replace(one, name=f"{name}: {one.name}") for one in figures(seen, outcome, exact, part_s, violations)]
     return write("attacks", options.seed, found)
 
 
-Played = tuple[Seen, AttackOutcome, dict[str, Any], int]
+Played = tuple[Seen, AttackOutcome, bool, int]
 
 
-def on_a_broker(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
+def on_a_broker(corpus: Path, out: Path, seed: int, part_s: float, nodes: int = 1) -> Played:
     """Attack a run on a locked broker of the bench's own."""
-    with tempfile.TemporaryDirectory() as folder, LockedBroker(Path(folder)) as locked:
-        door = AttackedDoor(locked.server.url, locked.keys, locked.server.log_path)
+    with tempfile.TemporaryDirectory() as folder, LockedBroker(Path(folder), nodes) as locked:
+        door = AttackedDoor(locked.url, locked.keys, tuple(server.log_path for server in locked.servers))
         door.admit()
         locked.follow()
         mine = {"ATOLL_BROKER__IDENTITY": str(locked.keys.path / "identities" / "operator.toml")}
-        up = subprocess.Popen(command(RUN, corpus, out, door.url, seed), env={**os.environ, **mine})
-        return play(up, door, out, part_s)
+        words = [*command(RUN, corpus, out, door.url, seed), "--set", f"broker.replicas={nodes}"]
+        return play(AttackedUp(subprocess.Popen(words, env={**os.environ, **mine}), out), door, part_s)
+
+
+def on_a_cluster(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
+    """Attack a run on a locked cluster of the bench's own."""
+    return on_a_broker(corpus, out, seed, part_s, NODES)
 
 
 def on_up(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
-    """Attack a run of `atoll up --locked` at its own broker; the intruders are let in while it trains."""
-    up = subprocess.Popen(command(RUN, corpus, out, None, seed))
+    """Attack a run of `atoll up` at its own broker; the intruders are let in while it trains."""
+    up = AttackedUp(subprocess.Popen(command(RUN, corpus, out, None, seed)), out)
     url_file, deadline_s = out / "nats" / "url", time.monotonic() + BEGIN_MAX_S
     while not url_file.exists():
         if up.poll() is not None or time.monotonic() > deadline_s:
             raise SystemExit("the run did not begin")
         time.sleep(0.2)
-    door = AttackedDoor(url_file.read_text(encoding="utf-8"), KeyFolder(out / "keys"), out / "nats" / "nats-server.log")
+    door = AttackedDoor(
+        url_file.read_text(encoding="utf-8"), KeyFolder(out / "keys"), (out / "nats" / "nats-server.log",)
+    )
     door.admit()
-    return play(up, door, out, part_s)
+    return play(up, door, part_s)
 
 
-def play(up: subprocess.Popen[bytes], door: AttackedDoor, out: Path, part_s: float) -> Played:
+def on_compose(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
+    """Attack the services of `docker-compose.yml`; the intruders' keys are made where the operator's folder is."""
+    told = {f"ATOLL_{name.replace('.', '__').upper()}": value for name, value in (one.split("=") for one in SETTINGS)}
+    told |= {"ATOLL_SEED": str(seed), "ATOLL_DATA__DIR": str(corpus.resolve()), "ATOLL_LEARNER__THROTTLE": f"{PACE:g}"}
+    with ComposedRun(out, told) as composed:
+        composed.begin("keys", *BROKERS, "synchronizer-a", "synchronizer-b", *COMPOSED_LEARNERS)
+        keys, stores = KeyFolder(composed.volume("keys")), ("broker-1", "broker-2", "broker-3")
+        door = AttackedDoor(
+            composed.url, keys, tuple(composed.volume(name) / "nats-server.log" for name in stores), COMPOSED
+        )
+        door.admit()
+        composed.begin("keys")
+        return play(AttackedCompose(composed), door, part_s)
+
+
+class AttackedUp:
+    """A run of `atoll up`."""
+
+    def __init__(self, up: subprocess.Popen[bytes], out: Path) -> None:
+        """Take it over."""
+        self._up, self._out = up, out
+        self.parent = psutil.Process(up.pid)
+        self.name_of = child_name
+
+    def poll(self) -> int | None:
+        """Return with what code it ended, None while it runs."""
+        return self._up.poll()
+
+    def end(self) -> bool:
+        """End it in good order; return whether its fates are exact."""
+        self._up.send_signal(signal.SIGINT)
+        if self._up.wait(END_MAX_S):
+            raise SystemExit(f"atoll up left with {self._up.returncode}; see {self._out / 'logs'}")
+        return bool(json.loads((self._out / "report.json").read_text(encoding="utf-8"))["fates_exact"])
+
+    def kill(self) -> None:
+        """End it anyhow."""
+        self._up.kill()
+        self._up.wait()
+
+
+class AttackedCompose:
+    """The services of `docker-compose.yml`, children of this process."""
+
+    def __init__(self, composed: ComposedRun) -> None:
+        """Take them over."""
+        self._composed = composed
+        self.parent = psutil.Process()
+
+    def name_of(self, child: psutil.Process) -> str:
+        """Return the service that a child is."""
+        return composed_service(child.environ())
+
+    def poll(self) -> int | None:
+        """Return None: who ends is seen by `end`."""
+        return None
+
+    def end(self) -> bool:
+        """Stop the learners and the synchronizers; return whether every token has one fate."""
+        codes = self._composed.stop(*COMPOSED_LEARNERS)
+        codes |= self._composed.stop("synchronizer-a", "synchronizer-b")
+        if any(codes.values()):
+            raise SystemExit(f"services left with {codes}")
+        ledger = json.loads(self._composed.ask("watch", "fates", "--json").stdout)
+        fates = ledger["fates"]
+        return bool(
+            sum(fates.values()) == ledger["fragments"] * ledger["trained"] and not fates["queued"] + fates["open"]
+        )
+
+    def kill(self) -> None:
+        """Leave it to the run."""
+
+
+def play(up: AttackedUp | AttackedCompose, door: AttackedDoor, part_s: float) -> Played:
     """Train undisturbed for `part_s`, and attacked for as long."""
     ours = BusOptions(credentials=door.operator.credentials())
-    spectator = Spectator(RUN, door.url, psutil.Process(up.pid), ours)
+    spectator = Spectator(door.run, door.url, up.parent, ours, up.name_of)
     try:
         spectator.start()
         begun(spectator, up)
         time.sleep(part_s)
         outcome = asyncio.run(attack(door, part_s))
-        up.send_signal(signal.SIGINT)
-        if up.wait(END_MAX_S):
-            raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
+        exact = up.end()
     finally:
         spectator.stop()
         up.kill()
-        up.wait()
-    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    return spectator.seen, outcome, report, door.violations()
+    return spectator.seen, outcome, exact, door.violations()
 
 
 async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
     """Play the whole table at least once, and again until the time is over."""
     outcome = AttackOutcome(began_s=time.monotonic())
-    intruders = {name: door.identity(name) for name in (INTRUDER, SPY)}
-    async with witness(door.url, RUN, door.operator, intruders) as doors:
+    intruders = {name: door.identity(name) for name in (INTRUDER, SPY, PREMERGER)}
+    async with witness(door.url, door.run, door.operator, intruders) as doors:
         while not outcome.tried or time.monotonic() < outcome.began_s + for_s:
             for each in ATTACKS:
                 breach = await doors.play(each)
@@ -160,14 +249,26 @@ async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
     return outcome
 
 
-def figures(seen: Seen, outcome: AttackOutcome, report: dict[str, Any], half_s: float, violations: int) -> list[Figure]:
+_ALLOWED: Final = {
+    "reroute": "allowed, and its answer went to the intruder alone",
+    "mislead": "stored, and refused by all who read the event log: panels, page, metrics and stories were drawn each time",
+}
+
+
+def figures(
+    seen: Seen,
+    outcome: AttackOutcome,
+    exact: bool,  # noqa: FBT001  (one of what was found)
+    half_s: float,
+    violations: int,
+) -> list[Figure]:
     """Return, for each attack, how often anything of it got in; and what the attacks cost the run."""
     found = []
     for each, tried in outcome.tried.items():
         got_in = outcome.got_in.get(each, "")
         refused = outcome.refused[each]
-        told = f"refused {refused} times" if refused else "allowed, and its answer went to the intruder alone"
-        how = got_in or f"tried {tried} times by a {'reader' if each.who == SPY else 'learner'}; {told}"
+        told = f"refused {refused} times" if refused else _ALLOWED.get(each.verb, "")
+        how = got_in or f"tried {tried} times by a {INTRUDERS[each.who]}; {told}"
         found.append(Figure(f"{each.verb}: {each.name}", float(bool(got_in)), "got in", "0", not got_in, how))
     kinds = len(outcome.tried)
     found.append(
@@ -184,8 +285,7 @@ def figures(seen: Seen, outcome: AttackOutcome, report: dict[str, Any], half_s: 
     found.append(Figure("refusals in the broker's log", float(violations), "lines", f">= {refusals}", logged, named))
     ended = sum(len(pids) - 1 for pids in seen.pids.values())
     found.append(Figure("processes that ended", float(ended), "processes", "0", ended == 0, "learners and shards"))
-    exact = bool(report["fates_exact"])
-    return [*found, Figure("fates exact", float(exact), "", "1", exact, "its report")]
+    return [*found, Figure("fates exact", float(exact), "", "1", exact, "its report, or its ledger")]
 
 
 if __name__ == "__main__":

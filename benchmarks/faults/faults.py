@@ -39,6 +39,7 @@ from atoll.bus.open import open_bus
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.own_broker import as_operator
 from benchmarks.lib.reports import loss_beside
 from benchmarks.lib.results import Figure, write
 
@@ -200,7 +201,7 @@ def run(
         while process.poll() is None:
             time.sleep(POLL_S)
             if hearing is None and url_file.exists():
-                hearing = home.submit(hear(seen, name, url_file.read_text(encoding="utf-8"), over))
+                hearing = home.submit(hear(seen, name, out, over))
             elif disturb is not None:
                 disturb(seen, out, tokens)
     over.set()
@@ -213,9 +214,10 @@ def run(
     return seen
 
 
-async def hear(seen: Run, name: str, url: str, over: threading.Event) -> None:
+async def hear(seen: Run, name: str, out: Path, over: threading.Event) -> None:
     """Note every heartbeat until the run is over."""
-    bus = await open_bus(url, name, name="faults")
+    url = (out / "nats" / "url").read_text(encoding="utf-8")
+    bus = await open_bus(url, name, name="faults", options=as_operator(out, name))
     beats = await bus.listen(Subjects(name).beat("*"))
     try:
         while not over.is_set():

@@ -22,10 +22,10 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -84,12 +84,20 @@ class Seen:
 class Spectator(threading.Thread):
     """Samples one run until it is told to stop."""
 
-    def __init__(self, run: str, url: str, up: psutil.Process, options: BusOptions = DEFAULTS) -> None:
-        """Prepare; `options` hold who we are to a locked broker."""
+    def __init__(
+        self,
+        run: str,
+        url: str,
+        up: psutil.Process,
+        options: BusOptions = DEFAULTS,
+        name_of: Callable[[psutil.Process], str] = child_name,
+    ) -> None:
+        """Prepare to watch the children of `up`; `options` hold who we are to a locked broker."""
         super().__init__(name="spectator", daemon=True)
         self.seen = Seen()
         self.founded: RunRecord | None = None
         self._run, self._url, self._up, self._options = run, url, up, options
+        self._name_of = name_of
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -117,14 +125,25 @@ class Spectator(threading.Thread):
             self.seen.versions.append((time.monotonic(), sum(head.version for head in heads.values())))
 
     def _weigh(self) -> None:
-        for child in self._up.children():
+        try:
+            children = self._up.children()
+        except psutil.NoSuchProcess:  # what trained has ended, and the last look came later
+            return
+        for child in children:
             try:
-                name = child_name(child)
-                if name.startswith(("learner-", "shard-")):
+                name = self._name_of(child)
+                if name.startswith(("learner-", "shard-", "synchronizer-")):
                     self.seen.memory[name].append((time.monotonic(), child.memory_info().rss))
                     self.seen.pids[name].add(child.pid)
             except psutil.Error:
                 continue
+
+
+class Polled(Protocol):
+    """What trains: `poll` tells with what code it has ended, None while it has not."""
+
+    def poll(self) -> int | None:
+        """Return the code, or None."""
 
 
 @dataclass(slots=True)
@@ -178,7 +197,7 @@ def play(
     return spectator.seen, windows, json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
-def begun(spectator: Spectator, up: subprocess.Popen[bytes]) -> RunRecord:
+def begun(spectator: Spectator, up: Polled) -> RunRecord:
     """Return the run record once every fragment has been committed."""
     deadline_s = time.monotonic() + BEGIN_MAX_S
     while spectator.founded is None or not spectator.seen.versions or spectator.seen.versions[-1][1] < SHARDS:
@@ -214,7 +233,7 @@ def again(name: str, run: RunRecord) -> Iterator[HostileMessage]:
 def command(name: str, corpus: Path, out: Path, url: str | None, seed: int) -> list[str]:
     """Return the command of a run at the broker at `url`, or at a locked broker of its own."""
     words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--seed", str(seed)]
-    words += ["--locked"] if url is None else ["--broker", url]
+    words += [] if url is None else ["--broker", url]
     words += ["--learners", str(LEARNERS), "--shards", str(SHARDS), "--tokens", "0"]
     settings = (*SETTINGS, f"run={name}", f"data.dir={corpus.resolve()}")
     words += [word for setting in settings for word in ("--set", setting)]

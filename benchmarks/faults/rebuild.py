@@ -40,9 +40,10 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.folder import read_run_file
 from atoll.run.heads import read_heads
-from atoll.wire.messages import Event, decode
+from atoll.wire.event_log import event_of
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.own_broker import as_operator
 from benchmarks.lib.results import Figure, write
 
 OUT = Path("build/rebuild")
@@ -149,7 +150,7 @@ def train_and_lose(seconds: float, seed: int) -> Known:
             time.sleep(POLL_S)
         # Seven tenths of an interval after a checkpoint: a moment that is neither kind nor cruel.
         time.sleep(seconds // EVERY_S * EVERY_S + 0.7 * EVERY_S)
-        known = asyncio.run(heard_of((OUT / "nats" / "url").read_text(encoding="utf-8")))
+        known = asyncio.run(heard_of())
     finally:
         for process in [*psutil.Process(up.pid).children(recursive=True), psutil.Process(up.pid)]:
             process.kill()
@@ -158,14 +159,15 @@ def train_and_lose(seconds: float, seed: int) -> Known:
     return known
 
 
-async def heard_of(url: str) -> Known:
+async def heard_of() -> Known:
     """Return what the event log knows at this moment."""
-    bus = await open_bus(url, RUN, name="bench")
+    url = (OUT / "nats" / "url").read_text(encoding="utf-8")
+    bus = await open_bus(url, RUN, name="bench", options=as_operator(OUT, RUN))
     try:
         entries = await bus.replay(Subjects(RUN).event("round", "*"), limit=1 << 30)
     finally:
         await bus.close()
-    rounds = [decode(Event, entry.data).fields for entry in entries]
+    rounds = [event_of(entry.subject, entry.data).fields for entry in entries]
     tokens = max((msgspec.json.decode(fields["run_tokens"]) for fields in rounds), default=0)
     return Known(len(rounds), tokens, time.time())
 
@@ -196,7 +198,7 @@ async def compare() -> tuple[bool, str]:
 
 async def wait_for_commit(began_s: float) -> tuple[float, float]:
     """Return how long the rebuilding took since `began_s`, and the next commit since then."""
-    until_s, url_file = began_s + WAIT_S, OUT / "nats" / "url"
+    until_s = began_s + WAIT_S
     answered_s = 0.0
     while time.monotonic() < until_s:
         file = read_run_file(OUT)
@@ -204,7 +206,7 @@ async def wait_for_commit(began_s: float) -> tuple[float, float]:
             answered_s = time.monotonic()
         if answered_s:
             try:
-                if (await heard_of(url_file.read_text(encoding="utf-8"))).versions:
+                if (await heard_of()).versions:
                     return answered_s - began_s, time.monotonic() - answered_s
             except (AtollError, OSError):
                 pass

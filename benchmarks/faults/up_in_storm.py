@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, Set
 from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
 from atoll.run.record import read_run
+from atoll.wire.event_log import event_of
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Event, Head, Lease, decode
 from atoll.wire.subjects import Subjects
@@ -71,13 +73,23 @@ EVENTS_MAX = 1 << 30
 T = TypeVar("T")
 
 
-def run_up(course: Course, corpus: Path, out: Path, planned: Sequence[Planned] | None = None) -> Extract:
-    """Run one course and return its extract; `planned` is another forecast than the course's storm."""
+def run_up(
+    course: Course,
+    corpus: Path,
+    out: Path,
+    planned: Sequence[Planned] | None = None,
+    settings: Sequence[str] = (),
+    commits_by: float = 0.0,
+) -> Extract:
+    """Run one course and return its extract; `planned` is another forecast than the course's storm, `settings` are more.
+
+    With `commits_by` the course and the forecast count commits and not seconds; after so many seconds the storm is over anyhow.
+    """
     extract = Extract(course=course, sources=sources(), machine=machine(), commit=commit(), began_s=0.0)
     extract.schema = SCHEMA
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
         with StormLinks(link_names(course), broker.port) as links:
-            up = subprocess.Popen(command(course, corpus, out, broker.url, links))
+            up = subprocess.Popen(command(course, corpus, out, broker.url, links, settings))
             record = CourseRecorder(course.name, broker.url)
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
@@ -87,6 +99,9 @@ def run_up(course: Course, corpus: Path, out: Path, planned: Sequence[Planned] |
                 longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
                 drawn = storm(course.seed, course.per_minute, longest_s, course.partition_s)
                 raging = Storm(ground, drawn if planned is None else planned)
+                if commits_by:
+                    clock = record.commit_clock(time.monotonic() + commits_by)
+                    raging = Storm(ground, planned or (), clock, unit="commits")
                 raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
                 up.send_signal(signal.SIGINT)
@@ -108,11 +123,13 @@ def link_names(course: Course) -> list[str]:
     return [*learners, *shard_names(SHARDS), *standby_names(SHARDS, STANDBYS)]
 
 
-def command(course: Course, corpus: Path, out: Path, url: str, links: StormLinks) -> list[str]:
-    """Return the command of a run."""
+def command(
+    course: Course, corpus: Path, out: Path, url: str, links: StormLinks, settings: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a run, with more `settings`."""
     words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--broker", url, "--seed", str(course.seed)]
     words += ["--learners", str(course.learners), "--shards", str(SHARDS), "--standbys", str(STANDBYS), "--tokens", "0"]
-    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus.resolve()}")
+    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus.resolve()}", *settings)
     words += [word for setting in settings for word in ("--set", setting)]
     words += [word for i in range(1, course.learners + 1) for word in ("--throttle", f"learner-{i}={PACE:g}")]
     return words + [word for name, via in links.urls.items() for word in ("--via", f"{name}={via}")]
@@ -231,6 +248,16 @@ class CourseRecorder:
         except (AtollError, TimeoutError):
             return {}
 
+    def commit_clock(self, ends_s: float) -> Callable[[], float]:
+        """Return a clock that counts the versions that were heard of; at `ends_s` of the monotonic clock it leaps."""
+
+        def commits() -> float:
+            if time.monotonic() >= ends_s:
+                return math.inf
+            return float(len({(p, version) for p, version, _ in list(self._made) if version}))
+
+        return commits
+
     def enter_into(self, extract: Extract) -> None:
         """Enter what was heard, and what the event log and the ledgers say."""
         for hearing in self._hearing:
@@ -268,13 +295,12 @@ class CourseRecorder:
             self._beats[f"{beat.learner}/{beat.incarnation}"].append(row)
 
     async def _hear_queue(self) -> None:
-        """Note every contribution that the broker has stored: its id is learner, incarnation, fragment, push."""
+        """Note every contribution that the broker has stored: its subject names the learner, its header the rest."""
         async for core_message in await self._bus.listen(self._subjects.tap("up.m.>"), len_max=1 << 16):
-            learner, *parts = core_message.headers.get("Nats-Msg-Id", "").rsplit("-", 3)
             if ".bye." not in core_message.subject:
-                incarnation, fragment, push = parts
-                tokens = int(msgspec.json.decode(core_message.headers[INFO_HEADER])["tokens"])
-                self._stored[f"{learner}/{incarnation}/{fragment}"][int(push)] = tokens
+                info = msgspec.json.decode(core_message.headers[INFO_HEADER])
+                life = f"{core_message.subject.rpartition('.')[2]}/{info['incarnation']}/{info['fragment']}"
+                self._stored[life][int(info["push"])] = int(info["tokens"])
 
     async def _hear_heads(self) -> None:
         """Read every head that is announced; one that the next replaces before it is read is not in what was made."""
@@ -314,7 +340,8 @@ class CourseRecorder:
 
     async def _events(self, kind: str) -> list[Event]:
         return [
-            decode(Event, e.data) for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=EVENTS_MAX)
+            event_of(e.subject, e.data)
+            for e in await self._bus.replay(self._subjects.event(kind, "*"), limit=EVENTS_MAX)
         ]
 
 

@@ -3,7 +3,8 @@
 A broker, two synchronizers that share two shards, and three paced learners. Each is told to leave (SIGTERM) and started again,
 as for an upgrade. The next one follows when the last one is back at work: synchronizers, then learners, then the broker; over
 and over until the time is up. A pause is the time between two commits of the run, whatever fragment they are of. A round is the
-time between two commits of one fragment.
+time between two commits of one fragment. A learner that starts yields the processors to the others until its first step, as
+if it were on a machine of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +38,7 @@ SYNCHRONIZERS = ("east", "west")
 QUIET_S = 20.0
 BETWEEN_S = 2.0
 THROTTLE = "12"
+LOW = 19
 SETTINGS = {
     "ATOLL_PROTOCOL__SHARDS": "2",
     "ATOLL_PROTOCOL__INTERVAL_STEPS": "128",
@@ -71,7 +75,7 @@ def main() -> int:
             settled = asyncio.run(island.settlement())
         finally:
             island.stop()
-    return write("upgrade", options.seed, figures(upgrades, rounds, settled))
+    return write("bench-upgrade", options.seed, figures(upgrades, rounds, settled))
 
 
 def play(island: IslandProcess, broker: EmbeddedBroker, seconds: float) -> Upgrades:
@@ -109,10 +113,19 @@ def replace(island: IslandProcess, found: Upgrades, kind: str, name: str, back: 
     island.process(name).terminate()
     if island.process(name).wait(DEADLINE_S):
         raise SystemExit(f"{name} left with {island.process(name).returncode}: {island.log(name).read_text()[-2000:]}")
-    island.start(name, *words)
+    process = island.start(name, *words)
+    if kind == "learner":
+        yields(process, LOW)
     island.wait_for(name, back)
+    yields(process, 0)
     found.note(kind, ended_s)
     time.sleep(BETWEEN_S)
+
+
+def yields(process: subprocess.Popen[bytes], niceness: int) -> None:
+    """Say how readily a process leaves the processors to the others, with all of its threads."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
 
 
 def figures(upgrades: Upgrades, rounds: list[Event], settled: Settlement) -> list[Figure]:

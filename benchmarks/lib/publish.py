@@ -84,9 +84,18 @@ trained, gains and biases too. What is compared is said in
 [`benchmarks/text/hugging_face.py`](../../benchmarks/text/hugging_face.py).
 
 """,
+    "race": """\
+Each region is a host of its own in a network namespace, behind a wire of that rate, 25 ms from every other, with the kernel's own TCP
+([`tests/support/wan.py`](../../tests/support/wan.py)). What is scaled, and what each system does, is said in
+[`benchmarks/network/race.py`](../../benchmarks/network/race.py). A system that waits for its links gains with every bit of them; one that
+does not is as fast as its steps.
+
+![tokens a second against the rate of the links](race-speed.svg)
+
+""",
     "bench-link": """\
 100 Mbit/s, 50 ms there and back, 1 % of packets lost each way, a queue of 50 ms: the kernel's own TCP between two network
-namespaces, through the shaper of [`benchmarks/network/shaper.py`](../../benchmarks/network/shaper.py). Utilisation is payload over what
+namespaces, through the shaper of [`tests/support/wan.py`](../../tests/support/wan.py). Utilisation is payload over what
 the link can carry. One piece in flight more or less at the end of a measurement is 1 to 2 % of it. What is measured is said
 in [`benchmarks/network/link.py`](../../benchmarks/network/link.py).
 

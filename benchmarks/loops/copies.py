@@ -21,7 +21,8 @@ import numpy as np
 from atoll.base.logs import configure
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import JoinOptions, join
+from atoll.client.join import join
+from atoll.client.join_options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 from benchmarks.lib.results import Figure

@@ -30,7 +30,8 @@ import psutil
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
-from atoll.client.join import JoinOptions, join
+from atoll.client.join import join
+from atoll.client.join_options import JoinOptions
 from atoll.keys.identity import read_identity
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
@@ -85,7 +86,7 @@ def place(folder: Path, *, locked: bool) -> Iterator[DoorsPlace]:
     with LockedBroker(folder) as door:
         learner = door.add(RUN, "learner", founds=True)
         shard = door.add(RUN, "shard", "synchronizer")
-        yield DoorsPlace(door.server.url, learner, shard, _server())
+        yield DoorsPlace(door.url, learner, shard, _server())
 
 
 def _server() -> int:
@@ -175,7 +176,7 @@ def main() -> int:
                 flush=True,
             )
         told += figures(found, pace, seconds)
-    return write("doors", options.seed, told)
+    return write("bench-doors", options.seed, told)
 
 
 def figures(found: dict[bool, list[DoorsTurn]], pace: str, seconds: float) -> list[Figure]:

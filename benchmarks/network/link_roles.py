@@ -24,7 +24,7 @@ from atoll.bus.options import BusOptions
 from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
-from benchmarks.network.shaper import enter
+from support.wan import enter
 
 RUN = "link"
 BLOB_BYTES = 16 << 20

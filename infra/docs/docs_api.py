@@ -14,7 +14,7 @@ from docs_docstrings import markdown
 
 from atoll.base.docstrings import summary
 
-SOURCE_ROOTS = ("shared", "services/learner", "services/synchronizer", "services/simulator")
+SOURCE_ROOTS = ("shared", "services/learner", "services/synchronizer", "services/simulator", "services/monitor")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

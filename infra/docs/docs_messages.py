@@ -1,4 +1,4 @@
-"""`reference/{subjects,messages}.md` and `reference/schemas/*.json`: what travels, from the code that sends it."""
+"""`reference/{subjects,messages,taps}.md`, `asyncapi.json` and `schemas/`: what travels, from the code that sends it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from docs_docstrings import markdown
 import atoll.wire
 import atoll.wire.subjects as subjects_module
 from atoll.base.docstrings import summary
+from atoll.run.tap_schema import SIGNATURE_NOTE, asyncapi, json_schemas, schema_name
+from atoll.run.taps import TAPS, TAPS_VERSION
 
 CARRIED_BY = {
     "Beat": "`hb.<learner>`",
@@ -61,6 +63,25 @@ def schemas() -> dict[str, str]:
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def taps() -> dict[str, str]:
+    """Return the page of the taps, their AsyncAPI document, and a JSON Schema of each kind of message, by file name."""
+    schemas = {f"schemas/taps/{kind}.json": json.dumps(told, indent=2) + "\n" for kind, told in json_schemas().items()}
+    rows = [
+        f"| `{tap.kind}` | `{tap.subject}` | {tap.about} | [{schema_name(tap)}](schemas/taps/{tap.kind}.json) |"
+        for tap in TAPS
+    ]
+    table = "\n".join(["| kind | subject below `atoll.<run>.tap.` | what it is | schema |", "|---|---|---|---|", *rows])
+    text = f"# Taps\n\n{TAPS_INTRODUCTION}\n\n{table}\n"
+    return {"taps.md": text, "asyncapi.json": json.dumps(asyncapi(), indent=2) + "\n", **schemas}
+
+
+TAPS_INTRODUCTION = f"""\
+Version {TAPS_VERSION}. What a run stores is said again on its taps, with its JSON and without tensors; nobody can write there.
+[asyncapi.json](asyncapi.json) is the AsyncAPI 3 document of all kinds, complete in itself; `atoll tap --schema` prints it.
+The schemas in the table are of one kind each. All are generated from the classes with which Atoll reads and writes.
+{SIGNATURE_NOTE} [Tap a run](../how-to/tap-a-run.md) shows how."""
 
 
 def page() -> str:

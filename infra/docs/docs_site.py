@@ -53,6 +53,7 @@ def generated(root: Path) -> dict[str, str]:
         "docs/reference/messages.md": docs_messages.page(),
         "docs/reference/log-events.md": docs_log_events.page(root),
         "docs/results/README.md": results_page(root),
+        **{f"docs/reference/{name}": text for name, text in docs_messages.taps().items()},
         **schemas,
         **api,
     }

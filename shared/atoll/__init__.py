@@ -13,7 +13,8 @@ from atoll.base import uncaught
 
 if TYPE_CHECKING:
     from atoll.base.errors import AtollError, SettingsError
-    from atoll.client.join import IslandHandle, JoinOptions, join
+    from atoll.client.join import IslandHandle, join
+    from atoll.client.join_options import JoinOptions
     from atoll.client.merged import ReadModel, read_model
 
 __all__ = [
@@ -32,7 +33,7 @@ _HOMES = {
     "AtollError": "atoll.base.errors",
     "SettingsError": "atoll.base.errors",
     "IslandHandle": "atoll.client.join",
-    "JoinOptions": "atoll.client.join",
+    "JoinOptions": "atoll.client.join_options",
     "join": "atoll.client.join",
     "ReadModel": "atoll.client.merged",
     "read_model": "atoll.client.merged",

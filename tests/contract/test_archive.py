@@ -161,6 +161,18 @@ def test_a_store_that_nobody_answers_for_is_unavailable(bucket: str) -> None:
     assert len(str(refusal.value).splitlines()) < 6
 
 
+def test_a_key_that_is_no_path_is_named(bucket: str, run: str) -> None:
+    """The library lists nothing beside it, so somebody must remove it, and needs to know which it is."""
+    object_store = open_archive(f"{bucket}/{run}")
+    object_store.put("demo/one", b"1")
+    server = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    urllib.request.urlopen(
+        urllib.request.Request(f"http://{server}/founded/{run}/demo//two%01", b"2", method="PUT")
+    ).close()
+    with pytest.raises(ArchiveUnavailable, match=r"demo//two\\x01"):
+        object_store.names("demo")
+
+
 # --- checkpoints ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The bus over a cluster of three nodes with three copies of everything: the contract, and what it bears.
 
-Every bus of the contract knows all nodes and is connected to any of them, so a test mostly writes at one node and reads at
-another.
+Every bus of the contract knows all nodes and is connected to another one than the bus before, so a test mostly writes at one
+node and reads at another.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from atoll.base.errors import SettingsError
+from atoll.base.retry import Unanswered
+from atoll.bus.addresses import addresses
 from atoll.bus.cluster import LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import Page
@@ -50,6 +53,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
+def turned(url: str, by: int) -> str:
+    """Return the addresses in another order: a client is at the first that answers."""
+    nodes = addresses(url)
+    return ",".join(nodes[by % len(nodes) :] + nodes[: by % len(nodes)])
+
+
 @pytest.fixture
 def full_at_bytes() -> int:
     """More than the room of a tensor stream."""
@@ -62,7 +71,8 @@ async def make_bus(cluster: LocalCluster, run: str) -> AsyncIterator[MakeBus]:
     opened: list[JetStreamBus] = []
 
     async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        opened.append(await JetStreamBus.open(cluster.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+        url = turned(cluster.url, len(opened))
+        opened.append(await JetStreamBus.open(url, run, name=f"bus-{len(opened)}", options=OPTIONS))
         await opened[-1].provision(ROOM_BYTES)
         return opened[-1]
 
@@ -71,7 +81,7 @@ async def make_bus(cluster: LocalCluster, run: str) -> AsyncIterator[MakeBus]:
         await bus.close()
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 class TestClusteredBus(BusContract):
     """The contract."""
 
@@ -82,7 +92,8 @@ async def open_bus(cluster: LocalCluster, run: str) -> AsyncIterator[OpenBus]:
     opened: list[JetStreamBus] = []
 
     async def make(url: str = "", options: BusOptions = PATIENT) -> JetStreamBus:
-        bus = await JetStreamBus.open(url or cluster.url, run, name=f"bus-{len(opened)}", options=options)
+        given = url or turned(cluster.url, len(opened))
+        bus = await JetStreamBus.open(given, run, name=f"bus-{len(opened)}", options=options)
         opened.append(bus)
         await bus.provision(GIB)
         return bus
@@ -115,7 +126,7 @@ async def caught_up(bus: JetStreamBus) -> None:
     """Wait until every copy of every stream has all: before that, losing another node may stop the stream."""
 
     async def whole() -> bool:
-        told = [(await described(bus, plan.name))["cluster"] for plan in bus._plans]
+        told = [(await described(bus, plan.name))["cluster"] for plan in bus._needed]
         copies = [copy for one in told for copy in one["replicas"]]
         return all(copy["current"] and not copy.get("lag") and not copy.get("offline") for copy in copies)
 
@@ -131,11 +142,19 @@ async def test_every_stream_has_its_copies(open_bus: OpenBus, run: str) -> None:
     bus, subjects = await open_bus(), Subjects(run)
     await bus.consume(subjects.contributions_of(0), durable="shard-0")
 
-    copies = [(await described(bus, plan.name))["config"]["num_replicas"] for plan in bus._plans]
+    copies = [(await described(bus, plan.name))["config"]["num_replicas"] for plan in bus._needed]
     consumer = await bus._connection.call(bus._jetstream.api(f"CONSUMER.INFO.atoll_{run}_UPM.shard-0"))
 
-    assert copies == [3] * len(bus._plans)
+    assert copies == [3] * len(bus._needed)
     assert len(consumer["cluster"]["replicas"]) == 2
+
+
+@pytest.mark.cluster_faults
+async def test_one_copy_on_a_cluster_is_told(open_bus: OpenBus) -> None:
+    """Once, to who founds the run: afterwards nobody can make more copies. Three copies, or one server, are no news."""
+    with capture_logs() as lines:
+        await open_bus(options=replace(PATIENT, replicas=1))
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["run.one_copy"]
 
 
 @pytest.mark.second_tier
@@ -184,7 +203,7 @@ async def test_nodes_die_in_turn_and_nothing_acknowledged_is_lost(
         assert await reader.get_blob(ref, len(data)) == data
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_queue_outlives_every_node_and_delivers_each_message(
     cluster: LocalCluster, open_bus: OpenBus, run: str
 ) -> None:
@@ -257,7 +276,7 @@ async def test_copies_that_lag_behind_hide_nothing(open_bus: OpenBus, run: str) 
     assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """A client of a node that has slept asks it before its copies have caught up, and reads what the others stored."""
     writer, subjects = await open_bus(",".join(node.url for node in cluster.nodes[:2])), Subjects(run)
@@ -275,7 +294,7 @@ async def test_a_node_that_was_frozen_hides_nothing(cluster: LocalCluster, open_
     assert await seen_by(reader, subjects, ref) == ([b"new", b"other"], [b"0", b"1"], True)
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """The node that serves a client holds the socket open and says nothing: the client goes on at another."""
     bus, subjects = await open_bus(), Subjects(run)
@@ -295,7 +314,7 @@ async def test_a_frozen_node_is_left(cluster: LocalCluster, open_bus: OpenBus, r
     await caught_up(bus)
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_leader_without_its_followers_acknowledges_nothing(
     cluster: LocalCluster, open_bus: OpenBus, run: str
 ) -> None:
@@ -328,7 +347,7 @@ async def test_a_leader_without_its_followers_acknowledges_nothing(
     assert [event.data for event in await probe.replay(subjects.event("*", "*"))] == [b"e"]
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """Its disk is gone: a node of the same number begins with nothing, gets its copies, and another may die then."""
     bus, subjects = await open_bus(), Subjects(run)
@@ -349,7 +368,7 @@ async def test_an_empty_node_takes_the_place_of_a_lost_one(cluster: LocalCluster
     assert (None if record is None else record.data, blob) == (b"x", bytes(3 * MIB))
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_client_goes_on_at_another_node(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """The node that serves it dies: the next call goes to another, chunks too, and feeds are heard again."""
     bus, teller, subjects = await open_bus(), await open_bus(), Subjects(run)
@@ -398,14 +417,14 @@ async def test_a_cluster_of_too_few_nodes_is_told(tmp_path: Path, run: str) -> N
         await asyncio.to_thread(cluster.stop)
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, open_bus: OpenBus, run: str) -> None:
     """On the first node by name that has everything; another one's death elects nobody anew."""
     bus, subjects = await open_bus(), Subjects(run)
     await bus.put_record(subjects.head(0), b"a", expected=0)
     for shard in (0, 1):
         await bus.consume(subjects.contributions_of(shard), durable=f"shard-{shard}")
-    names, first = [plan.name for plan in bus._plans], cluster.nodes[0].node.server_name
+    names, first = [plan.name for plan in bus._needed], cluster.nodes[0].node.server_name
 
     async def leaders() -> set[str]:
         told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{name}")) for name in names]
@@ -419,9 +438,24 @@ async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, op
     await asyncio.to_thread(cluster.nodes[1].kill)
     assert await leaders() == {first}
     await asyncio.to_thread(cluster.nodes[1].restart)
+    # A handover of which no answer comes is no reason to look no more.
+    once, lost = bus._jetstream.once, list[str]()
+
+    async def unanswered(subject: str, *rest: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401  (as what it stands for)
+        if "STEPDOWN" in subject and not lost:
+            lost.append(subject)
+            raise Unanswered("no answer")
+        return await once(subject, *rest, **more)
+
+    bus._jetstream.once = unanswered  # type: ignore[method-assign]
+    await asyncio.to_thread(cluster.nodes[0].kill)
+    await asyncio.to_thread(cluster.nodes[0].restart)
+    async with asyncio.timeout(SOON_S):
+        while not lost or await leaders() != {first}:  # noqa: ASYNC110  (only the broker knows)
+            await asyncio.sleep(0.1)
 
 
-@pytest.mark.second_tier
+@pytest.mark.cluster_faults
 async def test_a_client_leaves_a_node_that_is_cut_off(tmp_path: Path, run: str) -> None:
     """Such a node answers echoes and no request; the client's writing goes on at another while the cut lasts."""
     with RelayedCluster(tmp_path) as relayed:
@@ -433,6 +467,11 @@ async def test_a_client_leaves_a_node_that_is_cut_off(tmp_path: Path, run: str) 
             assert client is not None
             [here] = [node.node.node for node in relayed.nodes if client.connected_url.port == node.port]  # type: ignore[union-attr]
             with relayed.cut_off(here):
+                # Whoever comes now, and meets that node first, goes on to another.
+                urls = sorted(relayed.url.split(","), key=lambda url: not url.endswith(f":{client.connected_url.port}"))  # type: ignore[union-attr]
+                newcomer = await JetStreamBus.open(",".join(urls), run, name="newcomer", options=PATIENT)
+                assert await newcomer.get_record(Subjects(run).head(0)) is not None
+                await newcomer.close()
                 for _ in range(50):
                     revision = await bus.put_record(Subjects(run).head(0), b"b", expected=revision)
         finally:

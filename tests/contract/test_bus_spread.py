@@ -199,16 +199,17 @@ async def test_a_broker_that_is_away_stops_its_own_fragments_only(opened: OpenBu
         assert await late.get_blob(ref, 10) == b"y" * 10
         with pytest.raises(BrokerUnavailable):
             await late.put_blob(s.global_stem(1, 0, "n"), b"y" * 10)
-        away.start()
         before = bus.reconnects(s.head(1))
+        away.start()
         revision = (await late.get_records(s.head("1")))[0].revision
         heard = None
-        while heard is None:
-            revision = await late.put_record(s.head(1), b"2", expected=revision)
-            heard = await feed.next(0.2)
+        async with asyncio.timeout(SOON_S):
+            while heard is None:
+                revision = await late.put_record(s.head(1), b"2", expected=revision)
+                heard = await feed.next(0.2)
+            while bus.reconnects(s.head(1)) == before:
+                await bus.get_record(s.head(1))
         assert heard.subject == s.tap("gl.head.1")
-        while bus.reconnects(s.head(1)) == before:
-            await bus.get_record(s.head(1))
         assert bus.reconnects(s.head(0)) == 0
     finally:
         away.stop()
@@ -265,14 +266,14 @@ async def test_signed_messages_travel_over_several_locked_brokers(tmp_path: Path
             LockedDoor(home.keys, tmp_path / "other")
             other.reload()
             options = BusOptions(credentials=home.identity(run, "shards").credentials(), patience_s=5.0)
-            bus = await open_bus(home.server.url, run, name="shards", options=options)
+            bus = await open_bus(home.url, run, name="shards", options=options)
             record, s = spread_record(run, other.url), Subjects(run)
             await bus.provision(ROOM_BYTES, record.bulk)
             await bus.put_record(s.run_record, encode(record), expected=0)
             ref = await bus.put_blob(s.global_stem(1, 0, "n"), b"z" * 10)
             await bus.put_record(s.head(1), b"1", expected=0)
             assert ref.collision_free
-            reader = await open_bus(home.server.url, run, name="reader", options=options)
+            reader = await open_bus(home.url, run, name="reader", options=options)
             assert await reader.get_blob(ref, 10) == b"z" * 10
             assert [found.data for found in await reader.get_records(s.head("*"))] == [b"1"]
             await asyncio.gather(bus.close(), reader.close())

@@ -25,8 +25,10 @@ from nats import errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from atoll.base.retry import Unanswered
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.client import WireClient
+from atoll.bus.nats.connection import Connection
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker, find_server
 from atoll.bus.streams import GIB
@@ -119,6 +121,40 @@ async def test_a_lane_is_opened_for_the_first_chunk(broker: EmbeddedBroker, run:
 
         assert await bus.get_blob(ref, 4 * MIB) == bytes(4 * MIB)
         assert (before, link.accepted) == (1, 7)
+
+
+async def test_a_lost_answer_is_asked_for_again_while_everything_else_moves(broker: EmbeddedBroker, run: str) -> None:
+    """One request has no answer and many after it have theirs: it is given up after its try, not after a minute."""
+    theirs, lost = Client(), f"lost.{run}"
+    await theirs.connect(broker.url)
+
+    async def answer(message: Msg) -> None:
+        if message.subject != lost:
+            await message.respond(message.data)
+
+    await theirs.subscribe(lost, cb=answer)
+    await theirs.subscribe(f"told.{run}", cb=answer)
+    await theirs.flush()
+    async with opened(broker.url, run, replace(OPTIONS, total_s=SOON_S)) as bus:
+        connection = bus._connection
+
+        async def lane() -> Connection:
+            return connection.branch()
+
+        bulk = await connection.call(lane())
+
+        async def talk() -> None:
+            while True:
+                await bulk.request(f"told.{run}", bytes(100_000))
+
+        talking = asyncio.run_coroutine_threadsafe(talk(), connection.loop)
+        try:
+            async with asyncio.timeout(SOON_S / 2):
+                with pytest.raises(Unanswered):
+                    await connection.call(bulk.request(lost, b"?"))
+        finally:
+            talking.cancel()
+    await theirs.close()
 
 
 async def test_the_bytes_of_the_sockets_are_what_the_link_carries(broker: EmbeddedBroker, run: str) -> None:

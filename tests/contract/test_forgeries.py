@@ -82,7 +82,7 @@ def locked(pair: LockedPair) -> LockedBroker:
 
 async def _opened_by(locked: LockedBroker, identity: HeldIdentity) -> Bus:
     options = BusOptions(credentials=identity.credentials())
-    return await open_bus(locked.server.url, RUN, name=identity.name, options=options)
+    return await open_bus(locked.url, RUN, name=identity.name, options=options)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def forging(pair: LockedPair) -> AsyncIterator[list[Bus]]:
     forger = pair.forger
     options = BusOptions(credentials=forger.credentials())
     buses: list[Bus] = [
-        await JetStreamBus.open(pair.locked.server.url, RUN, name="forger", options=options),
+        await JetStreamBus.open(pair.locked.url, RUN, name="forger", options=options),
         await _opened_by(pair.locked, forger),
     ]
     yield buses
@@ -188,4 +188,4 @@ def test_the_broker_needs_no_secret_but_its_certificate(locked: LockedBroker, tm
     there.mkdir()
     for name in ("roll.json", "broker.pem", "broker.key"):
         (there / name).write_bytes((locked.keys.path / name).read_bytes())
-    assert LockedDoor(KeyFolder(there), tmp_path / "store").entrants == locked.door.entrants
+    assert LockedDoor(KeyFolder(there), tmp_path / "store").entrants == locked.doors[0].entrants

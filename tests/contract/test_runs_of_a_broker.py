@@ -21,11 +21,13 @@ from safetensors.numpy import load_file
 import atoll
 from atoll.base.errors import SettingsError
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB, stream_plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
+from atoll.wire.version import SCHEMA
 
 pytestmark = pytest.mark.connected
 DEADLINE_S = 120.0
@@ -53,6 +55,41 @@ async def bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[JetStreamBus]:
     made = await JetStreamBus.open(broker.url, run, name="test")
     yield made
     await made.close()
+
+
+async def tap_of_a_head(bus: JetStreamBus, version: int) -> bytes:
+    """Write a head and return what its tap says."""
+    tap = await bus.listen(bus.subjects.tap("gl.head.*"))
+    await bus.put_record(bus.subjects.head(0), b"head %d" % version, expected=None, info={"version": version})
+    heard = await tap.next(DEADLINE_S)
+    await tap.close()
+    assert heard is not None
+    assert json.loads(heard.headers["Atoll-Info"]) == {"version": version}
+    return heard.data
+
+
+async def test_taps_get_bodies_and_lose_them_while_a_run_lives(
+    broker: EmbeddedBroker, bus: JetStreamBus, run: str
+) -> None:
+    """Its founder chose; a founder who would have chosen otherwise takes it as it is. Stored messages stay."""
+    old = await JetStreamBus.open(broker.url, run, name="old", options=BusOptions(taps="headers"))
+    await old.provision(GIB)
+    assert await tap_of_a_head(bus, 1) == b""
+    await bus.provision(GIB)
+    assert await tap_of_a_head(bus, 2) == b""
+
+    for words, changed in ((("bodies",), "4"), (("bodies",), "no"), (("headers",), "4"), (("bodies",), "4")):
+        told = await asyncio.to_thread(said, "runs", "taps", run, *words, "--broker", broker.url)
+        assert f"{changed} streams changed" in told
+    assert await tap_of_a_head(bus, 3) == b"head 3"
+    await old.provision(GIB)
+    assert await tap_of_a_head(bus, 4) == b"head 4"
+    record = await bus.get_record(bus.subjects.head(0))
+    assert record is not None
+    assert record.data == b"head 4"
+    refused = await asyncio.to_thread(said, "runs", "taps", "absent", "bodies", "--broker", broker.url, status=2)
+    assert "the broker keeps no such run" in refused
+    await old.close()
 
 
 async def test_a_run_is_listed_with_its_size_and_removed_whole(bus: JetStreamBus, run: str) -> None:
@@ -91,7 +128,7 @@ def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBr
 
     assert (read.versions_max, read.settled, float(read.params["w"].sum())) == (0, False, 32.0)
     assert float(merged.params["w"].sum()) == 32.0
-    assert (row["state"], row["parameters"], row["members"]) == ("open", 32, 1)
+    assert (row["state"], row["wire"], row["parameters"], row["members"]) == ("open", SCHEMA, 32, 1)
     assert "still heard" in alive
     assert f"{run} (a)" in alive
     assert "mistyped" in absent

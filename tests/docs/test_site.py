@@ -17,11 +17,14 @@ import pytest
 from docs_docstrings import markdown
 from docs_links import BrokenLinks, Linker
 from docs_site import generated, stage
+from jsonschema import Draft202012Validator
 
 import atoll
 from atoll.base.docstrings import attributes
+from atoll.run.taps import TAPS
 from atoll.settings.described import every_setting
 from atoll.wire.messages import Head
+from support.command_line import atoll as atoll_verb
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,6 +97,18 @@ def test_every_message_has_a_schema(reference: dict[str, str]) -> None:
     assert set(schema["$defs"]["Head"]["properties"]) == set(Head.__struct_fields__)
     assert set(docs_messages.CARRIED_BY) <= docs_messages.messages().keys()
     assert all(f"## {name}\n" in reference["docs/reference/messages.md"] for name in docs_messages.messages())
+
+
+def test_the_taps_are_published_as_the_code_reads_them(reference: dict[str, str]) -> None:
+    """The document is what the command prints, and every kind has a row and a schema whose references lead somewhere."""
+    document = json.loads(reference["docs/reference/asyncapi.json"])
+
+    assert document == json.loads(atoll_verb("tap", "--schema").stdout)
+    for tap in TAPS:
+        schema = json.loads(reference[f"docs/reference/schemas/taps/{tap.kind}.json"])
+        Draft202012Validator.check_schema(schema)
+        assert set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema))) == schema["$defs"].keys()
+        assert f"| `{tap.kind}` | `{tap.subject}` |" in reference["docs/reference/taps.md"]
 
 
 def test_every_log_event_is_on_the_page(reference: dict[str, str]) -> None:

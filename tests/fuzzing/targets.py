@@ -19,6 +19,7 @@ import numpy as np
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import CheckpointObject, Part, Piece
 from atoll.archive.object_store import Name
+from atoll.archive.seals import digest_of_bytes
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved, ProtocolMisuse
 from atoll.base.identity import this_process
@@ -43,9 +44,9 @@ from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.shard import Shard
 from atoll.run.heads import GlobalFragment
 from atoll.run.ledger import closing_ledger, read_fragment_ledger
-from atoll.run.round_history import RoundHistory
 from atoll.run.view import RunView
 from atoll.settings import ArchiveSettings
+from atoll.story.history import History
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord, decode, encode, event
@@ -84,7 +85,7 @@ def decoders(run: RunRecord) -> dict[str, Target]:
     found["manifest of an archive"] = _manifest(run)
     found["dump of facts"] = _dump(run)
     found["event log, live view"] = Target(lambda data: RunView().on_event(decode(messages.Event, data)), _events(run))
-    found["event log, rounds"] = Target(lambda data: RoundHistory().take(data), _events(run))
+    found["event log, rounds"] = Target(lambda data: History().take(_stored(data), data), _events(run))
     found["event log, closing ledger"] = Target(
         lambda data: closing_ledger([decode(messages.Event, data)]), _events(run)[-1:]
     )
@@ -202,7 +203,6 @@ class _OneObject:
 
 def _manifest(run: RunRecord) -> Target:
     """Return the reader of manifests; their digest is repaired, or they would all be refused for it."""
-    from atoll.archive import checkpoint_store  # noqa: PLC0415  (for its digest)
     from atoll.archive.checkpoints import Manifest  # noqa: PLC0415
 
     objects = _OneObject()
@@ -219,7 +219,7 @@ def _manifest(run: RunRecord) -> Target:
     part = Part(honest.path.split("/")[2], 60, 0, run.protocol.shards, 1, False, False, honest.path)
 
     def take(data: bytes) -> object:
-        objects.data = checkpoint_store._digest(data).encode() + b"\n" + data
+        objects.data = digest_of_bytes(data).encode() + b"\n" + data
         return store.read(part).objects
 
     return Target(take, (msgspec.json.encode(honest),))
@@ -258,6 +258,12 @@ def _events(run: RunRecord) -> tuple[bytes, ...]:
             event("ledger", "shard-0", 1.0, ledger=told, part=0, reason="drained", commits=3),
         )
     )
+
+
+def _stored(data: bytes) -> str:
+    """Return the subject of an event."""
+    one = decode(messages.Event, data)
+    return f"ev.{one.kind}.{one.who}"
 
 
 def _answer(data: bytes) -> object:

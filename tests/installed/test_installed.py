@@ -22,12 +22,13 @@ pytestmark = [pytest.mark.second_tier, pytest.mark.connected, pytest.mark.xdist_
 
 Install = Callable[..., Installed]
 VERSIONS = ("3.11", "3.12", "3.13")
+MONITOR = {"prometheus_client", "starlette", "uvicorn"}
 HEAVY = {"jax", "flax", "optax", "orbax", "numba", "tokenizers", "pyarrow"}
 MODULES = """
 import importlib, json, pkgutil, sys
 from atoll.base.extras import missing
 told = {}
-for name in ("atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator"):
+for name in ("atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator", "atoll_monitor"):
     for found in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
         if not found.name.endswith("__main__"):
             try:
@@ -142,6 +143,7 @@ def test_a_verb_that_needs_an_extra_names_the_smallest(
         ("synchronizer", {"numba"}),
         ("learner", {"jax", "flax", "optax", "orbax", "numba"}),
         ("simulator", {"jax", "flax", "optax", "orbax", "numba"}),
+        ("monitor", MONITOR),
     ],
 )
 def test_modules_that_cannot_be_imported_name_an_extra_that_is_not_there(
@@ -153,7 +155,9 @@ def test_modules_that_cannot_be_imported_name_an_extra_that_is_not_there(
 
     assert not missed & brings
     assert all(hint for _, hint in told.values()), told
-    assert (missed <= {"keras"}) == ({"jax", "flax", "optax", "orbax", "numba"} <= brings), told
+    assert (missed <= {"keras", "opentelemetry", *MONITOR}) == ({"jax", "flax", "optax", "orbax", "numba"} <= brings), (
+        told
+    )
 
 
 @pytest.mark.parametrize(("version", "extra"), [("3.11", ""), ("3.11", "island"), ("3.13", "island")])

@@ -30,8 +30,8 @@ def lines_of(example: str) -> list[str]:
 
 
 def test_commands_stand_before_their_explanation() -> None:
-    """Two spaces and more end a command; prose is none."""
-    assert documented("Title.\n\n    a -b c      what it is\n    d\n\nProse.") == ["a -b c", "d"]
+    """Two spaces and more end a command, a backslash goes on with it; prose is none."""
+    assert documented("Title.\n\n    a -b c      what it is\n    d \\\n      -e\n\nProse.") == ["a -b c", "d -e"]
 
 
 def test_two_islands_find_what_neither_sees(reader: Reader) -> None:
@@ -46,12 +46,17 @@ def test_two_islands_find_what_neither_sees(reader: Reader) -> None:
 
 @pytest.mark.second_tier
 def test_learners_train_on_a_source_of_grain(reader: Reader) -> None:
-    """Real learners, a real broker, and none of the text that `up` prepares but what is held out."""
+    """Real learners, a real broker, and none of the text that `up` prepares but what is held out.
+
+    All of them find their programs in the run's folder, where the first compiled them.
+    """
+    reader.programs = None
     [command] = lines_of("grain_source.py")
     said = reader.type("up", command).finish(reader.deadline_s)
     [bits] = re.findall(r"bits per byte: ([\d.]+) to ([\d.]+)", said)
 
     assert "finished: " in said
+    assert any((reader.folder / "runs" / "grain" / "cache" / "jax").iterdir())
     assert float(bits[1]) < float(bits[0]) - 1.0
 
 
@@ -83,12 +88,14 @@ def measures_of(said: list[str]) -> list[float]:
     "example",
     [
         "digits.py",
-        *(
-            pytest.param(name, marks=pytest.mark.second_tier)
-            for name in ("keras_digits.py", "nnx_batchnorm.py", "equinox_digits.py", "cnn.py", "numpy_loop.py")
-        ),
+        "keras_digits.py",
+        "nnx_batchnorm.py",
+        "equinox_digits.py",
+        "cnn.py",
+        "numpy_loop.py",
     ],
 )
+@pytest.mark.second_tier
 def test_a_loop_becomes_an_island(reader: Reader, example: str) -> None:
     """Two learners and a shard on a real broker: loss falls for both, and both read the same good merged model."""
     said, commits = run_as_written(reader, example)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.client.keeping import LoopCheckpoints, LoopState
 from atoll.client.session import LENDING_STEPS_MIN
 from atoll.protocol.settings import ProtocolSettings
 
+DEADLINE_S = 60.0
 PARAMS = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
 ADAM = optax.adam(1e-3)
 PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)
@@ -236,10 +239,12 @@ def test_without_a_checkpoint_only_the_optimizer_is_borrowed(world: LoopWorld, t
     joiner.session.driver.progress.prove(16, 0)  # as a head or a call would: in this world no shard merges
     found: list[LoopCheckpoints] = []
     asking = threading.Thread(
-        target=lambda: found.append(joiner.checkpoints(tmp_path / "ours", like=fresh(), lend="opt"))
+        target=lambda: found.append(joiner.checkpoints(tmp_path / "ours", like=fresh(), lend="opt")), daemon=True
     )
     asking.start()
+    deadline_s = time.monotonic() + DEADLINE_S
     while asking.is_alive():
+        assert time.monotonic() < deadline_s, "the joiner still asks"
         kept.save(state)
         asking.join(0.01)
     (mine,) = found
@@ -333,17 +338,20 @@ def test_an_island_has_one_keeper(world: LoopWorld, tmp_path: Path) -> None:
     island._shut()
 
 
-def test_an_error_in_the_loop_leaves_a_whole_checkpoint(world: LoopWorld, tmp_path: Path) -> None:
-    """The one that is being written is finished; the state of the step that failed is none to keep."""
+@pytest.mark.parametrize("ends", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_loop_leaves_a_whole_checkpoint(
+    world: LoopWorld, tmp_path: Path, ends: type[BaseException]
+) -> None:
+    """The one that is being written is finished; the state of the step that failed, or was interrupted, is none to keep."""
 
     def loop() -> None:
         with world.join() as island:
             kept = island.checkpoints(tmp_path, like=fresh(), every_s=0)
             kept.save(later(fresh(), 1))
             kept.save(later(fresh(), 2))
-            raise ValueError("the loop's own")
+            raise ends("the loop's own")
 
-    with pytest.raises(ValueError, match="the loop's own"):
+    with pytest.raises(ends, match="the loop's own"):
         loop()
 
     assert live(world, tmp_path, 0)[0].restored["read"] == 1

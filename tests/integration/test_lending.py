@@ -17,12 +17,14 @@ import pytest
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.client.optimizer_state import host_copy
 from atoll.client.session import LENDING_STEPS_MIN
 from atoll.codec.arrays import pack_arrays
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef
+from atoll.wire.event_log import event_of
 from atoll.wire.messages import Control, Event, RunRecord, StateOffer, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -120,7 +122,7 @@ async def _stored(world: LendingWorld, tail: str) -> int:
 
 async def _events(world: LendingWorld, kind: str) -> list[Event]:
     bus = await world.bus()
-    return [decode(Event, entry.data) for entry in await bus.replay(Subjects(world.run).event(kind, "*"))]
+    return [event_of(entry.subject, entry.data) for entry in await bus.replay(Subjects(world.run).event(kind, "*"))]
 
 
 def test_a_peer_that_has_hardly_trained_or_does_not_share_lends_nothing(world: LendingWorld) -> None:

@@ -27,6 +27,7 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head
 from atoll.wire.subjects import Subjects
 from support.islands import DEADLINE_S, SMALL, IslandProcess
+from support.whole_runs import UNHURRIED
 
 pytestmark = pytest.mark.second_tier
 
@@ -145,8 +146,9 @@ async def test_a_run_outlives_its_brokers_disk(founded: IslandProcess, broker: E
     assert sum(fates["fates"].values()) == fates["fragments"] * fates["trained"]
     assert "that this ledger knows" in founded.answer("fates")
 
-    founded.start("a-again", "learner", "--id", "a")
-    founded.start("b-again", "learner", "--id", "b")
+    fast = {"ATOLL_LEARNER__THROTTLE": "1"}
+    founded.start("a-again", "learner", "--id", "a", **fast)
+    founded.start("b-again", "learner", "--id", "b", **fast)
     for name in ("a-again", "b-again", "shard-0-again", "shard-1-again"):
         assert founded.process(name).wait(DEADLINE_S) == 0, founded.log(name).read_text(encoding="utf-8")[-3000:]
     settled = await founded.settlement()
@@ -204,7 +206,7 @@ def children_of(out: Path) -> list[int]:
 def test_up_resumes_a_run_whose_store_was_deleted(tmp_path: Path, data: Path) -> None:
     """Without --resume it is refused by a message that names it; with it the run goes on, and the report says so."""
     out = tmp_path / "run"
-    first = up(out, data, "--tokens", "10000000")
+    first = up(out, data, "--tokens", "10000000", *UNHURRIED)
     wait_for_checkpoints(out, 4)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=DEADLINE_S)

@@ -90,13 +90,14 @@ def test_a_run_whose_every_process_was_killed_goes_on_from_its_checkpoints(loops
     loops.begin("first")
     for learner in ("a", "b"):
         loops.wait_for(f"{learner}-first", "checkpoint.saved", 2)
-        loops.wait_for(f"{learner}-first", "fragment.adopted", 2)
+        # No more than both have long before the target, however busy the machine is.
+        loops.wait_for(f"{learner}-first", "fragment.adopted", 4)
     loops.kill()
     loops.begin("second")
     for name in ("a-second", "b-second", "shard-second"):
         assert loops.processes[name].wait(DEADLINE_S) == 0, loops.said(name)[-3000:]
 
-    untrained = max(mean(loops.told(f"{learner}-first", "loss")[:20]) for learner in ("a", "b"))
+    untrained = max(mean(loops.told(f"{learner}-first", "loss")[:3]) for learner in ("a", "b"))
     for learner in ("a", "b"):
         before, after = loops.told(f"{learner}-first", "loss"), loops.told(f"{learner}-second", "loss")
         (start,) = loops.told(f"{learner}-second", "source")

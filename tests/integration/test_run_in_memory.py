@@ -17,7 +17,8 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import driver
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.client.merged import placed, read_model
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
@@ -61,6 +62,55 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: str) ->
     assert settled.exact, settled.errors
     if adoption != "carry":
         assert settled.fates["superseded"] > 0
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_island_pushes_what_it_has_and_leaves(run: str, ends: type[BaseException]) -> None:
+    """All its steps are merged, although no shard had called for them, and the exception goes on."""
+    protocol = settings(ending="together")
+    world = MemoryWorld(run, protocol)
+
+    def loop() -> None:
+        with world.join("stopped") as island:
+            island.step(island.params, tokens=10)
+            raise ends
+
+    with pytest.raises(ends):
+        loop()
+    world.go(lambda: world.train("other", 1.0))
+    ledger = world.ledger()
+    world.home.stop()
+
+    account = ledger.accounts["stopped/1"]
+    assert account.trained == 10
+    assert account.merged + account.merged_late == 10 * protocol.fragments
+
+
+@pytest.mark.parametrize("told", ["", "learner.unpushed"], ids=["again", "too long"])
+def test_leaving_after_an_interrupt_has_an_end(run: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C ends it at once, and time does; the first exception is what the caller sees, and the island has left."""
+    world = MemoryWorld(run, settings())
+
+    async def drains(within_s: float) -> None:
+        raise TimeoutError(f"not within {within_s:g} s")
+
+    def interrupted(within_s: float) -> None:
+        raise KeyboardInterrupt(f"again, within {within_s:g} s")
+
+    island = world.join("stopped")
+    monkeypatch.setattr(island.session, "drain", drains if told else interrupted)
+
+    def loop() -> None:
+        with island:
+            raise KeyboardInterrupt
+
+    with capture_logs() as lines, pytest.raises(KeyboardInterrupt):
+        loop()
+
+    world.home.stop()
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ([told] if told else [])
+    with pytest.raises(SettingsError, match="has left its run"):
+        island.step(island.params, tokens=1)
 
 
 def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> None:
@@ -162,8 +212,8 @@ def test_learners_end_together_with_everything_switched_on(run: str) -> None:
 def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: str) -> None:
     """Finite nonsense is refused as an outlier, told, counted; its learner ends; the others reach what they aim at."""
     # Steps without noise and an outer momentum pass through what they aim at: lengths go to nothing and come back, and what
-    # comes back is out of all proportion.
-    protocol = settings(**MEAN, adoption="overwrite", tokens_target=10_000)
+    # comes back is out of all proportion. The run is long enough that the one that spoils it hears of its end before the run's.
+    protocol = settings(**MEAN, adoption="overwrite", tokens_target=25_000)
     world = MemoryWorld(run, protocol)
     stopped: list[Quarantined] = []
 
@@ -171,7 +221,7 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
         try:
             with world.join("mad") as island:
                 usual = False
-                while True:
+                while not island.done:
                     # Behaves until the shards know what is usual here, then its values leap.
                     params = jax.tree.map(lambda leaf: leaf + 0.05 * (1.0 - leaf), island.params)
                     usual = usual or world.usual()

@@ -18,7 +18,17 @@ from typer.testing import CliRunner
 
 from atoll.cli.main import build
 from support import caches
-from support.whole_runs import DEADLINE_S, SMALL, command_of, finish, processes_of, report_of, start, wait_for_line
+from support.whole_runs import (
+    DEADLINE_S,
+    SMALL,
+    UNHURRIED,
+    command_of,
+    finish,
+    processes_of,
+    report_of,
+    start,
+    wait_for_line,
+)
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +87,11 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     check_ledger(report)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
     assert "times less than data-parallel" in page
+    assert "of the rounds' time" in page
+    curves = report["curves"]
+    assert isinstance(curves, dict)
+    assert [len(one["at_s"]) > 1 for one in curves["learners"]] == [True, True]
+    assert report["faults"] == 0
     assert 'src="http' not in page
     assert 'href="http' not in page
     ask_after_the_end(run_dir)
@@ -88,10 +103,12 @@ def ask_after_the_end(run_dir: Path) -> None:
     rounds = verbs.invoke(build(), ["why", "--out", str(run_dir)])
     one = verbs.invoke(build(), ["why", "--out", str(run_dir), "--fragment", "0"])
     fates = verbs.invoke(build(), ["fates", "--out", str(run_dir)])
+    beside = verbs.invoke(build(), ["report", "compare", str(run_dir), str(run_dir / "report.json")])
 
-    assert "from call to end" in rounds.output
+    assert "from the call to the end of a round" in rounds.output
     assert "why it waited" in one.output
     assert "every token has one fate" in fates.output
+    assert beside.output.count("finished") == 2
     assert (rounds.exit_code, one.exit_code, fates.exit_code) == (0, 0, 0)
 
 
@@ -117,7 +134,7 @@ def check_ledger(report: dict[str, object]) -> None:
 @pytest.mark.second_tier
 def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Path, corpus: Path) -> None:
     """SIGKILL takes one life of a learner; the next begins where the run is, and every token has a fate."""
-    process = start(run_dir, corpus, "--learners", "3", "--tokens", "0", "--seed", "4")
+    process = start(run_dir, corpus, "--learners", "3", *UNHURRIED, "--tokens", "0", "--seed", "4")
     log = run_dir / "logs" / "learner-2.jsonl"
     wait_for_line(log, "learner.first_step")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 40)
@@ -143,7 +160,7 @@ def test_a_killed_learner_returns_under_its_id_and_the_books_add_up(run_dir: Pat
 @pytest.mark.second_tier
 def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path) -> None:
     """The first Ctrl-C pushes what was trained and reports; the same folder goes on from there to a target."""
-    process = start(run_dir, corpus, "--learners", "2", "--tokens", "0", "--seed", "5")
+    process = start(run_dir, corpus, "--learners", "2", *UNHURRIED, "--tokens", "0", "--seed", "5")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 4)
     logs = [run_dir / "logs" / f"learner-{number}.jsonl" for number in (1, 2)]
     for log in logs:
@@ -168,7 +185,7 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
 @pytest.mark.second_tier
 def test_a_second_ctrl_c_stops_at_once(run_dir: Path, corpus: Path) -> None:
     """Two Ctrl-C leave with 130 and no process, whatever the run was doing."""
-    process = start(run_dir, corpus, "--learners", "2", "--tokens", "100000000")
+    process = start(run_dir, corpus, "--learners", "2", *UNHURRIED, "--tokens", "100000000")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
@@ -216,7 +233,7 @@ def test_a_disk_that_fills_and_empties_costs_no_token(run_dir: Path, corpus: Pat
     mount = f"mount -t tmpfs -o size=300m none {run_dir}"
     if subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a small disk")
-    command = shlex.join(command_of(run_dir, corpus, "--learners", "2", "--tokens", "0"))
+    command = shlex.join(command_of(run_dir, corpus, "--learners", "2", *UNHURRIED, "--tokens", "0"))
     process = subprocess.Popen(
         [*unshare, "sh", "-c", f"{mount} && exec {command}"],
         stdout=subprocess.PIPE,
@@ -250,15 +267,15 @@ def fill(ballast: Path) -> None:
 def test_a_learner_that_somebody_else_started_leaves_with_the_run(run_dir: Path, corpus: Path) -> None:
     """Its broker is about to end, so a guest is told to drain like everybody; its tokens have their fates too.
 
-    While it trains, `atoll top` of somebody else's shows it beside the others.
+    While it trains, `atoll top` of somebody else's shows it beside the others: the door is open.
     """
-    process = start(run_dir, corpus, "--learners", "1", "--tokens", "0", "--set", "run=guests")
+    process = start(run_dir, corpus, "--open", "--learners", "1", *UNHURRIED, "--tokens", "0", "--set", "run=guests")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
     told = {"data.dir": run_dir / "data", "learner.compile_cache": caches.PROGRAMS, "log.format": "json"}
     settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
     settings += [word for setting in SMALL for word in ("--set", setting)]
-    words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings]
+    words = ["learner", "--id", "guest", "--run", "guests", "--broker", url, *settings, *UNHURRIED]
     with (run_dir / "guest.log").open("wb") as log:
         guest = subprocess.Popen([sys.executable, "-m", "atoll.cli", *words], stdout=log, stderr=log)
     wait_for_line(run_dir / "guest.log", "learner.first_step")

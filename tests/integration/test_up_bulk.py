@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.whole_runs import DEADLINE_S, finish, processes_of, report_of, start, wait_for_line
+from support.whole_runs import DEADLINE_S, UNHURRIED, finish, processes_of, report_of, start, wait_for_line
 
 pytestmark = pytest.mark.second_tier
 ROUNDS = 6
@@ -40,16 +40,15 @@ def host_of(out: Path) -> int:
     return host
 
 
-@pytest.mark.parametrize("locked", [(), ("--locked",)], ids=["open", "locked"])
-def test_a_broker_that_is_away_stops_its_own_fragments_only(
-    run_dir: Path, corpus: Path, locked: tuple[str, ...]
-) -> None:
-    """It is killed, and nobody starts it: shard 0, whose fragments lie at home, goes on. Once it is back, so does shard 1.
+def test_a_broker_that_is_away_stops_its_own_fragments_only(run_dir: Path, corpus: Path) -> None:
+    """Of two locked brokers one is killed, and nobody starts it: shard 0, whose fragments lie at home, goes on.
+
+    Once it is back, so does shard 1.
 
     Each token has one fate, the folder answers after the end, and the run goes on.
     """
-    words = ("--learners", "2", "--set", "run=spread", "--set", "up.bulk_brokers=1", *locked)
-    process = start(run_dir, corpus, *words, "--tokens", "0")
+    words = ("--learners", "2", "--set", "run=spread", "--set", "up.bulk_brokers=1")
+    process = start(run_dir, corpus, *words, *UNHURRIED, "--tokens", "0")
     logs = [run_dir / "logs" / f"shard-{shard}.jsonl" for shard in (0, 1)]
     for log in logs:
         wait_for_line(log, "round.committed", ROUNDS)

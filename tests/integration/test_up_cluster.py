@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from atoll.bus.open import open_jetstream
-from support.whole_runs import DEADLINE_S, finish, report_of, start, wait_for_line
+from atoll.bus.options import BusOptions
+from atoll.keys.identity import read_identity
+from support.whole_runs import DEADLINE_S, UNHURRIED, finish, report_of, start, wait_for_line
 
-pytestmark = pytest.mark.second_tier
+pytestmark = pytest.mark.cluster_faults
 STEADY = 3
 
 
@@ -28,7 +30,8 @@ def server_pid(out: Path, node: int) -> int:
 async def cluster_of(out: Path, run: str) -> list[dict[str, Any]]:
     """Return what the broker says of the nodes of the run's streams, that of global fragments first."""
     url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
-    bus = await open_jetstream(url, run, name="test")
+    operator = read_identity(out / "keys" / "identities" / "operator.toml")
+    bus = await open_jetstream(url, run, name="test", options=BusOptions(credentials=operator.credentials()))
     try:
         plans = sorted(bus._plans, key=lambda plan: not plan.name.endswith("_GL"))
         told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{plan.name}")) for plan in plans]
@@ -63,7 +66,9 @@ def test_the_leader_of_the_broker_is_killed_and_the_books_add_up(run_dir: Path, 
 
     The former node is back before the next one dies. After the end the folder still answers.
     """
-    process = start(run_dir, corpus, "--brokers", "3", "--learners", "2", "--tokens", "0", "--set", "run=three")
+    process = start(
+        run_dir, corpus, "--brokers", "3", "--learners", "2", *UNHURRIED, "--tokens", "0", "--set", "run=three"
+    )
     log = run_dir / "logs" / "shard-0.jsonl"
     wait_for_line(log, "round.committed", 4)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""`atoll up --locked`: its own broker lets in only who has an identity of the run's folder."""
+"""`atoll up` locks its own broker, which lets in only who has an identity of the run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import caches
-from support.whole_runs import DEADLINE_S, SMALL, finish, report_of, start, wait_for_line
+from support.whole_runs import DEADLINE_S, SMALL, UNHURRIED, finish, report_of, start, wait_for_line
 
 pytestmark = pytest.mark.second_tier
 
@@ -38,7 +38,7 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
     is not believed, though its digests fit.
     """
     archived = ("--set", "archive.every_s=2")
-    process = start(run_dir, corpus, "--locked", "--learners", "1", "--tokens", "0", "--set", "run=locked", *archived)
+    process = start(run_dir, corpus, "--learners", "1", *UNHURRIED, "--tokens", "0", "--set", "run=locked", *archived)
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "archive.checkpointed", 2)
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 2)
     url = (run_dir / "nats" / "url").read_text(encoding="utf-8")
@@ -47,6 +47,7 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
     stranger = asked("top", "--once", "--run", "locked", "--broker", url)
     assert stranger.returncode != 0
     assert "broker.identity" in stranger.stderr
+    assert "--out" in stranger.stderr
     assert "Traceback" not in stranger.stderr
 
     added = asked("keys", "add", str(run_dir / "keys"), "guest", "--run", "locked")
@@ -54,7 +55,7 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
     told = {"data.dir": run_dir / "data", "learner.compile_cache": caches.PROGRAMS, "log.format": "json"}
     settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
     settings += [word for setting in SMALL for word in ("--set", setting)]
-    words = ["learner", "--id", "guest", "--run", "locked", "--broker", url, *settings]
+    words = ["learner", "--id", "guest", "--run", "locked", "--broker", url, *settings, *UNHURRIED]
     identity = {"ATOLL_BROKER__IDENTITY": str(run_dir / "keys" / "identities" / "locked" / "guest.toml")}
     with (run_dir / "guest.log").open("wb") as log:
         guest = subprocess.Popen(
@@ -63,6 +64,10 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
     wait_for_line(run_dir / "guest.log", "learner.first_step")
     table = asked("top", "--once", "--out", str(run_dir))
     assert table.returncode == 0, table.stderr
+    assert asked("keys", "add", str(run_dir / "keys"), "eye", "--kind", "reader", "--run", "locked").returncode == 0
+    eye = {"ATOLL_BROKER__IDENTITY": str(run_dir / "keys" / "identities" / "locked" / "eye.toml")}
+    seen = asked("top", "--once", "--run", "locked", "--broker", url, **eye)
+    assert "training" in seen.stdout, seen.stderr
     process.send_signal(signal.SIGINT)
     said = finish(process)
     assert guest.wait(DEADLINE_S) == 0
@@ -71,6 +76,8 @@ def test_a_locked_run_trains_and_nobody_else_gets_in(run_dir: Path, corpus: Path
     assert isinstance(report["learners"], list)
     assert {learner["learner"] for learner in report["learners"]} == {"guest", "learner-1"}
     assert f"tap --out {run_dir}" in said
+    for written in (run_dir / "logs").glob("*.jsonl"):
+        assert "undecodable" not in written.read_text(encoding="utf-8"), written  # every record is of this founding
     assert {line.split()[0] for line in table.stdout.splitlines() if line.strip()} >= {"guest", "learner-1"}
 
     fates = asked("fates", "--out", str(run_dir))
@@ -87,7 +94,7 @@ def rebuild_from_what_is_signed(run_dir: Path, corpus: Path) -> None:
         change(path) for path in (run_dir / "archive").rglob("*") if path.is_file() and "checkpoints" in path.parts
     ]
     assert any(changed)
-    refused = start(run_dir, corpus, "--tokens", "0", "--set", "run=locked", "--resume")
+    refused = start(run_dir, corpus, *UNHURRIED, "--tokens", "0", "--set", "run=locked", "--resume")
     said, _ = refused.communicate(timeout=DEADLINE_S)
     assert refused.returncode != 0
     assert "the signature does not fit" in (run_dir / "logs" / "up.jsonl").read_text(encoding="utf-8")
@@ -96,7 +103,7 @@ def rebuild_from_what_is_signed(run_dir: Path, corpus: Path) -> None:
     shutil.rmtree(run_dir / "archive")
     (run_dir / "kept").rename(run_dir / "archive")
     served = (run_dir / "logs" / "shard-0.jsonl").read_text(encoding="utf-8").count('"event": "round.committed"')
-    again = start(run_dir, corpus, "--tokens", "0", "--set", "run=locked", "--resume")
+    again = start(run_dir, corpus, *UNHURRIED, "--tokens", "0", "--set", "run=locked", "--resume")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", served + 2)
     again.send_signal(signal.SIGINT)
     assert "rebuilt" in finish(again)
@@ -113,7 +120,7 @@ def change(path: Path) -> bool:
 
 def test_secrets_stay_in_the_folder_of_keys(run_dir: Path, corpus: Path) -> None:
     """No command line, no log and no report shows a seed."""
-    process = start(run_dir, corpus, "--locked", "--learners", "1", "--tokens", "0", "--set", "run=quiet")
+    process = start(run_dir, corpus, "--learners", "1", *UNHURRIED, "--tokens", "0", "--set", "run=quiet")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 1)
     seeds = [
         line.split('"')[1]

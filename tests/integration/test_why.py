@@ -22,17 +22,18 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.cli.why import lines
-from atoll.client.join import JoinOptions, join
+from atoll.client.join import join
+from atoll.client.join_options import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PublishCall
 from atoll.protocol.reasons import id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.run.round_history import RoundHistory
+from atoll.story.history import History
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
-from atoll_synchronizer.round_report import RoundReporter
+from atoll_synchronizer.round_report import GrowingIntervals, RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 SETTINGS = ProtocolSettings(
@@ -60,7 +61,7 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
         except Exception as error:  # noqa: BLE001  (whatever ends a learner's thread fails the test)
             errors.append(error)
 
-    threads = [threading.Thread(target=train, args=(name,)) for name in "ab"]
+    threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -70,11 +71,11 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
     assert shard.result(timeout=30.0) == "token target reached"
 
 
-def read(run: str, opener: Opener, home: LoopThread) -> RoundHistory:
+def read(run: str, opener: Opener, home: LoopThread) -> History:
     """Return the rounds of a run as its event log tells them."""
 
-    async def read_it() -> RoundHistory:
-        history, bus = RoundHistory(), await opener()
+    async def read_it() -> History:
+        history, bus = History(), await opener()
         try:
             await history.read(bus, Subjects(run))
         finally:
@@ -141,8 +142,9 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
         push = id_of("push", share.learner, share.incarnation, 0, share.push)
         assert f"{share.cause_id:<28} -> {push}" in one.output
     assert f"{'commit/0/1':<28} -> head/0/1" in one.output
-    slowest = await asyncio.to_thread(asked, "why")
-    assert slowest.output.count(" from call to end ") == min(10, len(history.rounds))
+    whole = await asyncio.to_thread(asked, "why")
+    assert f" of {len(history.rounds)} rounds " in whole.output
+    assert "from the call to the end of a round and while its shard had no owner" in whole.output
     missing = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "999")
     assert missing.exit_code != 0
     assert "tells of no such round" in str(missing.exception)
@@ -160,16 +162,29 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     event_log = EventLog(bus, record.subjects, context.name, context.clock)
     report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
     for attempt in (2, 3, 4):
-        why = f"call {attempt}: 1 of 2 learners have contributed; b had not answered"
+        why = f"call {attempt}: it needs 2 of 2 live learners, and has 1; not yet b"
         await report.waiting(PublishCall(fragment=3, version=17, attempt=attempt, run_tokens=0, why=why))
-    history = RoundHistory()
-    history.take(b"no event")
+    history = History()
+    history.take("ev.left.a", b"no event")
     await history.read(bus, record.subjects)
 
     assert lines(history, 3, 18) == [
-        "fragment 3: version 18 is not there yet; call 4: 1 of 2 learners have contributed; b had not answered (call/3/17/4)"
+        "fragment 3: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/3/17/4)"
     ]
     assert lines(history, None, None) == ["no round has ended yet"]
+
+
+def test_a_wait_that_comes_again_and_again_is_logged_at_growing_intervals() -> None:
+    """157 lines in ten minutes say no more than six; what was left out is counted, a long wait is said, a pause begins anew."""
+    waits = GrowingIntervals()
+    said = [(second, waits.taken()) for second in range(0, 628, 4) if waits.is_due(float(second), is_long=False)]
+    out_of_turn = waits.is_due(629.0, is_long=True)
+    unsaid = waits.taken()
+
+    assert said == [(0, 0), (12, 2), (32, 4), (72, 9), (152, 19), (312, 39)]
+    assert (out_of_turn, unsaid) == (True, 78)
+    assert not waits.is_due(630.0, is_long=False)
+    assert waits.is_due(1300.0, is_long=False)
 
 
 def test_a_dump_is_replayed_by_the_command(tmp_path: Path) -> None:

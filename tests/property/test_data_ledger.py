@@ -241,6 +241,7 @@ def test_long_runs_keep_a_small_ledger() -> None:
     assert len(msgspec.json.encode(ledger)) < 2000
 
 
+@pytest.mark.second_tier
 def test_a_thousand_learners_over_many_epochs_fit_into_the_record() -> None:
     """A share per learner and epoch would not."""
     ledger = DataLedger(blocks=1000)

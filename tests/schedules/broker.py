@@ -1,16 +1,18 @@
 """The broker of a schedule: the in-memory broker, with a witness of every durable change, and the ways in which it fails.
 
-It can be away, be full, come back without the chunks that it acknowledged last and that nothing names yet, or lose its
-whole store. The witness sees a change before it is made. A work queue delivers again what nobody settles or holds.
+It can be away, be full, have a stream without a leader, come back without the chunks that it acknowledged last and that
+nothing names yet, or lose its whole store. The witness sees a change before it is made. A work queue delivers again what nobody
+settles or holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from atoll.base.errors import StorageFull
+from atoll.base.errors import AtollError, StorageFull
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker
 from atoll.bus.memory.streams import SEQUENCE_FIRST, MemoryStream, QueuePlace, StoredMessage
@@ -21,6 +23,19 @@ from schedules.processes import ProcessLoop
 
 ACK_WAIT_S = 6.0
 GIB = 1 << 30
+
+
+class NoAnswer(Exception):
+    """The broker says nothing to this request."""
+
+
+class NoLeader(NoAnswer):
+    """The stream of this request has no leader: its nodes elect one."""
+
+    def __init__(self, stream: WatchedStream) -> None:
+        """Keep the stream."""
+        super().__init__(stream.plan.name)
+        self.stream = stream
 
 
 class Witness(Protocol):
@@ -56,6 +71,28 @@ class WatchedStream(MemoryStream):
     """A stream that shows every change to a witness, and that may be full."""
 
     broker: ScheduleBroker
+    proposed: list[Callable[[], object]] | None = None
+    """While the stream has no leader: what the former one had told a follower of, and which the next one will commit."""
+
+    def store(self, subject: str, *known: Any, **more: Any) -> int:  # noqa: ANN401  (as `MemoryStream.store`)
+        """Store, with a leader."""
+        self._led()
+        return super().store(subject, *known, **more)
+
+    def last(self, subject: str) -> StoredMessage | None:
+        """Return the newest message, with a leader."""
+        self._led()
+        return super().last(subject)
+
+    def select(self, subject_filter: str, after: int = 0) -> list[StoredMessage]:
+        """Return what matches, with a leader."""
+        self._led()
+        return super().select(subject_filter, after)
+
+    def _led(self) -> None:
+        """Raise `NoLeader` if a process asks and there is none; the witness and the storm may look."""
+        if self.proposed is not None and self.broker.asked:
+            raise NoLeader(self)
 
     def _make_room(self, kept: StoredMessage) -> None:
         if self.broker.full:
@@ -66,12 +103,14 @@ class WatchedStream(MemoryStream):
 
     def purge(self, subject_filter: str) -> int:
         """Show what goes, then remove it."""
+        self._led()
         for kept in self.select(subject_filter):
             self.broker.witness.purged(kept)
         return super().purge(subject_filter)
 
     def settle(self, sequence: int) -> None:
         """Show what is acknowledged, then remove it."""
+        self._led()
         kept = self.kept.get(sequence)
         if kept is not None:
             self.broker.witness.settled(kept)
@@ -98,6 +137,8 @@ class ScheduleBroker(MemoryBroker):
         self.life = 0
         """Counts its deaths and its returns: what is sent while it is away reaches no later life of it, either."""
         self.full = False
+        self.asked = False
+        """Whether what happens now was asked for by a process."""
         self.on_restart: list[Callable[[], None]] = []
         self._held: dict[tuple[int, int], int] = {}
 
@@ -132,7 +173,7 @@ class ScheduleBroker(MemoryBroker):
         self, stream: WatchedStream, place: QueuePlace, until_s: float, deliver: Callable[[StoredMessage, bool], None]
     ) -> None:
         """Deliver the next message of a place, when there is one before `until_s`."""
-        if place.gone or not self.up:
+        if place.gone or not self.up or stream.proposed is not None:
             return
         taken = stream.take(place)
         if taken is not None:
@@ -155,6 +196,8 @@ class ScheduleBroker(MemoryBroker):
 
     def hold(self, stream: WatchedStream, place: QueuePlace, sequence: int) -> None:
         """Give a reader more time for a message, which is delivered again after that."""
+        if stream.proposed is not None:
+            return
         key = (id(place), sequence)
         turn = self._held[key] = self._held.get(key, 0) + 1
         self.loop.after(ACK_WAIT_S, self._silent, stream, place, sequence, turn)
@@ -178,10 +221,24 @@ class ScheduleBroker(MemoryBroker):
         self.up = False
         self.life += 1
         for stream in self.streams.values():
-            for place in stream.places.values():
-                for news in place.waiting:
-                    news.cancel()
-                place.waiting.clear()
+            _forget_waiting(stream)
+
+    def lose_leader(self, stream: WatchedStream) -> None:
+        """Leave a stream without a leader: it answers nothing, and who waits for one of its messages waits in vain."""
+        stream.proposed = []
+        _forget_waiting(stream)
+
+    def elect(self, stream: WatchedStream, repeats: Callable[[], bool]) -> None:
+        """Give a stream a leader again: it commits what was proposed, and delivers again what it knows of nobody to have."""
+        proposed, stream.proposed = stream.proposed or [], None
+        for effect in proposed:
+            self.tally["proposals committed late"] += 1
+            with contextlib.suppress(AtollError, NoAnswer):
+                effect()
+        for place in stream.places.values():
+            for sequence in sorted(place.out):
+                if not place.gone and repeats():
+                    self.give_back(stream, place, sequence)
 
     def restart(self) -> None:
         """Be back, with all that was acknowledged."""
@@ -211,3 +268,11 @@ class ScheduleBroker(MemoryBroker):
         for name, stream in self.streams.items():
             # As `provision` has it, which numbers by the time: a new stream begins far above all numbers of the lost one.
             stream._sequence = ends[name] + SEQUENCE_FIRST
+
+
+def _forget_waiting(stream: MemoryStream) -> None:
+    """Have everybody wait in vain who waits for a message of a stream."""
+    for place in stream.places.values():
+        for news in place.waiting:
+            news.cancel()
+        place.waiting.clear()

@@ -3,8 +3,9 @@
     --minutes M, --schedules N   how long, or how many (default: 200 schedules)
     --first S                    the first seed; the others follow it
     --resume FILE                go on where the campaign in FILE ended, with the same sources, and write down how far it came
-    --results                    write the figures to `build/results/dst.json`, with --hostile to `dst-hostile.json`
+    --results                    write the figures to `build/results/dst.json`, with --hostile to `dst-hostile.json`, and so on
     --hostile                    only schedules with hostile peers (also for --seed)
+    --replicated                 only schedules with a broker of several nodes, whose streams lose their leaders (likewise)
     --seed S [--only 3,7,12]     play this one schedule, or only some of its happenings, and print its whole log
     --mutants [NAME]             plant each known bug, or one, and show what it takes to catch it
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from atoll.base.provenance import commit
 from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
-from schedules.faults import KINDS
+from schedules.faults import KINDS, REPLICATED, Beside
 from schedules.long_campaign import PART, Campaign, MixedSources, begun, resumed, save
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, Caught, hunt
@@ -42,6 +43,9 @@ MUTANTS_MAX = 400
 EXIT = {"": 0, "safety": 1, "liveness": 4}
 COVERED = (
     *KINDS,
+    *REPLICATED,
+    "proposals committed late",
+    "deliveries repeated",
     "crashes of hosts",
     "crashes of learners",
     "crashes at an await",
@@ -92,14 +96,14 @@ COVERED = (
 """What is counted: schedules in which nothing goes wrong would hold everything as well."""
 
 
-def chunk(first: int, count: int, *, hostile: bool = False) -> tuple[int, float, Counter[str], list[Outcome]]:
+def chunk(first: int, count: int, *, beside: Beside = "") -> tuple[int, float, Counter[str], list[Outcome]]:
     """Play some schedules; return how many, the seconds of a core, what happened, and the failures."""
     tally, failures = Counter[str](), list[Outcome]()
     gc.collect()
     gc.freeze()  # a schedule collects its own garbage, and need not look at the interpreter's
     began_s = time.process_time()
     for number in range(count):
-        outcome = play(first + number, hostile=hostile)
+        outcome = play(first + number, beside=beside)
         tally.update(outcome.tally)
         if outcome.violation:
             failures.append(outcome)
@@ -127,7 +131,7 @@ def play_part(done: Campaign, schedules: int, until_s: float, workers: int) -> l
         under_way: set[Future[tuple[int, float, Counter[str], list[Outcome]]]] = set()
         while True:
             while not failures and len(under_way) < 2 * workers and (next_one := next(wanted, None)) is not None:
-                under_way.add(pool.submit(chunk, *next_one, hostile=done.hostile))
+                under_way.add(pool.submit(chunk, *next_one, beside=done.beside))
             if not under_way:
                 break
             ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -147,11 +151,11 @@ def play_part(done: Campaign, schedules: int, until_s: float, workers: int) -> l
 
 def campaign(chosen: argparse.Namespace) -> int:
     """Play schedules, print what was covered, and a failure if there is one; return the exit code."""
-    hostile = chosen.hostile
+    beside = _beside(chosen)
     done = (
-        begun(chosen.first, hostile=hostile)
+        begun(chosen.first, beside=beside)
         if chosen.resume is None
-        else resumed(chosen.resume, chosen.first, hostile=hostile)
+        else resumed(chosen.resume, chosen.first, beside=beside)
     )
     until_s = time.monotonic() + 60.0 * chosen.minutes if chosen.minutes else math.inf
     last = (
@@ -170,10 +174,10 @@ def campaign(chosen: argparse.Namespace) -> int:
             save(chosen.resume, done)
     say(covered(Counter(done.tally)))
     if chosen.results:
-        write("dst-hostile" if hostile else "dst", done.first, figures_of(done))
+        write(f"dst-{beside}" if beside else "dst", done.first, figures_of(done))
     for failure in failures[1:]:
         say(f"{failure.kind} violated in seed {failure.seed} as well: {failure.what}")
-    say(told(failures[0], hostile=hostile) if failures else f"schedules: all held (seeds up to {done.next - 1})")
+    say(told(failures[0], beside=beside) if failures else f"schedules: all held (seeds up to {done.next - 1})")
     failed = f"{len(done.failures)} failed" if done.failures else "none failed"
     say(f"schedules: {done.schedules} of sources {done.sources} are played, from seed {done.first} on; {failed}")
     return EXIT[failures[0].kind] if failures else 0
@@ -211,14 +215,14 @@ def covered(tally: Counter[str]) -> str:
     return "\n".join(f"  {name:<40} {tally[name]:>12}" for name in COVERED)
 
 
-def told(failure: Outcome, *, hostile: bool = False) -> str:
+def told(failure: Outcome, *, beside: Beside = "") -> str:
     """Return all that is needed to see a failure again: seed, commit, command, and the happenings that it needs."""
 
     def breaks(only: frozenset[int]) -> bool:
-        return play(failure.seed, only=only, hostile=hostile).what == failure.what
+        return play(failure.seed, only=only, beside=beside).what == failure.what
 
     needed = minimised(failure.happenings, breaks)
-    log = play(failure.seed, only=needed, log=True, hostile=hostile).log
+    log = play(failure.seed, only=needed, log=True, beside=beside).log
     numbers = ",".join(str(number) for number in sorted(needed)) or "none"
     return "\n".join(
         [
@@ -227,21 +231,21 @@ def told(failure: Outcome, *, hostile: bool = False) -> str:
             failure.violation,
             f"{len(needed)} of {len(failure.happenings)} happenings are needed:",
             *(f"  {each.told()}" for each in failure.happenings if each.number in needed),
-            f"the whole schedule: make dst SEED={failure.seed}{' HOSTILE=1' if hostile else ''}",
+            f"the whole schedule: make dst SEED={failure.seed}{f' {beside.upper()}=1' if beside else ''}",
             f"the small one:      PYTHONPATH=tests .venv/bin/python -m schedules --seed {failure.seed} --only {numbers}"
-            + (" --hostile" if hostile else ""),
+            + (f" --{beside}" if beside else ""),
         ]
     )
 
 
-def replay(seed: int, only: frozenset[int] | None, *, hostile: bool) -> int:
+def replay(seed: int, only: frozenset[int] | None, *, beside: Beside) -> int:
     """Play one schedule, print its log and how it ended; return the exit code."""
-    drawn = {each.number for each in draw(seed, hostile=hostile).happenings}
+    drawn = {each.number for each in draw(seed, beside=beside).happenings}
     if only is not None and not only <= drawn:
         unknown = ", ".join(map(str, sorted(only - drawn)))
         say(f"seed {seed} has no happening {unknown}: it has {', '.join(map(str, sorted(drawn))) or 'none'}")
         return 2
-    outcome = play(seed, only=only, log=True, hostile=hostile)
+    outcome = play(seed, only=only, log=True, beside=beside)
     say("\n".join(outcome.log))
     say(covered(outcome.tally))
     for each in outcome.happenings:
@@ -274,6 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--schedules", type=count, help=f"how many to play (default {SCHEDULES})")
     parser.add_argument("--first", type=natural, default=0, help="the first seed (default 0)")
     parser.add_argument("--hostile", action="store_true", help="only schedules with hostile peers")
+    parser.add_argument("--replicated", action="store_true", help="only schedules whose streams lose their leaders")
     parser.add_argument("--seed", type=natural, help="play this one schedule and print its whole log")
     parser.add_argument("--only", type=_numbers, help="with --seed: only these happenings, 'none' for none")
     parser.add_argument("--resume", type=Path, help="go on with the campaign in this file")
@@ -281,8 +286,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutants", nargs="?", const="all", choices=["all", *MUTANTS], metavar="NAME")
     parser.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: one per core)")
     chosen = parser.parse_args(arguments)
+    if chosen.hostile and chosen.replicated:
+        parser.error("--hostile and --replicated are two campaigns: give one of them")
     if chosen.seed is not None:
-        return replay(chosen.seed, chosen.only, hostile=chosen.hostile)
+        return replay(chosen.seed, chosen.only, beside=_beside(chosen))
     if chosen.mutants is not None:
         return mutants_table(chosen.first, chosen.schedules or MUTANTS_MAX, chosen.mutants)
     try:
@@ -290,6 +297,10 @@ def main(arguments: list[str] | None = None) -> int:
     except MixedSources as error:
         say(str(error))
         return 2
+
+
+def _beside(chosen: argparse.Namespace) -> Beside:
+    return "hostile" if chosen.hostile else "replicated" if chosen.replicated else ""
 
 
 def _numbers(text: str) -> frozenset[int]:

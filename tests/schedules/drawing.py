@@ -26,6 +26,10 @@ class Plan:
     hosts: int
     archive_every_s: int
     slow_threads: float
+    regional: bool = False
+    """Whether two of the learners are in a region whose synchronizer folds what they send."""
+    retains: bool = False
+    """Whether shards retain their rounds where they archive; no seed draws it."""
 
 
 def settings_of(dice: random.Random, *, hostile: bool = False) -> ProtocolSettings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,13 @@ The hostile kinds last to the end of the schedule once they have begun: what mus
 Their strength is how many messages come a second.
 """
 
+REPLICATED: Final[dict[str, Kind]] = {"leader lost": Kind((6.0, 20.0), (0.5, 2.0, 5.0))}
+"""Of a broker of several nodes alone: a stream has no leader for a while; the other streams and all messages go on."""
+
+Beside = Literal["", "hostile", "replicated"]
+"""What every schedule of a campaign has beside what is drawn: hostile peers, or a broker whose streams lose their leaders."""
+
+_Timed = tuple[float, str, float, float, float]
 ALWAYS: Final = ("join",)
 HOSTILE: Final = ("hostile messages", "hostile learner", "hostile records")
 
@@ -81,24 +88,20 @@ class Happening:
 
 
 def drawn(
-    dice: random.Random, storm_s: float, rates: Mapping[str, float] | None = None, *, hostile: bool = False
+    dice: random.Random, storm_s: float, rates: Mapping[str, float] | None = None, *, beside: Beside = ""
 ) -> list[Happening]:
     """Return the happenings of one schedule, in order of time; `rates` gives them by kind instead of drawing them.
 
-    With `hostile` all kinds of hostile peers are there before the storm is over.
+    With "hostile" all kinds of hostile peers are there before the storm is over. With "replicated" streams lose their leaders;
+    all else is as the seed draws it without.
     """
-    rates = _rates(dice, (*ALWAYS, *HOSTILE) if hostile else ALWAYS) if rates is None else dict(rates)
-    found: list[tuple[float, str, float, float, float]] = []
+    rates = _rates(dice, (*ALWAYS, *HOSTILE) if beside == "hostile" else ALWAYS) if rates is None else dict(rates)
+    found: list[_Timed] = []
     for name, per_min in rates.items():
-        kind = KINDS[name]
-        for_s, strength = dice.choice(kind.for_s), dice.choice(kind.strength)
-        # Some begin with the run: to be founded takes no longer than a moment.
-        at_s = 0.0 if dice.random() < 0.3 else dice.expovariate(per_min / 60.0)
-        if hostile and name in HOSTILE:
-            at_s = min(at_s, dice.random() * storm_s)
-        while at_s < storm_s:
-            found.append((at_s, name, dice.expovariate(1.0 / for_s), strength * (0.25 + dice.random()), dice.random()))
-            at_s += dice.expovariate(per_min / 60.0)
+        found += _times(dice, name, per_min, storm_s, surely=beside == "hostile" and name in HOSTILE)
+    if beside == "replicated":
+        for name, kind in REPLICATED.items():
+            found += _times(dice, name, dice.choice(kind.per_min), storm_s)
     found.sort()
     return [Happening(number, name, at_s, *rest) for number, (at_s, name, *rest) in enumerate(found)]
 
@@ -106,3 +109,17 @@ def drawn(
 def _rates(dice: random.Random, always: tuple[str, ...]) -> dict[str, float]:
     share = dice.choice((0.08, 0.2, 0.4))
     return {name: dice.choice(kind.per_min) for name, kind in KINDS.items() if name in always or dice.random() < share}
+
+
+def _times(dice: random.Random, name: str, per_min: float, storm_s: float, *, surely: bool = False) -> list[_Timed]:
+    """Return when a kind happens, for how long, how strongly and to whom; `surely`: once at least."""
+    kind, found = KINDS.get(name) or REPLICATED[name], []
+    for_s, strength = dice.choice(kind.for_s), dice.choice(kind.strength)
+    # Some begin with the run: to be founded takes no longer than a moment.
+    at_s = 0.0 if dice.random() < 0.3 else dice.expovariate(per_min / 60.0)
+    if surely:
+        at_s = min(at_s, dice.random() * storm_s)
+    while at_s < storm_s:
+        found.append((at_s, name, dice.expovariate(1.0 / for_s), strength * (0.25 + dice.random()), dice.random()))
+        at_s += dice.expovariate(per_min / 60.0)
+    return found

@@ -114,7 +114,12 @@ class Learner:
             seed=world.seed,
         )
         return JoinRequest(
-            learner=self.name, record=record, origin=origin, data_blocks=world.data_blocks, encode="host"
+            learner=self.name,
+            record=record,
+            origin=origin,
+            data_blocks=world.data_blocks,
+            encode="host",
+            region=world.region_of(self.name),
         )
 
     # --- what is checked ----------------------------------------------------------------------------------------------

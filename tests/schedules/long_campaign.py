@@ -16,6 +16,7 @@ import msgspec
 from atoll.base.atomic_files import write_whole
 from atoll.base.parsing import parsed
 from benchmarks.lib.source_digest import source_digest
+from schedules.faults import Beside
 from schedules.schedule import Outcome
 
 PART: Final = 1000
@@ -37,12 +38,12 @@ class Failure(msgspec.Struct, frozen=True):
 class Campaign(msgspec.Struct, kw_only=True):
     """What was played: so many schedules from seed `first` on, in how much time of a core, what happened, what failed.
 
-    `hostile`: all of them with hostile peers.
+    `beside`: what all of them have.
     """
 
     sources: str
     first: Count
-    hostile: bool = False
+    beside: Beside = ""
     schedules: Count = 0
     core_s: float = 0.0
     tally: dict[str, int] = {}
@@ -61,14 +62,14 @@ class Campaign(msgspec.Struct, kw_only=True):
         self.failures += [Failure(each.seed, each.kind, each.what) for each in failures]
 
 
-def begun(first: int, *, hostile: bool = False) -> Campaign:
+def begun(first: int, *, beside: Beside = "") -> Campaign:
     """Return a campaign of the present sources that has played nothing."""
-    return Campaign(sources=source_digest(["schedules.schedule"]), first=first, hostile=hostile)
+    return Campaign(sources=source_digest(["schedules.schedule"]), first=first, beside=beside)
 
 
-def resumed(path: Path, first: int, *, hostile: bool = False) -> Campaign:
+def resumed(path: Path, first: int, *, beside: Beside = "") -> Campaign:
     """Return the campaign in a file, a new one where there is none; raise `MixedSources` for another one."""
-    new = begun(first, hostile=hostile)
+    new = begun(first, beside=beside)
     if not path.exists():
         return new
     try:
@@ -79,10 +80,9 @@ def resumed(path: Path, first: int, *, hostile: bool = False) -> Campaign:
         raise MixedSources(
             f"{path} is of sources {known.sources}, these are {new.sources}: give another file, or remove it"
         )
-    if known.hostile != hostile:
-        raise MixedSources(
-            f"{path} is a campaign {'with' if known.hostile else 'without'} --hostile: give another file"
-        )
+    if known.beside != beside:
+        was = f"with --{known.beside}" if known.beside else "without --hostile and --replicated"
+        raise MixedSources(f"{path} is a campaign {was}: give another file")
     return known
 
 

@@ -48,11 +48,13 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.round import FragmentRound, FragmentSlot, Offer
+from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
+from atoll.protocol.slot import FragmentSlot
 from atoll.protocol.tenure import LeaseSeen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
+from atoll.run import outer_state as _outer
 from atoll.run.heads import head_info
 from atoll.run.record import readable
 from atoll.wire.blobs import Download, Upload
@@ -75,13 +77,14 @@ session: Any = _session
 rebuild: Any = _rebuild
 delta_chain: Any = _chain
 store_module: Any = _store
+outer_state: Any = _outer
 memory_bus: Any = _bus
 heads: Any = _heads
 
 # What the patches build on, as production has it.
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
-COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, ShardStore._read_state
+COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _outer.read_outer_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
 LEASE_INIT: Any = LeaseKeeper.__init__
 SHARE, TAKE, GIVE_BACK = StateLender.share, data_leases.take, data_leases.give_back
@@ -358,9 +361,9 @@ async def keyframe_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: 
     return await STORED(self, bus)
 
 
-async def carry_forgotten(self: ShardStore, ref: Any, elements: int) -> Any:  # noqa: ANN401
+async def carry_forgotten(bus: Any, ref: Any, elements: int) -> Any:  # noqa: ANN401
     """An heir begins without what rounding took from the versions before."""
-    state = await READ_STATE(self, ref, elements)
+    state = await READ_STATE(bus, ref, elements)
     return {name: np.zeros_like(array) if name == CARRY else array for name, array in state.items()}
 
 
@@ -514,6 +517,9 @@ CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, ScheduleMutant] = {
     "no dedupe": ScheduleMutant(((FragmentLedger, "_settle", forget_settled),)),
+    "no dedupe after an election": ScheduleMutant(
+        ((FragmentLedger, "_settle", forget_settled),), {"leader lost": 30.0}
+    ),
     "any base": ScheduleMutant(((FragmentRound, "refusal", any_base),)),
     "ack before commit": ScheduleMutant(((Shard, "handle", acknowledge_when_ready),)),
     "counted twice": ScheduleMutant(((FragmentRound, "fold", fold_twice),)),
@@ -559,11 +565,11 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "no keyframe beside deltas": ScheduleMutant(
         ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
     ),
-    "carry lost at takeover": ScheduleMutant(((ShardStore, "_read_state", carry_forgotten),), CRASHES, DELTAS),
+    "carry lost at takeover": ScheduleMutant(((store_module, "read_outer_state", carry_forgotten),), CRASHES, DELTAS),
     "downlink not settled": ScheduleMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
     "chain unchecked": ScheduleMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
     "outer state bounded too low": ScheduleMutant(
-        ((store_module, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
+        ((outer_state, "state_bytes_max", state_bound),), CRASHES, {"outer_momentum": 0.3}
     ),
     "stored before a reconnect": ScheduleMutant(((CommitAttempt, "stored", stored_once),), POWER, SMALL),
     "head on a later connection": ScheduleMutant(((ShardStore, "_write", any_connection),), POWER),

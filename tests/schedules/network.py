@@ -27,7 +27,7 @@ from atoll.protocol.invariants import InvariantBroken
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
 from atoll.wire.limits import Buffer, Info
 from atoll.wire.subjects import Subjects, token
-from schedules.broker import ScheduleBroker, WatchedStream
+from schedules.broker import NoAnswer, NoLeader, ScheduleBroker, WatchedStream
 from schedules.processes import Process, ProcessLoop
 
 T = TypeVar("T")
@@ -36,6 +36,9 @@ TRY_S = 1.5
 TOTAL_S = 6.0
 SLOW_S = 3.0
 WINDOW = 3
+REPEATED = 0.5
+PROPOSED = 0.3
+"""So many of the requests that find no leader had reached a follower of the former one."""
 UP, DOWN = "up", "down"
 
 
@@ -49,10 +52,6 @@ class LinkFaults:
     lost_requests: float = 0.0
     lost_answers: float = 0.0
     duplicates: float = 0.0
-
-
-class NoAnswer(Exception):
-    """The broker says nothing to this request."""
 
 
 class Network:
@@ -89,6 +88,13 @@ class Network:
         if faults.duplicates and dice.random() < faults.duplicates:
             self.tally["messages doubled"] += 1
             self._carry(process, way, call, arguments)
+
+    def elect(self, stream: WatchedStream, broker: ScheduleBroker) -> None:
+        """Have a stream find a leader; what then happens late is as good as any other message."""
+        try:
+            broker.elect(stream, lambda: self.dice.random() < REPEATED)
+        except InvariantBroken as error:
+            self._on_violation(error)
 
     def _carry(self, process: Process, way: str, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
         faults, dice = self.link_faults, self.dice
@@ -317,14 +323,21 @@ class ScheduleBus(MemoryBus):
         if not self.broker.up or life != self.broker.life:
             return
         result, error = None, None
+        self.broker.asked = True
         try:
             result = effect()
+        except NoLeader as without:
+            if without.stream.proposed is not None and self.network.dice.random() < PROPOSED:
+                without.stream.proposed.append(effect)
+            return
         except NoAnswer:
             return
         except InvariantBroken:
             raise
         except AtollError as refused:
             error = refused
+        finally:
+            self.broker.asked = False
         network = self.network
         if network.link_faults.lost_answers and network.dice.random() < network.link_faults.lost_answers:
             network.tally["answers lost"] += 1
@@ -339,7 +352,13 @@ class ScheduleBus(MemoryBus):
 
     def _if_up(self, life: int, effect: Callable[..., object], arguments: tuple[object, ...]) -> None:
         if self.broker.up and life == self.broker.life:
-            effect(*arguments)
+            self.broker.asked = True
+            try:
+                effect(*arguments)
+            except NoAnswer:
+                return
+            finally:
+                self.broker.asked = False
 
     def _on(self, subject: str) -> WatchedStream:
         kind = subject[self._tail : self._tail + 4]
@@ -531,11 +550,11 @@ class ScheduleBus(MemoryBus):
         await self.request(effect)
         return feed
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None."""
         check_size(subject, data)
         await self._give_way()
-        inbox, feed = f"_INBOX.{next(self.broker.nonces)}", ScheduleFeed(self, 1)
+        inbox, feed = answer_at or f"_INBOX.{next(self.broker.nonces)}", ScheduleFeed(self, 1)
         self._feeds.append(feed)
         self.broker.feeds[feed] = inbox
         try:

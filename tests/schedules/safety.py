@@ -23,7 +23,7 @@ from atoll.protocol.invariants import Durable, InvariantBroken, require
 from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import SUM, Subjects
 from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.hostile import HOSTILE
@@ -103,6 +103,8 @@ class Safety:
         require(stem not in self.named, "what a head names is never deleted", (kept.subject, self.named[stem]))
         kind = stem[self._tail :].split(".")
         if kind[0] == "up" and kind[1] == "c":
+            if kind[2] == SUM:  # a region's: what is in it has chunks of its own
+                return
             learner, fragment, life = kind[2], int(kind[3]), kind[4].split("-")
             key = PushKey(learner, int(life[0]), fragment, int(life[1]))
             if key in self.contributions:

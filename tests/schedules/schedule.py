@@ -26,10 +26,13 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll_simulator.loop import _group
 from schedules.drawing import Plan, plan_of, settings_of
-from schedules.faults import Happening, drawn
+from schedules.faults import Beside, Happening, drawn
 from schedules.processes import ProcessLoop
 from schedules.tuning import tuned
 from schedules.world import NotLive, World
+
+REGIONAL = 0.3
+"""The share of schedules with a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,23 @@ class Drawn:
     happenings: list[Happening]
 
 
-def draw(seed: int, rates: Mapping[str, float] | None = None, *, hostile: bool = False, **fixed: Any) -> Drawn:  # noqa: ANN401
-    """Return what a seed draws; `rates` and `fixed` settings in place of what would be drawn; `hostile`: see `drawn`."""
+def draw(seed: int, rates: Mapping[str, float] | None = None, *, beside: Beside = "", **fixed: Any) -> Drawn:  # noqa: ANN401
+    """Return what a seed draws; `rates` and `fixed` settings in place of what would be drawn; `beside`: see `drawn`."""
     dice = random.Random(seed)
-    settings, plan = settings_of(dice, hostile=hostile), plan_of(dice)
+    settings, plan = settings_of(dice, hostile=beside == "hostile"), plan_of(dice)
+    if not beside and random.Random(f"{seed}/region").random() < REGIONAL:
+        fixed = {"regional": True} | fixed
+    if fixed.get(
+        "regional"
+    ):  # sums in bfloat16, or of late contributions that are bent, are not those of `schedules.values`
+        fixed = {"codec_up": "f32", "correction": "none"} | fixed
     for name, value in fixed.items():
         holder = settings if hasattr(settings, name) else plan
         if holder is settings:
             settings = msgspec.structs.replace(settings, **{name: value}).check()
         else:
             plan = replace(plan, **{name: value})
-    return Drawn(settings, plan, drawn(dice, plan.storm_s, rates, hostile=hostile))
+    return Drawn(settings, plan, drawn(dice, plan.storm_s, rates, beside=beside))
 
 
 def play(
@@ -76,12 +85,12 @@ def play(
     *,
     only: frozenset[int] | None = None,
     log: bool = False,
-    hostile: bool = False,
+    beside: Beside = "",
     rates: Mapping[str, float] | None = None,
     fixed: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Play the schedule of a seed, with all its happenings or `only` some, to its end or to what must not be."""
-    what = draw(seed, rates, hostile=hostile, **(fixed or {}))
+    what = draw(seed, rates, beside=beside, **(fixed or {}))
     happenings = [each for each in what.happenings if only is None or each.number in only]
     kept: list[str] | None = [] if log else None
     made: Any = ProcessLoop  # asyncio's class has methods that nothing here asks for

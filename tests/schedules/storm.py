@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.archive.checkpoint_store import CheckpointStore
+from schedules.broker import WatchedStream
 from schedules.faults import Happening
 from schedules.network import DOWN, UP, LinkFaults
 from schedules.processes import NEVER, Process
@@ -45,6 +46,7 @@ class FaultStorm:
             "broker away": self._crash_broker,
             "power cut": self._cut_power,
             "disk full": self._fill_disk,
+            "leader lost": self._lose_leader,
             "crash": self._kill,
             "crash at an await": self._kill_later,
             "freeze": self._freeze_someone,
@@ -80,6 +82,9 @@ class FaultStorm:
             world.network.cut[way].clear()
         world.broker.full = world.object_store.away = False
         world.broker.restart()
+        for stream in world.broker.streams.values():
+            if isinstance(stream, WatchedStream):
+                self._elect(stream)
         for process in world.alive:
             process.doom_at = NEVER
             process.thaw()
@@ -157,6 +162,19 @@ class FaultStorm:
 
     def _empty_disk(self) -> None:
         self.world.broker.full = False
+
+    def _lose_leader(self, happening: Happening) -> None:
+        """The node that leads a stream dies: one that follows takes its place, after a while."""
+        broker = self.world.broker
+        names = sorted(broker.streams)
+        stream = broker.streams[names[int(happening.who * len(names))]] if names else None
+        if isinstance(stream, WatchedStream) and stream.proposed is None:
+            broker.lose_leader(stream)
+            self.world.loop.after(happening.for_s, self._elect, stream)
+
+    def _elect(self, stream: WatchedStream) -> None:
+        if stream.proposed is not None:
+            self.world.network.elect(stream, self.world.broker)
 
     def _damage(self, happening: Happening) -> None:
         """A bit of a contribution flips on the broker's disk."""

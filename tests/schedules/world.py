@@ -31,6 +31,7 @@ from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import ArchiveSettings
 from atoll_synchronizer.process import wait_for_run
+from atoll_synchronizer.region_service import RegionService
 from atoll_synchronizer.shard_assignment import Host
 from schedules.archive import MemoryArchive
 from schedules.broker import ScheduleBroker
@@ -40,10 +41,12 @@ from schedules.hostile import HOSTILE, LIAR, HostilePeers
 from schedules.learners import BLOCK_TOKENS, RULES, SEQUENCE, Learner
 from schedules.network import Network, ScheduleBus
 from schedules.processes import OUTSIDE, Process, ProcessLoop
+from schedules.retained import check_rounds
 from schedules.safety import LEASE_LOST, Safety
 from schedules.storm import FaultStorm
 
 RUN = "s"
+REGION = "east"
 NAMES = ("a", "b", "c", "d")
 COMMIT_WITHIN_S = 120.0
 VERSIONS_HEALED = 3
@@ -135,6 +138,7 @@ class World:
         self.object_store = MemoryArchive(loop, random.Random(f"{seed}/archive"))
         self.processes: list[Process] = []
         self.hosts: list[HostProcess] = []
+        self.region: Process | None = None
         self.learners: list[Learner] = []
         self.lives: list[Learner] = []
         self.disks: dict[str, Any] = {}
@@ -234,6 +238,27 @@ class World:
             self.loop.after(1.0, host.leave)
         return host
 
+    def start_region(self) -> None:
+        """Start the synchronizer of the region."""
+        process, bus, _ = self._process("region")
+        self.region = process
+        self._spawn(process, bus, self._fold(process, bus), lambda _: None)
+
+    async def _fold(self, process: Process, bus: ScheduleBus) -> None:
+        """As `atoll_synchronizer.process.serve_region`."""
+        stop, ended = asyncio.Event(), "replaced"
+        while ended == "replaced":
+            record = await wait_for_run(bus, RUN, stop)
+            if record is None:
+                return
+            service = RegionService(bus, record, REGION, process)
+            ended = await service.serve(stop)
+            self.tally["sums of a region"] += service.sums
+
+    def region_of(self, name: str) -> str:
+        """Return the region of a learner, if it is in one."""
+        return REGION if self.plan.regional and name in NAMES[:2] else ""
+
     def start_learner(self, name: str) -> None:
         """Start a process that claims a learner's id, whoever has it now."""
         process, bus, identity = self._process(name)
@@ -276,7 +301,8 @@ class World:
             self.tally["rebuilds"] += outcome.rebuilt
         record = await wait_for_run(bus, RUN, host.stop)
         if record is not None:
-            archive = ArchiveSettings(url="memory", every_s=every_s, keep=2) if every_s else ArchiveSettings()
+            archived = ArchiveSettings(url="memory", every_s=every_s, keep=2, contributions=self.plan.retains)
+            archive = archived if every_s else ArchiveSettings()
             shards = tuple(range(self.settings.shards))
             await Host(bus, record, shards, process, archive, host.identity).serve(host.stop)
         await bus.close()
@@ -345,6 +371,8 @@ class World:
         for name in NAMES[: self.plan.learners]:
             self.start_learner(name)
         self._keep_hosts()
+        if self.plan.regional:
+            self._keep_region()
         self.storm.begin()
         await self._until(lambda: self.loop.now_s >= self.plan.storm_s, self.plan.storm_s + 1.0)
         await self.heal()
@@ -401,6 +429,12 @@ class World:
         if len(there) < wanted:
             self.start_host()
         self.loop.after(RESTART_S * (0.25 + self.dice.random()), self._keep_hosts)
+
+    def _keep_region(self) -> None:
+        """Start the region's synchronizer again some time after it has ended."""
+        if not self.draining and (self.region is None or not self.region.alive):
+            self.start_region()
+        self.loop.after(RESTART_S * (0.25 + self.dice.random()), self._keep_region)
 
     async def drain(self) -> None:
         """Ask everybody to leave, wait until all is at rest, and settle; raise `NotLive`."""
@@ -460,6 +494,8 @@ class World:
         self._check_lives(whole)
         self._check_data()
         self._check_leftovers()
+        if self.plan.retains:
+            check_rounds(self.object_store, RUN, self.safety, self.tally)
 
     def _check_lives(self, whole: Ledger) -> None:
         """The ledger is exact for a learner that left, and never more than that for others."""

@@ -19,6 +19,7 @@ import pytest
 
 from atoll_simulator.fleet import cells
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
+from support.command_line import atoll
 
 ROOT = Path(__file__).resolve().parents[2]
 GOODPUT = ("goodput", "--rows", "rigid,elastic,4", "--chips", "150k,600k", "--seeds", "2", "--days", "0.2")
@@ -66,7 +67,7 @@ def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None
 
 def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
     """Goodput and uptime on the terminal; all of it and the parameters in the file; two plots."""
-    done = sim(*GOODPUT, "--out", str(tmp_path), "--downscale-s", "20")
+    done = atoll("sim", *GOODPUT, "--out", str(tmp_path), "--downscale-s", "20")
     document = json.loads((tmp_path / "goodput.json").read_text())
 
     assert done.stdout.count("±") == 12
@@ -107,7 +108,7 @@ def test_a_mistake_gets_exit_code_2(tmp_path: Path, words: tuple[str, ...], said
     file = tmp_path / "file"
     file.touch()
     (tmp_path / "taken" / "goodput.json").mkdir(parents=True)
-    done = sim(*(word.format(file=file, taken=tmp_path / "taken") for word in words))
+    done = atoll("sim", *(word.format(file=file, taken=tmp_path / "taken") for word in words))
 
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
@@ -173,7 +174,7 @@ def test_a_worker_that_is_killed_is_told_of() -> None:
 
 def test_one_seed_has_no_interval() -> None:
     """A dash, not a width of nothing."""
-    done = sim("goodput", "--rows", "2", "--chips", "10k", "--seeds", "1", "--days", "0.1")
+    done = atoll("sim", "goodput", "--rows", "2", "--chips", "10k", "--seeds", "1", "--days", "0.1")
 
     assert done.stdout.count("± -") == 2
     assert "9984 of 10000" in done.stdout
@@ -181,7 +182,7 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_help_tells_who_came_and_how_long_it_took_them() -> None:
     """Two learners and one more for half of the work; without help nobody comes."""
-    head, none, some = sim("scavenge", "--extra", "0,50", *SCAVENGE[3:]).stdout.splitlines()
+    head, none, some = atoll("sim", "scavenge", "--extra", "0,50", *SCAVENGE[3:]).stdout.splitlines()
 
     assert head.split()[-4:] == ["joins", "copy", "merged", "ledger"]
     assert none.split()[-4:-2] == ["0", "-"]
@@ -215,7 +216,7 @@ def test_every_number_is_documented_with_its_default(group: type[FleetParameters
 
 def test_help_names_every_number() -> None:
     """The flags are made from the fields; every number is a flag of some verb, and of no verb that it does nothing to."""
-    goodput, rounds, scavenge = (sim(verb, "--help").stdout for verb in ("goodput", "rounds", "scavenge"))
+    goodput, rounds, scavenge = (atoll("sim", verb, "--help").stdout for verb in ("goodput", "rounds", "scavenge"))
 
     assert all(f"--{each.name.replace('_', '-')} " in goodput + rounds for each in fields(FleetParameters))
     assert all(f"--{each.name.replace('_', '-')} " in rounds for each in fields(Exchange))

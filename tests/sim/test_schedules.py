@@ -8,13 +8,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schedules import campaign, long_campaign, tuning
-from schedules.faults import HOSTILE, KINDS, Happening, drawn
+from schedules.faults import HOSTILE, KINDS, REPLICATED, Happening, drawn
 from schedules.minimise import minimised
 from schedules.mutants import MUTANTS, hunt, planted
 from schedules.processes import Process, ProcessLoop
@@ -118,10 +119,24 @@ def test_what_a_failure_needs_is_found() -> None:
 
 def test_a_hostile_campaign_has_hostile_peers_in_every_schedule() -> None:
     """All three kinds of them, and what else is drawn; a seed is drawn the same way each time."""
-    lists = [draw(seed, hostile=True).happenings for seed in range(40)]
+    lists = [draw(seed, beside="hostile").happenings for seed in range(40)]
 
     assert all(set(HOSTILE) <= {each.kind for each in one} for one in lists)
-    assert lists[7] == draw(7, hostile=True).happenings != draw(7).happenings
+    assert lists[7] == draw(7, beside="hostile").happenings != draw(7).happenings
+
+
+def test_streams_lose_their_leaders_and_nothing_breaks() -> None:
+    """A seed means the same with and without it but for the leaders; what was proposed comes late, deliveries come again."""
+    happened: Counter[str] = Counter()
+    for seed in range(500, 500 + max(4, SCHEDULES // 2)):
+        outcome = play(seed, beside="replicated")
+        assert outcome.violation == "", campaign.told(outcome, beside="replicated")
+        happened.update(outcome.tally)
+        kept = [replace(each, number=0) for each in outcome.happenings if each.kind not in REPLICATED]
+        assert kept == [replace(each, number=0) for each in draw(seed).happenings]
+    assert [
+        kind for kind in (*REPLICATED, "proposals committed late", "deliveries repeated") if not happened[kind]
+    ] == []
 
 
 def test_happenings_are_drawn_from_the_seed_and_vary() -> None:

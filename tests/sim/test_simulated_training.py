@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 import atoll
@@ -22,31 +20,14 @@ from atoll.bus.memory.bus import MemoryBroker
 from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load
-from atoll_learner.data.prepare import prepare
-from atoll_learner.data.sources import files_of
 from atoll_simulator import simulation
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import Ran, planned_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
-from support import caches
+from support.simulated_runs import Simulate, assignments, events_of
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
-SMALL: dict[str, object] = {
-    "model.layers": 1,
-    "model.width": 32,
-    "model.heads": 2,
-    "model.kv_heads": 1,
-    "model.ffn": 64,
-    "model.context": 32,
-    "train.batch": 4,
-    "train.sequence": 32,
-    "protocol.fragments": 4,
-    "protocol.interval_steps": 8,
-    "protocol.silence_s": 2,
-    "protocol.lease_s": 1,
-    "sim.step_s": 0.05,
-}
 FAULTS = """
 [sim]
 step_cv = 0.2
@@ -72,55 +53,12 @@ loss = 0.02
 mtbi_s = 40
 return_s = 1.5
 """
-Simulate = Callable[..., Ran]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with token shards of some modules of the standard library."""
-    folder = tmp_path_factory.mktemp("shared")
-    source = Path(os.__file__).parent
-    prepare(files_of(sorted(source.glob("*.py"))[:60]), folder / "data", validation=0.1)
-    return folder
-
-
-def assignments(shared: Path, **changes: object) -> tuple[str, ...]:
-    """Return the settings of a small run; `__` in a name stands for a dot."""
-    told = SMALL | {"data.dir": shared / "data", "learner.compile_cache": caches.PROGRAMS}
-    told |= {name.replace("__", "."): value for name, value in changes.items()}
-    return tuple(f"{name}={value}" for name, value in told.items())
-
-
-@pytest.fixture(scope="module")
-def simulate(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulate]:
-    """Return a function that simulates a small run in this process, whose own JAX and environment stay as they are."""
-    jax.devices()
-
-    def simulated(
-        learners: int = 3, standbys: int = 0, config: str = "", out: Path | None = None, **changes: object
-    ) -> Ran:
-        folder = tmp_path_factory.mktemp("simulated")
-        file = folder / "run.toml"
-        file.write_text(config, encoding="utf-8")
-        told = assignments(shared, **changes)
-        return run_sim(
-            UpRequest(learners=learners, standbys=standbys, out=out or folder / "run", config=file, assignments=told)
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-        yield simulated
 
 
 @pytest.fixture(scope="module")
 def plain(simulate: Simulate) -> Ran:
     """A run of three learners without faults."""
     return simulate(protocol__tokens_target=40_000)
-
-
-def events_of(ran: Ran) -> list[dict[str, Any]]:
-    """Return the events of a run's event log."""
-    return [json.loads(line)["event"] for line in (ran.out / "events.jsonl").read_bytes().splitlines()]
 
 
 def check_schema(out: Path) -> None:
@@ -176,11 +114,11 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
 
 
 @pytest.mark.second_tier
-def test_equal_seeds_give_equal_bytes_in_any_process(shared: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_bytes_in_any_process(simulated_text: Path, tmp_path: Path) -> None:
     """Two interpreters with other hash seeds write the same event log, journal and report under every kind of fault."""
     config = tmp_path / "faults.toml"
     config.write_text(FAULTS, encoding="utf-8")
-    told = [word for text in assignments(shared) for word in ("--set", text)]
+    told = [word for text in assignments(simulated_text) for word in ("--set", text)]
     words = ["sim", "train", "--config", str(config), "--learners", "4", "--standbys", "1", "--tokens", "50000"]
 
     def process(number: int) -> subprocess.Popen[str]:
@@ -244,17 +182,17 @@ def test_kills_cuts_and_takeovers_leave_exact_books_and_nobody_waits(simulate: S
     assert stepped_s > 0.9 * (lived_s - 2.0 * starts)
 
 
-def endless(shared: Path, out: Path) -> list[str]:
+def endless(simulated_text: Path, out: Path) -> list[str]:
     """Return the command of a run that only a signal ends."""
-    told = [word for text in assignments(shared) for word in ("--set", text)]
+    told = [word for text in assignments(simulated_text) for word in ("--set", text)]
     return [sys.executable, "-m", "atoll.cli", "sim", "train", "--tokens", "100000000", "--out", str(out), *told]
 
 
 @pytest.mark.second_tier
-def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) -> None:
+def test_a_signal_lets_everybody_leave_in_order(simulated_text: Path, tmp_path: Path) -> None:
     """Ctrl-C: what is trained is merged, the report is written, the exit code says that it was interrupted."""
     out = tmp_path / "run"
-    with subprocess.Popen(endless(shared, out), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(endless(simulated_text, out), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if " training · " in line and " 0 commits" not in line:
@@ -270,11 +208,11 @@ def test_a_signal_lets_everybody_leave_in_order(shared: Path, tmp_path: Path) ->
 
 
 @pytest.mark.second_tier
-def test_a_signal_before_the_first_step_is_not_lost(shared: Path, tmp_path: Path) -> None:
+def test_a_signal_before_the_first_step_is_not_lost(simulated_text: Path, tmp_path: Path) -> None:
     """Ctrl-C while JAX is loaded or the step is compiled: heard, though nobody is there yet who could act on it."""
     out = tmp_path / "run"
     log = out / "logs" / "sim.jsonl"
-    with subprocess.Popen(endless(shared, out), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(endless(simulated_text, out), stderr=subprocess.PIPE, text=True) as process:
         while not log.exists() and process.poll() is None:
             os.sched_yield()
         process.send_signal(signal.SIGINT)

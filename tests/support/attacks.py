@@ -27,11 +27,15 @@ NONE: Final = MappingProxyType[str, str]({})
 
 
 class HostileMessage(NamedTuple):
-    """One message: its subject, its payload, and the headers that come with it."""
+    """One message: its subject, its payload, and the headers that come with it, or a header block of any bytes in their place.
+
+    Bytes of a subject that are no text are written as `surrogateescape` reads them.
+    """
 
     subject: str
     data: bytes
     headers: Mapping[str, str] = NONE
+    block: bytes = b""
 
 
 Attack = Callable[[RunRecord], Iterator[HostileMessage]]
@@ -202,6 +206,15 @@ class HostileConnection:
             self._drain()
             time.sleep(0.005)
 
+    def put(self, message: HostileMessage) -> None:
+        """Publish one message, and return when the broker has read it."""
+        self._socket.sendall(wired(message) + b"PING\r\n")
+        said = b""
+        while b"PONG\r\n" not in said:
+            data = self._socket.recv(BURST_BYTES)
+            assert data, "the broker has hung up"
+            said += data
+
     def close(self) -> None:
         """Disconnect."""
         self._socket.close()
@@ -223,14 +236,9 @@ class HostileConnection:
 
 def wired(sent: HostileMessage) -> bytes:
     """Return a message as a NATS client writes it."""
-    if not sent.headers:
-        return b"PUB %s %d\r\n%s\r\n" % (sent.subject.encode(), len(sent.data), sent.data)
-    head = "NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items()) + "\r\n"
-    body = head.encode()
-    return b"HPUB %s %d %d\r\n%s%s\r\n" % (
-        sent.subject.encode(),
-        len(body),
-        len(body) + len(sent.data),
-        body,
-        sent.data,
-    )
+    subject = sent.subject.encode("utf-8", "surrogateescape")
+    if not sent.headers and not sent.block:
+        return b"PUB %s %d\r\n%s\r\n" % (subject, len(sent.data), sent.data)
+    fields = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items())
+    block = sent.block or f"NATS/1.0\r\n{fields}\r\n".encode()
+    return b"HPUB %s %d %d\r\n%s%s\r\n" % (subject, len(block), len(block) + len(sent.data), block, sent.data)

@@ -318,10 +318,10 @@ class QueueContract:
         await bus.publish(mine, b"2", msg_id="m2")
 
     async def test_an_id_is_stored_once(self, make_bus: MakeBus, run: str) -> None:
-        """Publishing again under the same id, by whomever, is acknowledged and changes nothing."""
-        bus, other, subjects = await make_bus(), await make_bus(), Subjects(run)
+        """Publishing again under the same id is acknowledged and changes nothing."""
+        bus, subjects = await make_bus(), Subjects(run)
 
-        for sender in (bus, other, bus):
-            await sender.publish(subjects.event("round", "shard-0"), b"x", msg_id="same")
+        for _ in range(3):
+            await bus.publish(subjects.event("round", "shard-0"), b"x", msg_id="same")
 
         assert len(await bus.replay(subjects.event("*", ">"))) == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from atoll.cli.main import main
+from support.compilers import await_compilers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,6 +30,7 @@ def atoll(*words: str, environment: Mapping[str, str] | None = None) -> CommandR
     """Run `atoll <words>` here, with no setting of the caller's environment but those of `environment`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     out, err, code = io.StringIO(), io.StringIO(), 0
+    await_compilers()
     with (
         mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
         mock.patch.object(sys, "argv", ["atoll", *words]),

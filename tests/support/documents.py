@@ -8,11 +8,12 @@ A page's fenced blocks say what happens to them:
     title="loop.py"     saved under that name (any language)
     text, and others    only read
 
-Comments say what a reader sees and does between blocks, and that a page takes long:
+Comments say what a reader sees and does between blocks, and that a page takes long, or kills nodes of a broker:
 
     <!-- until Terminal 1 prints "training" -->
     <!-- Ctrl-C in Terminal 1 -->
     <!-- slow -->
+    <!-- cluster faults -->
 
 What a page installs, it uses: a block below the first comment reaches the network, those after the second one have the page's
 own environment activated, in place of that of `make setup`.
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +40,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from support import caches
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 900.0
@@ -56,6 +60,7 @@ _UNTIL = re.compile(r"<!-- until (?P<terminal>[^\"]+?) prints \"(?P<text>[^\"]+)
 _INTERRUPT = re.compile(r"<!-- Ctrl-C in (?P<terminal>.+?) -->")
 _ACTIVATED = re.compile(r"<!-- activated: (?P<folder>.+?) -->")
 SLOW = "<!-- slow -->"
+CLUSTER_FAULTS = "<!-- cluster faults -->"
 NETWORK = "<!-- with a network -->"
 
 
@@ -176,6 +181,15 @@ class PrivateNetwork:
         enter = ["nsenter", "--user", "--net", "--preserve-credentials", f"--target={self._holder.pid}", "--"]
         self.prefix = enter if ready else []
 
+    @classmethod
+    def possible(cls) -> bool:
+        """Return whether the system allows one."""
+        if shutil.which("unshare") is None:
+            return False
+        network = cls()
+        network.close()
+        return bool(network.prefix)
+
     def close(self) -> None:
         """Let the namespace go."""
         self._holder.communicate()
@@ -183,7 +197,11 @@ class PrivateNetwork:
 
 @dataclass
 class Reader:
-    """Follows one page in `folder`."""
+    """Follows one page in `folder`.
+
+    Runs keep compiled programs in `programs`, where all pages find them. With None each run compiles into its own folder, as
+    it does for a reader.
+    """
 
     folder: Path
     network: PrivateNetwork = field(default_factory=PrivateNetwork)
@@ -191,6 +209,7 @@ class Reader:
     deadline_s: float = field(default_factory=lambda: time.monotonic() + DEADLINE_S)
     scripts: Path = Path(sys.executable).parent
     alone: bool = True
+    programs: Path | None = caches.PROGRAMS
 
     def __post_init__(self) -> None:
         """Make the folder look like the repository after `make setup`."""
@@ -254,6 +273,8 @@ class Reader:
         output = self.folder / "build" / f"{len(list((self.folder / 'build').iterdir()))}-{name.replace(' ', '-')}.out"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ATOLL_")}
         environment |= {"PATH": f"{self.scripts}:{environment['PATH']}", MARK: str(self.folder), "COLUMNS": "200"}
+        if self.programs:
+            environment["ATOLL_LEARNER__COMPILE_CACHE"] = str(self.programs)
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*(self.network.prefix if self.alone else []), *command],
@@ -293,8 +314,9 @@ class Reader:
 
 
 def documented(docstring: str) -> list[str]:
-    """Return the commands that a docstring shows, indented, each before its explanation."""
-    return [re.split(r" {2,}", line.strip())[0] for line in docstring.split("\n") if line.startswith("    ")]
+    """Return the commands that a docstring shows, indented, each before its explanation; a backslash joins two lines."""
+    lines = re.sub(r" *\\\n *", " ", docstring).split("\n")
+    return [re.split(r" {2,}", line.strip())[0] for line in lines if line.startswith("    ")]
 
 
 def processes_of(folder: Path) -> list[int]:

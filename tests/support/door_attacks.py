@@ -4,6 +4,10 @@ The intruder holds an identity of its own, a valid one: whoever has none does no
 have an answer written where it may not write, to hear what is not for it, and to use JetStream on the streams. An operator
 watches the subject that is aimed at: what arrives there with the intruder's mark, or as an answer of the broker's, got in.
 
+A learner may write events of its own, so it also writes there what no learner of ours does: numbers and texts without end, and
+words in the name of others (`MISLEADING`). The broker stores them. Whoever reads the event log must refuse each, say whose it
+was, draw the run, and do so again at every later start (`atoll.wire.event_log`).
+
 The victim is on the roll and never connects, so honest traffic has no part in what the operator sees.
 """
 
@@ -11,21 +15,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from atoll.base.clock import SystemClock
+from atoll.bus.addresses import addresses
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
 from atoll.keys.identity import HeldIdentity
+from atoll.local.console import ConsolePicture
+from atoll.local.console_tables import PANELS, TopMoment, heading, numbers
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.watch import Watch
+from atoll.story.history import History
 from atoll.wire.subjects import Subjects
+from atoll_monitor import metrics
+from atoll_monitor.dashboard.scene import RunScene
+from atoll_monitor.records.sampling import named
+from atoll_monitor.watched import Watched
 
-INTRUDER, VICTIM, SPY = "mallory", "victim", "spy"
+INTRUDER, VICTIM, SPY, PREMERGER = "mallory", "victim", "spy", "far-premerge"
 SETTLE_S: Final = 0.25
+STORED_S: Final = 60.0
 NO_RESPONDERS: Final = "503"
 _ANSWERS: Final = (b"io.nats.jetstream", b'{"stream":')
 
@@ -35,11 +57,11 @@ class DoorAttack:
     """One row: what is tried on which subject, and where its answer is sent.
 
     `{p}` stands for the prefix of the run's subjects, `{run}` for the run, `{me}` and `{victim}` for the two learners,
-    `{inbox}` for the operator's inbox. `who` is the intruder: a learner, or a reader (`spy`).
+    `{inbox}` for the operator's inbox. `who` is the intruder: a learner, a reader (`spy`), or the synchronizer of a region.
     """
 
     name: str
-    verb: Literal["publish", "ask", "reroute", "hear"]
+    verb: Literal["publish", "ask", "reroute", "hear", "mislead"]
     subject: str
     body: str = "{mark}"
     reply: str = ""
@@ -79,11 +101,21 @@ FORGERIES: Final = _publishes(
         "another's member record": "{p}.mb.learner.{victim}",
         "another's event": "{p}.ev.left.{victim}",
         "an event of a shard": "{p}.ev.round.shard-0",
+        "a commit, under its own name": "{p}.ev.round.{me}",
+        "a closed ledger, under its own name": "{p}.ev.ledger.{me}",
+        "a quarantine, under its own name": "{p}.ev.quarantined.{me}",
+        "an evaluator's measurement": "{p}.ev.validation.evaluator",
+        "a measurement, under its own name": "{p}.ev.validation.{me}",
+        "an event of no kind": "{p}.ev.unheard_of.{me}",
         "another's lent state": "{p}.ps.c.{victim}.1-abcd.0",
         "a presence": "{p}.sy.host",
         "a tap": "{p}.tap.gl.head.0",
         "an answer to an operator": "{inbox}.answer",
         "a run of its own": "atoll.another.gl.run",
+        "a question to a region": "{p}.pm.near",
+        "a region's answer": "{p}.pm.near.abcd",
+        "a region's sum": "{p}.up.c.sum.0.near.1-abcd.0",
+        "a word to a region's keeper": "{p}.rg.near.kept",
     },
 )
 JETSTREAM: Final = (
@@ -145,6 +177,9 @@ EAVESDROPPING: Final = (
     DoorAttack("all inboxes", "hear", "_INBOX.>", reply="{inbox}.answer"),
     DoorAttack("JetStream's own subjects", "hear", "$JS.>", reply="$JS.API.STREAM.LIST"),
     DoorAttack("contributions, as a reader", "hear", "{p}.up.>", reply="{p}.up.m.0.0.{victim}", who=SPY),
+    DoorAttack("what shards ask a region", "hear", "{p}.pm.>", reply="{p}.pm.near"),
+    DoorAttack("what shards ask another region", "hear", "{p}.pm.near", reply="{p}.pm.near", who=PREMERGER),
+    DoorAttack("heartbeats, as a region", "hear", "{p}.hb.*", reply="{p}.hb.{victim}", who=PREMERGER),
 )
 WRITING_READER: Final = _publishes(
     SPY,
@@ -156,7 +191,84 @@ WRITING_READER: Final = _publishes(
         "a reader's command": "{p}.ctl.all",
     },
 )
-ATTACKS: Final = (*FORGERIES, *JETSTREAM, *REROUTED, *EAVESDROPPING, *WRITING_READER)
+WRITING_REGION: Final = (
+    *_publishes(
+        PREMERGER,
+        {
+            "another region's answer": "{p}.pm.near.abcd",
+            "another region's sum": "{p}.up.c.sum.0.near.1-abcd.0",
+            "a question to its own region": "{p}.pm.far",
+            "a region's head": "{p}.gl.head.0",
+            "a region's lease": "{p}.gl.lease.0",
+            "a region's outer state": "{p}.st.c.0.1.1.abcd.0",
+            "a region's manifest": "{p}.up.m.0.0.{me}",
+            "a learner's chunk, as a region": "{p}.up.c.{victim}.0.1-1.0",
+            "a region's member record": "{p}.mb.learner.{me}",
+            "a region's call": "{p}.call.0",
+            "a region's event": "{p}.ev.round.shard-0",
+        },
+    ),
+    DoorAttack("purges contributions, as a region", "ask", "$JS.API.STREAM.PURGE.atoll_{run}_UPC", "", who=PREMERGER),
+    DoorAttack(
+        "creates a consumer, as a region", "ask", "$JS.API.CONSUMER.CREATE.atoll_{run}_UPM", _PUSHED, who=PREMERGER
+    ),
+    DoorAttack(
+        "a region's page as a head",
+        "reroute",
+        "$JS.API.DIRECT.GET.atoll_{run}_GL",
+        _GET_RUN,
+        "{p}.gl.head.0",
+        PREMERGER,
+    ),
+)
+
+
+def _misleads(name: str, on: str, kind: str = "", who: str = "@me", at_s: float = 1.0, **fields: Any) -> DoorAttack:  # noqa: ANN401
+    """Return a row: an event on the intruder's subject of kind `on`, whose body says `kind` and `who`."""
+    body = json.dumps({"kind": kind or on, "who": who, "at_s": at_s, "fields": fields, "schema": 1})
+    body = body.replace("{", "{{").replace("}", "}}")
+    for level in ("me", "victim", "mark"):
+        body = body.replace(f"@{level}", f"{{{level}}}")
+    return DoorAttack(name, "mislead", f"{{p}}.ev.{on}.{{me}}", body)
+
+
+ENDLESS: Final = 10**400
+_SAMPLE: Final[dict[str, Any]] = {"incarnation": 1, "step": 1, "tokens": 1}
+_COMMIT: Final[dict[str, Any]] = {
+    "fragment": 0,
+    "version": 1,
+    "contributors": [],
+    "run_tokens": 1 << 50,
+    "end": "@mark",
+}
+MISLEADING: Final = (
+    _misleads("a count of 400 digits", "sample", **_SAMPLE | {"tokens": ENDLESS}),
+    _misleads("a figure of 400 digits", "sample", **_SAMPLE | {"tokens_per_s": ENDLESS}),
+    _misleads("a figure of 1e308", "sample", **_SAMPLE | {"loss": 1e308}),
+    _misleads("tokens below nothing", "left", incarnation=1, tokens=-ENDLESS, steps=1),
+    _misleads("a life of 400 digits", "joined", incarnation=ENDLESS),
+    _misleads("bytes of 400 digits", "moved", role="learner", incarnation=1, moved={"wire_up": ENDLESS}),
+    _misleads("a time that no calendar has", "sample", at_s=1e300, **_SAMPLE),
+    _misleads("the farewell of another", "left", who="@victim", incarnation=1, tokens=1, steps=1),
+    _misleads("a commit, as its own sample", "sample", kind="round", who="shard-0", **_COMMIT),
+    _misleads("a commit, as a sample under its own name", "sample", kind="round", **_COMMIT),
+    _misleads("a closed ledger, as its own farewell", "left", kind="ledger", who="shard-0", ledger={}),
+    _misleads("a measurement, as its own sample", "sample", "validation", "evaluator", run_tokens=1, bits_per_byte=0.1),
+    _misleads("markup for a page", "moved", role="<img src=x onerror=@mark>", moved={}),
+    _misleads("an escape sequence for a terminal", "sample", **_SAMPLE | {"state": "\x1b[2J@mark"}),
+    _misleads("a name with markup", "joined", who="[link=@mark]x[/link]", incarnation=1),
+    _misleads("a text of 100 kB", "sample", **_SAMPLE | {"state": "@mark" * 5000}),
+)
+"""What a learner writes where it may write."""
+ATTACKS: Final = (
+    *FORGERIES,
+    *JETSTREAM,
+    *REROUTED,
+    *EAVESDROPPING,
+    *WRITING_READER,
+    *WRITING_REGION,
+    *MISLEADING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +287,7 @@ class DoorWitness:
     operator: Client
     operator_inbox: str
     intruders: dict[str, Client]
+    reader: Bus
     errors: list[str] = field(default_factory=list)
 
     async def play(self, attack: DoorAttack) -> Breach:
@@ -187,6 +300,8 @@ class DoorWitness:
         self.errors.clear()
         if attack.verb == "hear":
             got_in = await self._heard(intruder, subject, reply, mark)
+        elif attack.verb == "mislead":
+            got_in = await self._believed(intruder, subject, body, mark, attack.who)
         elif attack.verb == "ask":
             got_in = await self._answered(intruder, subject, body)
         else:
@@ -218,6 +333,25 @@ class DoorWitness:
             await self._settle(intruder)
         return f"{len(heard)} messages on {subject}" if heard else ""
 
+    async def _believed(self, intruder: Client, subject: str, body: bytes, mark: bytes, who: str) -> str:
+        """Have an event stored, and return what those who read the whole event log from its beginning make of it."""
+        refused = (await read_all(self.reader, self.run)).refused.get(who, 0)
+        async with asyncio.timeout(STORED_S):
+            inbox = intruder.new_inbox()
+            async with _listening(intruder, inbox) as answers:
+                await intruder.publish(subject, body, reply=inbox)
+                while not answers and not self.errors:
+                    await intruder.flush()
+        if self.errors:
+            return ""
+        try:
+            read = await read_all(self.reader, self.run)
+        except Exception as error:  # noqa: BLE001  (whatever ends a reader)
+            return f"it ends who reads the event log: {error!r}"[:200]
+        if mark in read.drawn:
+            return f"what stands on {subject} is drawn"
+        return "" if read.refused.get(who, 0) == refused + 1 else f"what stands on {subject} is believed"
+
     async def _settle(self, intruder: Client) -> None:
         """Return once the broker has done all it will do; what it refuses it has refused when the intruder's echo is back."""
         for client in (intruder, self.operator, intruder):
@@ -226,6 +360,29 @@ class DoorWitness:
             await asyncio.sleep(SETTLE_S)
             await self.operator.flush()
             await intruder.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """What readers of an event log drew of it, and how many events they refused, by writer."""
+
+    drawn: bytes
+    refused: dict[str, int]
+
+
+async def read_all(bus: Bus, run: str) -> LogRead:
+    """Read the event log of a run as `atoll top`, the monitor, its page and `atoll why` do, and draw all of it."""
+    clock = SystemClock()
+    watched = Watched(run, clock)
+    scene = RunScene(watched, run, (run,))
+    await Watch(bus, run, watched.view, clock).catch_up()
+    history = History()
+    await history.read(bus, Subjects(run))
+    moment = TopMoment(ConsolePicture(watched.view, run, ProtocolSettings(), 0.0, 1.0), scene.timeline, clock.wall())
+    panels = [dataclasses.asdict(panel(moment)) for panel in PANELS.values()]
+    scene.tick()
+    told = [panels, numbers(moment), heading(moment), scene.state(), scene.curves(), named(metrics.families(watched))]
+    return LogRead(msgspec.json.encode(told), {name: one.count for name, one in watched.view.strange.items()})
 
 
 @contextlib.asynccontextmanager
@@ -253,9 +410,14 @@ def _is_foreign(message: Msg, mark: bytes) -> bool:
 async def witness(
     url: str, run: str, operator: HeldIdentity, intruders: dict[str, HeldIdentity]
 ) -> AsyncIterator[DoorWitness]:
-    """Yield the operator and the intruders of a run, connected to the broker at `url`."""
-    made = DoorWitness(run, Client(), operator.credentials().inbox, {})
+    """Yield the operator and the intruders of a run, connected to the broker at `url`, of a cluster to its first node.
+
+    At one node nothing that the intruder sends is ahead of the operator's ears.
+    """
+    reader = await open_bus(url, run, name="witness", options=BusOptions(credentials=operator.credentials()))
+    made = DoorWitness(run, Client(), operator.credentials().inbox, {}, reader)
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(reader.close)
         made.operator = await stack.enter_async_context(_connected(url, operator, []))
         for name, identity in intruders.items():
             made.intruders[name] = await stack.enter_async_context(_connected(url, identity, made.errors))
@@ -270,7 +432,12 @@ async def _connected(url: str, identity: HeldIdentity, errors: list[str]) -> Asy
         errors.append(str(error))
 
     client = await nats.connect(
-        url, nkeys_seed_str=mine.seed, inbox_prefix=mine.inbox, tls=mine.tls(), error_cb=note, allow_reconnect=False
+        addresses(url)[0],
+        nkeys_seed_str=mine.seed,
+        inbox_prefix=mine.inbox,
+        tls=mine.tls(),
+        error_cb=note,
+        allow_reconnect=False,
     )
     try:
         yield client

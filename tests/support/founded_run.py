@@ -14,6 +14,7 @@ from atoll.archive.rebuild import RebuildOutcome, rebuild
 from atoll.base.clock import SystemClock
 from atoll.base.errors import ArchiveUnavailable
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.signed import Signatures
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.merge.outer import make_outer
@@ -96,7 +97,10 @@ def run_record(run: str) -> RunRecord:
 
 @dataclass
 class FoundedRun:
-    """One founded run. `stores` and `archivists` are by shard; `told` is what learners reported."""
+    """One founded run. `stores` and `archivists` are by shard; `told` is what learners reported.
+
+    With `signatures` its archive is that of a locked run.
+    """
 
     record: RunRecord
     object_store: ArchiveStore
@@ -107,6 +111,7 @@ class FoundedRun:
     archivists: dict[int, Archivist] = field(default_factory=dict)
     told: Ledger = field(default_factory=Ledger)
     pushes: int = 0
+    signatures: Signatures | None = None
 
     @property
     def run(self) -> str:
@@ -121,7 +126,7 @@ class FoundedRun:
     @property
     def checkpoint_store(self) -> CheckpointStore:
         """Return the run's checkpoints."""
-        return CheckpointStore(self.object_store, self.run)
+        return CheckpointStore(self.object_store, self.run, self.signatures)
 
     async def found(self) -> None:
         """Write the run record, version 0, a member and some data leases; make every shard's first tenure."""
@@ -147,7 +152,7 @@ class FoundedRun:
 
     def archivist(self, shard: int, object_store: ArchiveStore | None = None) -> Archivist:
         """Return one more archivist of a shard."""
-        checkpoint_store = CheckpointStore(object_store or self.object_store, self.run)
+        checkpoint_store = CheckpointStore(object_store or self.object_store, self.run, self.signatures)
         settings = ArchiveSettings(url="here", every_s=EVERY_S, keep=self.keep)
         return Archivist(checkpoint_store, self.record, shard, settings, self.clock)
 

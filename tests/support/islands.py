@@ -18,9 +18,11 @@ import pytest
 from atoll.base.exits import last_word_in
 from atoll.bus.interface import Record
 from atoll.bus.open import open_bus
+from atoll.bus.options import DEFAULTS
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement, settle
 from atoll.run.ledger import closing_ledger
+from atoll.wire.event_log import event_of
 from atoll.wire.messages import Event, Head, decode
 from atoll.wire.subjects import Subjects
 from support import caches
@@ -40,6 +42,8 @@ SMALL = {
     "ATOLL_PROTOCOL__INTERVAL_STEPS": "8",
     "ATOLL_PROTOCOL__SHARDS": "1",
     "ATOLL_LEARNER__THREADS": "1",
+    # They train until a test has seen enough; at full speed they keep the processes waiting that the test starts meanwhile.
+    "ATOLL_LEARNER__THROTTLE": "20",
     "ATOLL_LOG__FORMAT": "json",
     "ATOLL_BROKER__PATIENCE_S": "120",
 }
@@ -48,11 +52,11 @@ SMALL = {
 class IslandProcess:
     """Starts services of one run and ends them; every process is waited for."""
 
-    def __init__(self, folder: Path, url: str, data: Path) -> None:
-        """Name a new run on the broker at `url`."""
+    def __init__(self, folder: Path, url: str, data: Path, run: str = "") -> None:
+        """Name a new run on the broker at `url`, or take its name."""
         self.folder = folder
         self.url = url
-        self.run = unique_run()
+        self.run = run or unique_run()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")},
             **SMALL,
@@ -61,6 +65,8 @@ class IslandProcess:
             "ATOLL_DATA__DIR": str(data),
             "ATOLL_LEARNER__COMPILE_CACHE": str(caches.PROGRAMS),
         }
+        self.options = DEFAULTS
+        """With what a test reads the run."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def log(self, name: str) -> Path:
@@ -93,11 +99,11 @@ class IslandProcess:
         """Return the process that was started last under a name."""
         return self._processes[name]
 
-    def wait_for(self, name: str, event: str, count: int = 1) -> None:
-        """Return once a service has logged `event` so often."""
+    def wait_for(self, name: str, event: str, count: int = 1, **fields: object) -> None:
+        """Return once a service has logged `event` with these fields so often."""
         deadline_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline_s:
-            if self.log(name).read_text(encoding="utf-8").count(f'"event": "{event}"') >= count:
+            if sum(fields.items() <= line.items() for line in self.lines(name, event)) >= count:
                 return
             time.sleep(0.05)
         raise AssertionError(f"{name} never said {event}: {self.log(name).read_text(encoding='utf-8')[-2000:]}")
@@ -128,17 +134,17 @@ class IslandProcess:
 
     async def events(self, kind: str) -> list[Event]:
         """Return the events of one kind on the run's event log, in order."""
-        bus = await open_bus(self.url, self.run, name="reader")
+        bus = await open_bus(self.url, self.run, name="reader", options=self.options)
         try:
             entries = await bus.replay(Subjects(self.run).event(kind, "*"), limit=100_000)
         finally:
             await bus.close()
-        return [decode(Event, entry.data) for entry in entries]
+        return [event_of(entry.subject, entry.data) for entry in entries]
 
     async def settlement(self) -> Settlement:
         """Return the fates of the run from the ledger each shard closed with last; its heads must know of the same tokens."""
         settled = settle(closing_ledger(await self.events("ledger")), int(SMALL["ATOLL_PROTOCOL__FRAGMENTS"]))
-        bus = await open_bus(self.url, self.run, name="reader")
+        bus = await open_bus(self.url, self.run, name="reader", options=self.options)
         try:
             check_heads(settled, await bus.get_records(Subjects(self.run).head("*")))
         finally:

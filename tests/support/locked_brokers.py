@@ -1,11 +1,13 @@
-"""A broker behind a locked door for tests: its folder of keys, and identities by name."""
+"""A broker behind a locked door for tests, of one node or several: its folder of keys, and identities by name."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
+from atoll.bus.cluster import LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
@@ -20,14 +22,35 @@ POLL_S = 0.01
 
 
 class LockedBroker:
-    """A nats-server that lets in who is on the roll; a context manager."""
+    """One nats-server, or a cluster of some, that lets in who is on the roll; a context manager."""
 
-    def __init__(self, folder: Path) -> None:
-        """Make keys, a door and a server, which does not run yet."""
+    def __init__(self, folder: Path, nodes: int = 1) -> None:
+        """Make keys, a door and a server for each node, which do not run yet."""
         self.keys = KeyFolder(folder / "keys")
         self.operator = read_identity(self.keys.create([HOST], time.time()))
-        self.door = LockedDoor(self.keys, folder / "store")
-        self.server = EmbeddedBroker(folder / "store", include=self.door.config)
+        self.doors: list[LockedDoor] = []
+        self.servers: list[EmbeddedBroker] = []
+        self._copies = nodes
+        if nodes > 1:
+            self.servers += LocalCluster(folder / "store", nodes, door=self._door).nodes
+        else:
+            self.servers.append(EmbeddedBroker(folder / "store", include=self._door(folder / "store").config))
+
+    def _door(self, store: Path) -> LockedDoor:
+        self.doors.append(LockedDoor(self.keys, store, node=self._copies > 1))
+        return self.doors[-1]
+
+    def open_endpoint(self, url: str) -> None:
+        """Have the only server answer questions about itself at `url`, from its next start on."""
+        [server] = self.servers
+        file = server.store_dir / "endpoint.conf"
+        file.write_text(f'http: "{urlsplit(url).netloc}"\ninclude "{self.doors[0].config.name}"\n')
+        server._include = file
+
+    @property
+    def url(self) -> str:
+        """Return the addresses of all nodes."""
+        return ",".join(server.url for server in self.servers)
 
     def add(self, run: str, name: str, kind: Kind = "learner", **more: Any) -> Path:  # noqa: ANN401  (as `KeyFolder.add`)
         """Let one more in and return its file."""
@@ -41,29 +64,31 @@ class LockedBroker:
 
     def follow(self) -> None:
         """Have the server take over what has changed, and return when it has."""
-        if self.door.has_changed():
-            self.server.reload()
+        for door, server in zip(self.doors, self.servers, strict=True):
+            if door.has_changed():
+                server.reload()
 
-    def await_change(self) -> None:
-        """Return once a key has ended by the clock and the server knows."""
-        deadline_s = time.monotonic() + SOON_S
-        while not self.door.has_changed():
-            assert time.monotonic() < deadline_s, "no key ends"
+    def await_end(self, until_s: float) -> None:
+        """Return once a key has ended by the clock, at `until_s`, and the server knows."""
+        # A node that was told late may never have heard of the key: it has nothing to change.
+        while time.time() <= until_s:
             time.sleep(POLL_S)
-        self.server.reload()
+        self.follow()
 
-    def said(self) -> str:
-        """Return the server's log."""
-        return self.server.log_path.read_text(encoding="utf-8", errors="replace")
+    def said(self) -> list[str]:
+        """Return the log of each server."""
+        return [server.log_path.read_text(encoding="utf-8", errors="replace") for server in self.servers]
 
     async def bus(self, run: str, identity: HeldIdentity, **options: Any) -> JetStreamBus:  # noqa: ANN401  (of the bus)
         """Open a bus as `identity`."""
-        given = BusOptions(credentials=identity.credentials(), **options)
-        return await JetStreamBus.open(self.server.url, run, name=identity.name, options=given)
+        given = BusOptions(**{"credentials": identity.credentials(), "replicas": self._copies, **options})
+        return await JetStreamBus.open(self.url, run, name=identity.name, options=given)
 
     def __enter__(self) -> Self:
-        self.server.start()
+        for server in self.servers:
+            server.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.server.stop()
+        for server in self.servers:
+            server.stop()

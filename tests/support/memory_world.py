@@ -16,7 +16,8 @@ from atoll.base.loop_thread import LoopThread
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import MEASURES_MIN
@@ -25,7 +26,8 @@ from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
-from atoll.wire.messages import Event, decode
+from atoll.settings import ArchiveSettings
+from atoll.wire.event_log import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
 from support.islands import check_heads
@@ -63,12 +65,16 @@ def parameters(value: float = 0.0, width: int = 6) -> dict[str, jax.Array]:
 class MemoryWorld:
     """One broker, one loop for everybody, shards as futures, learners as threads."""
 
-    def __init__(self, run: str, protocol: ProtocolSettings, encode: str = "auto") -> None:
-        """Start the shards; they wait for the founder. Learners `encode` where it says."""
+    def __init__(
+        self, run: str, protocol: ProtocolSettings, encode: str = "auto", archive: ArchiveSettings | None = None
+    ) -> None:
+        """Start the shards; they wait for the founder. Learners `encode` where it says; an `archive` may retain rounds."""
         self.run, self.protocol, self.encode = run, protocol, encode
         self.broker = MemoryBroker()
         self.home = LoopThread("world")
-        self.shards = [self.home.submit(serve_run(self.bus, run, shard=s)) for s in range(protocol.shards)]
+        self.shards = [
+            self.home.submit(serve_run(self.bus, run, shard=s, archive=archive)) for s in range(protocol.shards)
+        ]
         self.final: dict[str, Any] = {}
         self.errors: list[BaseException] = []
 
@@ -88,9 +94,16 @@ class MemoryWorld:
             options=JoinOptions(home=self.home, encode=self.encode, **options),
         )
 
-    def train(self, learner: str, towards: float, pace: float = 1.0, steps_max: int = 100_000) -> None:
-        """Pull every parameter towards a value until the run is over; 10 tokens a step."""
-        with self.join(learner) as island:
+    def train(
+        self,
+        learner: str,
+        towards: float,
+        pace: float = 1.0,
+        steps_max: int = 100_000,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Pull every parameter towards a value until the run is over; 10 tokens a step; with options of `JoinOptions`."""
+        with self.join(learner, **options) as island:
             params = island.params
             steps = 0
             while not island.done and steps < steps_max:
@@ -109,12 +122,14 @@ class MemoryWorld:
             except Exception as error:  # noqa: BLE001  (whatever ends a learner's thread fails the test)
                 self.errors.append(error)
 
-        threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+        # A learner that never ends fails the test; it must not keep the process from ending, too.
+        threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in work]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(240.0)
         assert not self.errors
+        assert not any(thread.is_alive() for thread in threads), "a learner has not ended"
         assert [shard.result(timeout=240.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
 
     def merged(self) -> MergedModel:
@@ -136,7 +151,7 @@ class MemoryWorld:
             entries = await bus.replay(Subjects(self.run).event("ledger", "*"))
             heads = await bus.get_records(Subjects(self.run).head("*"))
             await bus.close()
-            ledger = closing_ledger(decode(Event, entry.data) for entry in entries)
+            ledger = closing_ledger(event_of(entry.subject, entry.data) for entry in entries)
             check_heads(settle(ledger, self.protocol.fragments), heads)
             return ledger
 

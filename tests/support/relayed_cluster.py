@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import msgspec
 
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.cluster import ClusteredBroker, node_store, planned_nodes
+from atoll.local.broker_watches import SilenceWatch, processor_s
+from atoll.local.brokers import WATCH_S
 from support.links import LinkProxy
 
 UNREACHABLE: Final = "127.0.0.1:1"
@@ -28,12 +31,15 @@ class RelayedNode(ClusteredBroker):
 class RelayedCluster:
     """A cluster on this machine whose routes can be cut; a context manager."""
 
-    def __init__(self, folder: Path, nodes: int = 3) -> None:
-        """Prepare so many nodes."""
+    def __init__(self, folder: Path, nodes: int = 3, *, watched: bool = False) -> None:
+        """Prepare so many nodes; if they are `watched`, one that is frozen is started anew, as by its host (`atoll broker`)."""
         self._folder = folder
         self._count = nodes
         self._home = LoopThread("routes")
         self._relays: dict[tuple[int, int], LinkProxy] = {}
+        self._watched = watched
+        self._watchers: list[threading.Thread] = []
+        self._over = threading.Event()
         self.nodes: list[ClusteredBroker] = []
 
     def __enter__(self) -> Self:
@@ -50,9 +56,23 @@ class RelayedCluster:
             self.nodes.append(RelayedNode(node_store(self._folder, node.node), relayed))
         for broker in self.nodes:
             broker.start()
+            if self._watched:
+                self._watchers.append(threading.Thread(target=self._watch, args=(broker,)))
+                self._watchers[-1].start()
         return self
 
+    def _watch(self, broker: ClusteredBroker) -> None:
+        """Start a node anew that is frozen; one that a test has ended is the test's."""
+        frozen = SilenceWatch(broker.answers, lambda: processor_s(broker.pid))
+        while not self._over.wait(WATCH_S):
+            if frozen.is_frozen() and broker.pid:
+                broker.kill()
+                broker.restart()
+
     def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for watcher in self._watchers:
+            watcher.join()
         for broker in self.nodes:
             broker.stop()
         for relay in self._relays.values():

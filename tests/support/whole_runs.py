@@ -29,6 +29,8 @@ SMALL = (
     "protocol.interval_steps=8",
     "protocol.silence_s=2",
 )
+UNHURRIED = ("--set", "learner.throttle=20")
+"""For a run that trains until it is told to stop: its learners leave the processors to what the test starts meanwhile."""
 DEADLINE_S = 240.0
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 

@@ -12,7 +12,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator"}
+PACKAGES = {"atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator", "atoll_monitor"}
 
 # What the extras bring: an environment with the core alone has none of it.
 EXTRAS = ("jax", "jaxlib", "flax", "optax", "orbax", "numba", "tokenizers", "pyarrow")
@@ -50,6 +50,8 @@ def test_the_wheel_holds_the_product_alone(wheel: set[str]) -> None:
     assert {name for name in wheel if name.endswith(".py")} == wanted
     assert not [name for name in wheel if {"tests", "schedules", "baselines", "benchmarks"} & set(name.split("/"))]
     assert {"atoll/report/report.schema.json", "atoll/bus/hub.conf"} <= wheel
+    page = "atoll_monitor/dashboard/static"
+    assert {f"{page}/index.html", f"{page}/vendor/uPlot.esm.js", f"{page}/vendor/uPlot-LICENSE.txt"} <= wheel
     assert {f"{package}/py.typed" for package in PACKAGES} <= wheel
 
 

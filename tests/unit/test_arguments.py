@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.base.errors import SettingsError
+from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.keys.roll import KeyFolder
 from atoll.protocol.settings import ProtocolSettings
 
 PARAMS = {"w": np.zeros((4, 2), np.float32)}
@@ -38,6 +39,8 @@ PARAMS = {"w": np.zeros((4, 2), np.float32)}
         ({"options": atoll.JoinOptions(merge={1: "mean"})}, "options.merge"),  # type: ignore[dict-item]
         ({"options": atoll.JoinOptions(patience_s="3")}, "options.patience_s"),  # type: ignore[arg-type]
         ({"options": atoll.JoinOptions(health_file="x")}, "options.health_file"),  # type: ignore[arg-type]
+        ({"options": atoll.JoinOptions(bulk="nats://b")}, "options.bulk"),
+        ({"options": atoll.JoinOptions(bulk=[4222])}, "options.bulk"),  # type: ignore[list-item]
         ({"options": atoll.JoinOptions(replicas="3")}, "options.replicas"),  # type: ignore[arg-type]
     ],
 )
@@ -50,6 +53,30 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_name(changes: dict[str, Any],
 
     assert refused.value.what == f"{named} has a wrong type"
     assert refused.value.parts().keys() == {"what", "got", "allowed", "todo"}
+
+
+def test_a_loop_takes_its_identity_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As every verb does; what the caller names goes before it, and an empty variable names none."""
+    keys = KeyFolder(tmp_path / "keys")
+    keys.create(["127.0.0.1"], 0.0)
+    monkeypatch.setenv("ATOLL_BROKER__IDENTITY", str(keys.add("other", "learner", "r", 0.0)))
+    with pytest.raises(SettingsError, match="the identity of another: learner 'other'"):
+        atoll.join("nats://127.0.0.1:1", run="r", learner="a", params=PARAMS)
+    options = atoll.JoinOptions(identity=keys.add("third", "learner", "r", 0.0))
+    with pytest.raises(SettingsError, match="the identity of another: learner 'third'"):
+        atoll.join("nats://127.0.0.1:1", run="r", learner="a", params=PARAMS, options=options)
+    with pytest.raises(SettingsError, match="of another run: learner 'other'"):
+        atoll.read_model("nats://127.0.0.1:1", run="elsewhere")
+    monkeypatch.setenv("ATOLL_BROKER__IDENTITY", "")
+    with pytest.raises(BrokerUnavailable):
+        atoll.read_model("nats://127.0.0.1:1", run="r", patience_s=0.1)
+
+
+def test_further_brokers_may_be_any_sequence() -> None:
+    """A list, too, as every example writes one; what is refused here is only the address, which nobody answers."""
+    options = atoll.JoinOptions(bulk=["nats://127.0.0.1:2"], patience_s=0.1)
+    with pytest.raises(BrokerUnavailable):
+        atoll.join("nats://127.0.0.1:1", run="r", learner="a", params=PARAMS, options=options)
 
 
 @pytest.mark.parametrize(

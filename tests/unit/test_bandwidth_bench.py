@@ -90,6 +90,7 @@ def test_without_overlap_a_plan_is_dearer_than_what_is_published() -> None:
     assert max(times) == pytest.approx(2.3, abs=0.02)
 
 
+@pytest.mark.second_tier
 def test_two_cells_alone_lead_to_two_thirds_and_36_layers() -> None:
     """Of bf16 the first allows 58 to 69 %; with two thirds the second allows 34 to 40 layers."""
     last, half = (row for row in TABLE_6 if row.fitted_by == TWO_THIRDS.name)
@@ -150,6 +151,7 @@ def test_the_step_up_to_which_it_is_twenty_times_as_fast_is_the_last_one() -> No
         assert below > 20.0 > above
 
 
+@pytest.mark.second_tier
 def test_no_published_cell_is_called_a_prediction() -> None:
     published = {row.name for row in (*TABLE_6, *FIVE_B)}
 

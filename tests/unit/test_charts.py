@@ -110,3 +110,22 @@ def test_one_column_alone_stands_in_the_middle() -> None:
     assert float(drawn(svg, "circle")[0].get("cx", "nan")) == pytest.approx(
         (float(frame.get("x1", "nan")) + float(frame.get("x2", "nan"))) / 2
     )
+
+
+def test_a_line_stops_where_nothing_is_known() -> None:
+    """Two stretches with a gap between, of one colour; a series without any known point is not drawn."""
+    broken = Series("a", [(0, 1), (1, 2), (2, None), (3, 4), (4, 5)])
+    svg = lines_file([broken, Series("unknown", [(0, None)])], "x", "y")
+
+    assert [line.get("stroke") for line in drawn(svg, "polyline")] == [PALETTE[0], PALETTE[0]]
+    assert "unknown" not in texts(svg)
+
+
+def test_charts_of_one_span_have_one_axis() -> None:
+    """Of two charts one has points only at the end: both are drawn over the whole time."""
+    late = lines([Series("a", [(90.0, 1.0), (100.0, 2.0)])], "seconds", "y", (0.0, 100.0))
+    whole = lines([Series("a", [(0.0, 1.0), (100.0, 2.0)])], "seconds", "y")
+
+    ends = [re.search(r'points="[^"]* ([0-9.]+),', svg) for svg in (late, whole)]
+    assert None not in ends
+    assert ends[0].group(1) == ends[1].group(1)  # type: ignore[union-attr]

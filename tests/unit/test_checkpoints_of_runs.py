@@ -133,7 +133,7 @@ class HungObjectStore(BrokenObjectStore):
     def put(self, path: str, data: bytes) -> None:
         """Hang, then write."""
         self.hanging.set()
-        self.release_pages.wait()
+        assert self.release_pages.wait(60.0)
         super().put(path, data)
 
 

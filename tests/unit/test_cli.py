@@ -13,14 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll import __version__
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.run.folder import RunFile
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 from support.command_line import atoll
 from support.links import GreetingServer
 
-HEAVY = ("jax", "flax", "optax", "nats", "pyarrow", "tokenizers")
+HEAVY = ("jax", "flax", "optax", "nats", "textual", "pyarrow", "tokenizers")
 
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +57,11 @@ def test_a_verb_that_waits_says_so_and_outlives_a_request_for_facts() -> None:
     assert waiting.returncode == BrokerUnavailable.exit_code
 
 
+def test_the_version_says_which_wire_versions_it_speaks() -> None:
+    """Whoever upgrades a run asks just that."""
+    assert atoll("version").stdout == f"atoll {__version__}, wire {SCHEMA_OLDEST} to {SCHEMA_NEWEST}\n"
+
+
 def test_help_lists_every_verb() -> None:
     """Verbs of services are there too."""
     done = atoll("--help")
@@ -64,9 +71,11 @@ def test_help_lists_every_verb() -> None:
         "up",
         "tap",
         "top",
+        "status",
         "fates",
         "archive",
         "plan",
+        "dashboard",
         "config",
         "doctor",
         "learner",
@@ -85,6 +94,9 @@ def test_help_lists_every_verb() -> None:
         (("up", "--set", "protocol.colour=blue"), "colour"),
         (("why", "--out", "nowhere"), "no run lies in this folder"),
         (("fates", "--out", "nowhere", "--run", "x"), "a folder says which run it holds"),
+        (("dashboard", "nowhere"), "no run lies in this folder"),
+        (("dashboard", "nowhere", "--broker", "nats://a:1"), "a folder says which run it holds"),
+        (("dashboard", "--run", "a.b"), "run id"),
         (("up", "--learners", "2", "--set", "protocol.quorum=3"), "quorum"),
         (("up", "--set", "protocol.quorum=0"), "quorum"),
         (("up", "--learners", "0"), "learners"),
@@ -102,6 +114,12 @@ def test_help_lists_every_verb() -> None:
         (("tap", "foo bar"), "the tap is no filter of subjects"),
         (("tap", ""), "the tap is no filter of subjects"),
         (("tap", ">.x"), "the tap is no filter of subjects"),
+        (("tap", "--kind", "rounds"), "no tap has messages of this kind"),
+        (("tap", "--learner", "a.b"), "learner cannot be part of a subject"),
+        (("tap", "--fragment", "-1"), "--fragment"),
+        (("tap", "--since", "5 fortnights"), "--since is not understood"),
+        (("tap", "--no-follow"), "there is nothing to print"),
+        (("runs", "taps", "demo", "all"), "taps have either"),
         (("up", "--brokers", "2"), "up.brokers"),
         (("broker", "--node", "1"), "--node is for a node of a cluster"),
         (("broker", "--route", "nats://a:1"), "--route is for a node of a cluster"),

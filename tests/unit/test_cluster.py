@@ -69,7 +69,7 @@ def test_a_server_is_told_its_name_and_its_routes(tmp_path: Path) -> None:
     assert re.search(r"^server_name: hub-2$", said[0], re.MULTILINE)
     assert (
         'cluster { name: "hub", listen: "0.0.0.0:6222", no_advertise: true, '
-        'routes: ["nats://a:6222", "nats://c:6222"] }' in said[0]
+        'routes: ["nats://a:6222", "nats://c:6222"]\n}' in said[0]
     )
 
 

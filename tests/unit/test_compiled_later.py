@@ -16,19 +16,13 @@ from atoll.codec.formats import F32, INT4, Format
 from atoll.codec.kernels import FAST_ELEMENTS, Kernels, plain_kernels
 from atoll.codec.kernels import later as module
 from atoll.codec.kernels.later import CompiledLater, ProcessEnds, ends_with_the_process
-
-DEADLINE_S = 120.0
-
-
-def thread_of_the_compiler() -> threading.Thread | None:
-    """Return the thread that compiles, if one does."""
-    return next((thread for thread in threading.enumerate() if thread.name == "atoll-compiler"), None)
+from support.compilers import DEADLINE_S, await_compilers, compiling
 
 
-def ended() -> None:
-    """Wait for the compiler."""
-    if (thread := thread_of_the_compiler()) is not None:
-        thread.join(DEADLINE_S)
+@pytest.fixture(autouse=True)
+def _nobody_else_compiles() -> None:
+    """Wait for what an earlier test of this process has begun: the thread, and what it logs, would count here."""
+    await_compilers()
 
 
 def test_nothing_is_compiled_before_there_is_much_to_do_and_nobody_waits() -> None:
@@ -43,11 +37,11 @@ def test_nothing_is_compiled_before_there_is_much_to_do_and_nobody_waits() -> No
     later = CompiledLater("a", make, worth_elements=100)
     with capture_logs() as logs:
         assert [later.found(49), later.found(50)] == [None, None]
-        assert thread_of_the_compiler() is None
+        assert compiling() is None
         assert [later.found(1), later.found(1000)] == [None, None]
-        assert thread_of_the_compiler() is not None
+        assert compiling() is not None
         may_end.set()
-        ended()
+        await_compilers()
 
     assert later.found(1) == "compiled"
     assert later.now() == "compiled"
@@ -67,7 +61,7 @@ def test_without_a_compiler_the_plain_form_goes_on(fault: OSError | None, said: 
     later: CompiledLater[str] = CompiledLater("a", make, worth_elements=1)
     with capture_logs() as logs:
         assert later.found(1) is None
-        ended()
+        await_compilers()
         assert [later.found(1), later.found(1)] == [None, None]
 
     last = logs[-1]
@@ -98,7 +92,7 @@ def test_a_process_that_ends_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -
     later: CompiledLater[None] = CompiledLater("a", ends_with_the_process, worth_elements=1)
     with capture_logs() as logs:
         later.found(1)
-        ended()
+        await_compilers()
     assert [line["event"] for line in logs] == ["kernels.compiling"]
 
 
@@ -122,7 +116,7 @@ for _ in range(later.WORTH_ELEMENTS // (1 << 19)):
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
-@pytest.mark.parametrize("form", [F32, INT4])
+@pytest.mark.parametrize("form", [F32, pytest.param(INT4, marks=pytest.mark.second_tier)])
 def test_both_forms_of_a_set_make_the_same_bits_in_turn(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vector whose parts are done by one form and then by the other is what either would make alone."""
     monkeypatch.setattr(sets, "_later", {})
@@ -149,4 +143,4 @@ def test_a_part_counts_and_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sets, "_later", {})
 
     assert {sets.kernels(F32, 1 << 40).name for _ in range(module.WORTH_ELEMENTS // PART - 1)} == {"plain"}
-    assert thread_of_the_compiler() is None
+    assert compiling() is None

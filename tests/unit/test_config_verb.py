@@ -84,9 +84,9 @@ def test_names_choose_sections_and_settings() -> None:
     done = atoll("config", "up", "train.rate", "--set", "up.throttle.learner-1=2")
     names = [line.split()[0] for line in done.stdout.splitlines()]
 
-    assert set(names) == {"train.rate", "up.throttle.learner-1"} | {
+    assert set(names) == {"train.rate", "up.throttle.learner-1", "up.out", "up.dashboard"} | {
         f"up.{name}"
-        for name in ("learners", "standbys", "brokers", "bulk_brokers", "minutes", "corpus", "port", "locked", "out")
+        for name in ["learners", "standbys", "brokers", "bulk_brokers", "minutes", "corpus", "port", "locked"]
     }
 
 

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from atoll.merge import correction, fold, global_update
+from atoll.merge import correction, fold, global_update, norms
 from atoll.protocol import (
     balance,
     data,
@@ -38,7 +38,8 @@ CONSTANTS = [
     (quarantine, {"NEGLIGIBLE_SHARE": 0.01, "MEASURES_MIN": 4, "MEASURES_MAX": 16}),
     (rounds, {"VAIN_CALLS": 8, "PLACES": 2}),
     (tenure, {"RENEWALS_PER_LEASE": 3.0}),
-    (fold, {"ROUNDING": 2.0**-23, "NORM_MIN": 1e-20, "SMALL": 128, "CLAIM_TOLERANCE": 1e-3}),
+    (fold, {"ROUNDING": 2.0**-23, "NORM_MIN": 1e-20, "SMALL": 128}),
+    (norms, {"CLAIM_TOLERANCE": 1e-3}),
     (correction, {"CANCELLED": 2.0**-8, "FACTOR_MAX": (2.0 - 2.0**-23) * 2.0**126}),
     (global_update, {"_HEADER_BYTES_MAX": 2 << 20, "_NUMBER_BYTES_MAX": 64}),
 ]

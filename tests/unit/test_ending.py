@@ -16,7 +16,8 @@ import pytest
 
 from atoll.bus.streams import stream_plan
 from atoll.codec import Encoded
-from atoll.merge.fold import FragmentFold, slice_norms
+from atoll.merge.fold import FragmentFold
+from atoll.merge.norms import slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol import invariants
 from atoll.protocol.events import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.network.ends import STAGES
-from benchmarks.network.ends_roles import LEARNER, SHARD, Watched
+from benchmarks.network.ends_roles import LEARNER, SHARD, TimedStage
 
 
 @pytest.mark.parametrize("watched", [*SHARD, *LEARNER], ids=lambda each: f"{each.owner.__name__}.{each.name}")
-def test_what_is_watched_is_there(watched: Watched) -> None:
+def test_what_is_watched_is_there(watched: TimedStage) -> None:
     """Private methods are watched, too, and whoever renames one is told here."""
     assert callable(getattr(watched.owner, watched.name))
 

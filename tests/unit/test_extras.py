@@ -34,6 +34,8 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
         ("tokenizers", "atoll_learner.data.tokenizer", "bpe"),
         ("pyarrow", "atoll_learner.data.sources", "parquet"),
         ("numba", "atoll.codec.kernels.compiling", "synchronizer"),
+        ("uvicorn", "atoll_monitor.web", "monitor"),
+        ("opentelemetry.sdk", "atoll_monitor.records.traces", "traces"),
     ],
 )
 def test_the_smallest_extra_is_named(package: str, asked_by: str, extra: str) -> None:

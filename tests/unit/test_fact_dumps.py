@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from atoll.protocol.snapshots import freeze
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where dumps go."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where dumps go, of the machines of one test: those that others have left would push its dumps out of the folder."""
+    monkeypatch.setattr(fact_dumps, "_recorders", weakref.WeakSet())
     fact_dumps.policy.folder = tmp_path / "dumps"
     yield tmp_path / "dumps"
     fact_dumps.policy.folder = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.fates import show, show_data
 from atoll.protocol.data import DataLedger
-from atoll.protocol.ledger import Account
+from atoll.protocol.ledger import Account, Ledger
+from atoll.run import ledger
 from atoll.run.ledger import IncarnationAccount
+from support.founded_run import run_record
 
 
 def test_no_digit_is_cut_in_a_narrow_terminal(
@@ -25,3 +28,15 @@ def test_no_digit_is_cut_in_a_narrow_terminal(
     assert "246,913,578" in said
     assert "refused:outlier" in said
     assert "1,234,567" in said
+
+
+async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tenth after the second, below one another for each learner."""
+
+    async def read(*_: object) -> Ledger:
+        return Ledger({name: Account() for name in ("bob/1", "ada/10", "ada/2")})
+
+    monkeypatch.setattr(ledger, "read_ledger", read)
+    bus = MemoryBus(run, MemoryBroker())
+    await bus.provision(1 << 20)
+    assert [life.name for life in await ledger.read_lives(bus, run_record(run))] == ["ada/2", "ada/10", "bob/1"]

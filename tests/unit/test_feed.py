@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,8 @@ from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress
 from atoll_learner import feed
 from atoll_learner.data.batches import BatchReader
+from atoll_learner.data.command import prepare_command
+from atoll_learner.data.shards import TokenShards
 from atoll_learner.feed import LeasedFeed, Supply
 
 
@@ -119,3 +122,91 @@ def test_a_ledger_that_cannot_be_read_is_asked_ever_more_slowly(
 
     assert granted == [(0, 4), (0, 4)]
     assert waited == [1, 2, 3]
+
+
+class LeasesUntilTheCut(SilentLeases):
+    """A ledger that grants once."""
+
+    granted = False
+
+    async def take(self, blocks: int) -> DataGrant:
+        """Return a grant, and never another one."""
+        if self.granted:
+            await self._for_ever("take")
+        self.granted = True
+        return DataGrant(0, 0, blocks, "a", 1)
+
+
+def test_a_learner_that_can_lease_nothing_more_chooses_text_itself(
+    home: LoopThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In an order of its own, without end; at its beginning it waits for the first lease."""
+    monkeypatch.setattr(feed, "ALONE_S", 0.05)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number}\n" for number in range(4_000)))
+    prepare_command(tmp_path / "data", [text], stdlib=False, vocabulary=0, validation=0.1, block_tokens=256, seed=0)
+    shards = TokenShards(tmp_path / "data")
+
+    def fed(incarnation: int, leases: SilentLeases) -> LeasedFeed:
+        member = SimpleNamespace(learner="a", incarnation=incarnation)
+        island = SimpleNamespace(session=SimpleNamespace(leases=leases, member=member), call=home.submit)
+        return LeasedFeed(cast("IslandHandle", island), BatchReader(shards, 32, 4, 0), 2, {})
+
+    windows = 2 * 7 // 4
+    drawn = []
+    for incarnation in (1, 2, 2):
+        reading = fed(incarnation, LeasesUntilTheCut())
+        batches = [reading.next(lambda: False) for _ in range(4 * windows)]
+        assert all(batch is not None for batch in batches)
+        drawn.append([batch.tobytes() for batch in batches if batch is not None])
+    assert drawn[1] == drawn[2]
+    assert drawn[0][:windows] == drawn[1][:windows]
+    assert drawn[0][windows:] != drawn[1][windows:]
+
+    given_up = iter([False] * 3 + [True])
+    assert fed(1, SilentLeases()).next(lambda: next(given_up)) is None
+
+
+def test_in_a_long_outage_a_learner_waits_only_once_before_it_chooses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Behind a cut link each unit would cost ten seconds; once something is leased, the next outage is waited for anew."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number}\n" for number in range(4_000)))
+    prepare_command(tmp_path / "data", [text], stdlib=False, vocabulary=0, validation=0.1, block_tokens=256, seed=0)
+    asked: list[Future[DataGrant]] = []
+    looks = 0
+
+    def call(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        coroutine.close()
+        asked.append(Future())
+        return asked[-1]
+
+    def look(_pending: object, _timeout_s: float) -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(feed, "wait", look)
+    monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=lambda: looks * feed.LOOK_S))
+    session = SimpleNamespace(leases=SilentLeases(), member=SimpleNamespace(learner="a", incarnation=1))
+    island = SimpleNamespace(session=session, call=call)
+    reading = LeasedFeed(cast("IslandHandle", island), BatchReader(TokenShards(tmp_path / "data"), 32, 4, 0), 2, {})
+
+    def waited(batches: int) -> list[int]:
+        """Return how many looks each batch took that was waited for."""
+        taken = []
+        for _ in range(batches):
+            before = looks
+            assert reading.next(lambda: False) is not None
+            taken.append(looks - before)
+        return [count for count in taken if count]
+
+    asked[0].set_result(DataGrant(0, 0, 2, "a", 1))
+    first = waited(20)
+    asked[-1].set_result(DataGrant(0, 2, 4, "a", 1))
+    second = waited(20)
+
+    assert first[0] > feed.ALONE_S / feed.LOOK_S
+    assert set(first[1:]) == {1}
+    assert max(second) == first[0]
+    assert second.count(first[0]) == 1

@@ -7,8 +7,13 @@ import itertools
 import threading
 import time
 
+import pytest
+
+from atoll.bus import subscriptions
 from atoll.bus.interface import CoreMessage
 from atoll.bus.subscriptions import RUN_LENGTH, BufferedSubscription
+
+DEADLINE_S = 120.0
 
 
 async def _nothing(_: BufferedSubscription) -> None:
@@ -33,12 +38,33 @@ async def test_a_flood_takes_turns_with_the_rest_of_the_loop() -> None:
     sender = threading.Thread(target=flood)
     sender.start()
     reading = asyncio.create_task(read())
-    while taken < 40 * RUN_LENGTH:
-        turns.append(taken)
-        await asyncio.sleep(0)
-    over.set()
-    sender.join()
-    reading.cancel()
-    await feed.close()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while taken < 40 * RUN_LENGTH:
+                turns.append(taken)
+                await asyncio.sleep(0)
+    finally:
+        over.set()
+        sender.join()
+        reading.cancel()
+        await feed.close()
 
     assert max(later - former for former, later in itertools.pairwise(turns)) <= RUN_LENGTH
+
+
+async def test_large_messages_are_held_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped and counted; one that is larger than all together is still told."""
+    monkeypatch.setattr(subscriptions, "BYTES_MAX", 10)
+    dropped = list[None]()
+    feed = BufferedSubscription(100, on_drop=lambda: dropped.append(None), on_close=_nothing)
+    for text in (b"1" * 4, b"2" * 4, b"3" * 4):
+        feed.push(CoreMessage("a", text))
+    first, second = await feed.next(0.0), await feed.next(0.0)
+    feed.push(CoreMessage("a", b"4" * 100))
+    large = await feed.next(0.0)
+    for text in (b"5" * 5, b"6" * 5):
+        feed.push(CoreMessage("a", text))
+    last = [await feed.next(0.0), await feed.next(0.0)]
+
+    assert [each and each.data[:1] for each in (first, second, large, *last)] == [b"2", b"3", b"4", b"5", b"6"]
+    assert len(dropped) == 1

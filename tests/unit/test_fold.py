@@ -12,7 +12,8 @@ import pytest
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
 from atoll.codec.kernels.in_numpy import STRETCH
-from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method, l2_norm, slice_norms, validated_norms
+from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method
+from atoll.merge.norms import l2_norm, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 
 Vector = npt.NDArray[np.float32]

@@ -78,6 +78,7 @@ def test_every_size_that_was_not_fitted_is_met() -> None:
     assert errors(cells())[1] <= POINTS
 
 
+@pytest.mark.second_tier
 def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
     """One stall fewer meets the fitted cells worse and the others too, and would not hold the goals."""
     null = null_model(range(2))
@@ -89,6 +90,7 @@ def test_ours_is_better_than_the_null_model_fitted_alike() -> None:
     assert [figure.holds for figure in theirs[:2]] == [False, False]
 
 
+@pytest.mark.second_tier
 def test_a_mechanism_that_is_wrong_is_found_out_though_it_is_fitted() -> None:
     """Where only admissions stall, one constant meets the two cells as well as it can, and misses what it has not seen."""
     wrong = fitted(changed(FleetParameters(), downscale_s=0.0), range(2), {("elastic",): ("upscale_s",)})
@@ -106,6 +108,7 @@ def test_four_learners_and_more_are_always_up() -> None:
     assert all(figure.holds for figure in figures)
 
 
+@pytest.mark.second_tier
 def test_the_fit_is_found_again_from_elsewhere() -> None:
     """It does not depend on where it begins; few seeds leave it some seconds of play."""
     start = changed(FleetParameters(), restart_s=40.0, downscale_s=25.0, upscale_s=5.0)
@@ -116,6 +119,7 @@ def test_the_fit_is_found_again_from_elsewhere() -> None:
             assert getattr(found, name) == pytest.approx(getattr(FleetParameters(), name), abs=4.0)
 
 
+@pytest.mark.second_tier
 def test_the_constants_that_are_set_hardly_matter_and_the_fitted_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slice size and return time move no cell by a point when halved or doubled; the stalls move some by several."""
     monkeypatch.setattr("benchmarks.fleet.goodput_fit.DAYS", 0.7)

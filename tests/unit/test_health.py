@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.base.clock import SystemClock
+from atoll.base.errors import BrokerUnavailable
 from atoll.base.health import live, show_life, silent_s
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.main import build
-from atoll.client.join import JoinOptions, join
+from atoll.client.join import join
+from atoll.client.join_options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 DEADLINE_S = 60.0
@@ -63,6 +65,32 @@ async def test_a_living_loop_touches_at_once(tmp_path: Path) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await life
     assert life.cancelled()
+
+
+async def test_a_loop_that_no_broker_answers_shows_no_life(tmp_path: Path) -> None:
+    """It lives, and is cut off: the file stays as old as it is, until an answer comes."""
+    asked = asyncio.Event()
+    answers: Iterator[bool | BrokerUnavailable] = iter([False, BrokerUnavailable("cut off"), True])
+
+    async def reaches(within_s: float) -> bool:
+        assert within_s > 0.0
+        answer = next(answers)
+        asked.set()
+        if isinstance(answer, BrokerUnavailable):
+            raise answer
+        return answer
+
+    file = tmp_path / "health"
+    for shown in (False, False, True):
+        life = asyncio.create_task(live(file, reaches))
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+        asked.clear()
+        await asyncio.sleep(0)
+        life.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await life
+        assert file.exists() == shown
 
 
 @pytest.mark.parametrize(("age", "code"), [(0.0, 0), (100.0, 1)])

@@ -293,6 +293,7 @@ def test_the_description_that_we_write_into_a_file_is_compared(tmp_path: Path) -
     params, asked = init_params(MODEL, 0), MODEL.model_copy(update={"rope_theta": 5e5})
     save_safetensors(params, tmp_path / "ours.safetensors", {"model": MODEL.describe()})
     save_safetensors(params, tmp_path / "theirs.safetensors", {"model": "a poem"})
+    assert (tmp_path / "ours.safetensors").stat().st_mode & 0o777 == 0o644
 
     with pytest.raises(CheckpointError, match=r"rope_theta = 10000.0, not 500000.0"):
         first_values(asked, 1, tmp_path / "ours.safetensors")

@@ -15,7 +15,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import IslandDriver
 from atoll.client.founding import publish_origin
-from atoll.client.local_refusals import QUIET_S, LocalRefusals
+from atoll.client.local_refusals import QUIET_S, LocalRefusals, tell_verdict
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import CallHeard, HeadHeard, Push
@@ -24,7 +24,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
-from atoll.wire.messages import Member, RunRecord, encode
+from atoll.wire.messages import Member, RunRecord, Verdict, encode
 from atoll.wire.subjects import Subjects
 from support.clocks import HandClock
 from support.links import unique_run
@@ -175,3 +175,12 @@ async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_
     (ready,) = scene.driver.take_ready()
     assert ready.frame.version == 1
     assert scene.driver.take_ready() == []
+
+
+@pytest.mark.parametrize(("reason", "level"), [("stale", "info"), ("outlier", "warning")])
+def test_a_push_that_came_too_late_is_no_reason_to_worry(reason: str, level: str) -> None:
+    """A learner that joins meets one or two, and a warning without a why would alarm whoever reads it."""
+    with capture_logs() as lines:
+        tell_verdict(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
+    assert [line["log_level"] for line in lines] == [level]
+    assert ("harmless" in lines[0].get("why", "")) is (reason == "stale")

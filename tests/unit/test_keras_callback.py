@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import keras
 import numpy as np
 import pytest
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.join import IslandHandle, JoinOptions
-from atoll.keras import IslandCallback
-from atoll.keras.variables import TravellingVariables, by_name
+from atoll.client.join import IslandHandle
+from atoll.client.join_options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
+from support.lazily import LazyModule
+
+if TYPE_CHECKING:
+    import keras
+
+    from atoll.keras import IslandCallback, callback, variables
+else:  # with Keras come scikit-learn and SciPy: a quarter of all that is loaded to collect the tests
+    keras, callback, variables = map(LazyModule, ("keras", "atoll.keras.callback", "atoll.keras.variables"))
 
 BATCH = 8
 ROWS = 40
@@ -37,7 +43,7 @@ class MemoryRun:
             return MemoryBus("r", self._broker)
 
         options = JoinOptions(home=self._home)
-        return IslandCallback(bus, run="r", learner=name, tokens=BATCH, protocol=protocol, options=options)
+        return callback.IslandCallback(bus, run="r", learner=name, tokens=BATCH, protocol=protocol, options=options)
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_a_batch_trains_on_what_the_step_returned(a_run: MemoryRun, monkeypatch:
     assert len(trained) == 2 * ROWS // BATCH
     assert all(same(now, before) for now, before in zip(trained[1:], returned, strict=False))
     assert not same(trained[1], trained[0])
-    assert same(TravellingVariables(model).values()["trainable"], returned[-1])
+    assert same(variables.TravellingVariables(model).values()["trainable"], returned[-1])
 
 
 def test_moving_averages_go_on_from_what_the_step_returned(a_run: MemoryRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,21 +173,21 @@ def test_fit_ends_with_the_run_and_a_second_fit_takes_no_step(
     # The driver notices the end beside the loop: the loop may take a few steps more, never all of them.
     assert 3 <= taken < 10_000 * ROWS // BATCH
     assert len(stepping.seen) == taken
-    assert same(TravellingVariables(model).values(), island.island.params)
+    assert same(variables.TravellingVariables(model).values(), island.island.params)
 
 
 def test_a_joining_model_takes_the_runs_values(a_run: MemoryRun) -> None:
     """Both begin with the founder's; `merged` puts them into the model again."""
     one, other = small_model(0.0, seed=1), small_model(0.5, seed=2)
     first, second = a_run.learner("a"), a_run.learner("b")
-    founded = jax.tree.map(np.array, TravellingVariables(one).values()["trainable"])
+    founded = jax.tree.map(np.array, variables.TravellingVariables(one).values()["trainable"])
     fitted(one, first)
     fitted(other, second)
-    trained = TravellingVariables(other).values()["trainable"]
+    trained = variables.TravellingVariables(other).values()["trainable"]
 
     assert not same(trained, founded)
     assert second.merged(settle_s=0.0).versions_min == 0
-    assert same(TravellingVariables(other).values()["trainable"], founded)
+    assert same(variables.TravellingVariables(other).values()["trainable"], founded)
 
 
 def test_seeds_and_the_optimizer_stay(a_run: MemoryRun) -> None:
@@ -209,7 +215,7 @@ def test_variables_of_one_path_are_told_apart() -> None:
     """A model of one's own may hold two layers of the same name."""
     first, second = (keras.Variable(np.zeros(2), name="twin") for _ in range(2))
 
-    assert by_name([first, second], "") == {"twin": first, "twin~2": second}
+    assert variables.by_name([first, second], "") == {"twin": first, "twin~2": second}
 
 
 def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch, a_run: MemoryRun) -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from structlog.testing import capture_logs
 
 from atoll.base.errors import AtollError, SettingsError
-from atoll.keys.certificates import days_left
+from atoll.cli import broker
+from atoll.keys import certificates
+from atoll.keys.certificates import ends_at_s
 from atoll.keys.doors import doors
-from atoll.keys.identity import learner_identity, read_identity, run_credentials
-from atoll.keys.rights import KINDS
+from atoll.keys.identity import learner_identity, read_identity, run_credentials, write_identity
+from atoll.keys.locked import LockedDoor
+from atoll.keys.rights import KINDS, Kind, at_leaf, premerger_of, rights_of
 from atoll.keys.roll import KeyFolder
 from support.command_line import atoll
 
@@ -44,6 +55,24 @@ def test_secrets_are_readable_for_their_owner_alone(keys: KeyFolder) -> None:
     assert identity.seed not in public
     assert identity.seed not in repr(identity) + repr(identity.credentials())
     assert identity.credentials().public in public
+
+
+def test_nodes_of_a_cluster_need_a_certificate_for_both_ends_and_its_authority(
+    keys: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that an earlier version made lock a single broker; for nodes another certificate is asked for, by its command."""
+    assert LockedDoor(keys, tmp_path / "new", node=True).routes == tmp_path / "new" / "routes.conf"
+    assert "verify: true" in (tmp_path / "new" / "routes.conf").read_text(encoding="utf-8")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(certificates, "_BOTH_ENDS", (ExtendedKeyUsageOID.SERVER_AUTH,))
+        keys.certify(["127.0.0.1"])
+    assert LockedDoor(keys, tmp_path / "single").routes is None
+    with pytest.raises(SettingsError, match="atoll keys certificate"):
+        LockedDoor(keys, tmp_path / "node", node=True)
+    keys.certify(["127.0.0.1"])
+    keys.authority_path.unlink()
+    with pytest.raises(SettingsError, match=r"copy authority\.pem"):
+        LockedDoor(keys, tmp_path / "node", node=True)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644])
@@ -90,6 +119,69 @@ def test_a_file_that_is_no_identity_is_refused_without_its_words(keys: KeyFolder
         read_identity(path.with_name("nobody.toml"))
 
 
+@pytest.mark.parametrize("authority", ["", "\n", "no certificate\n"])
+def test_an_identity_believes_one_authority(keys: KeyFolder, authority: str) -> None:
+    """An empty one would be every public one: it is neither handed out, nor read, nor used."""
+    path = keys.add("ada", "learner", "demo", NOW_S)
+    identity = read_identity(path)
+    write_identity(path, replace(identity, authority=authority))
+    with pytest.raises(SettingsError, match="with an authority that is no certificate"):
+        read_identity(path)
+    keys.authority_path.write_text(authority, encoding="utf-8")
+    with pytest.raises(SettingsError, match="the certificate of the authority is damaged"):
+        keys.add("bob", "learner", "demo", NOW_S)
+    if not authority.strip():
+        with pytest.raises(SettingsError, match="would believe every public one"):
+            replace(identity, authority=authority).credentials().tls()
+
+
+def test_a_pipe_is_no_identity(tmp_path: Path) -> None:
+    """It is not waited for."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(SettingsError, match="not a regular file"):
+        read_identity(tmp_path / "pipe")
+
+
+def foreign_key(kind: str) -> bytes:
+    """Return a key of a kind that no authority of ours has."""
+    if kind == "damaged":
+        return b"-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n"
+    made: PrivateKeyTypes = ec.generate_private_key(ec.SECP256R1())
+    if kind == "rsa":
+        made = rsa.generate_private_key(65537, 2048)
+    elif kind == "ed25519":
+        made = ed25519.Ed25519PrivateKey.generate()
+    lock = serialization.BestAvailableEncryption(b"x") if kind == "encrypted" else serialization.NoEncryption()
+    return made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
+
+
+@pytest.mark.parametrize("kind", ["damaged", "rsa", "ed25519", "encrypted", "missing"])
+def test_an_authority_that_cannot_sign_is_told(keys: KeyFolder, kind: str) -> None:
+    """And the certificate stays."""
+    former = keys.certificate_path.read_bytes()
+    path = keys.path / "authority.key"
+    path.unlink() if kind == "missing" else path.write_bytes(foreign_key(kind))
+    with pytest.raises(SettingsError, match=r"signs no certificate|is missing") as told:
+        keys.certify(["127.0.0.1"])
+    assert str(path) in str(told.value)
+    assert keys.certificate_path.read_bytes() == former
+
+
+def test_a_copy_of_the_folder_is_not_changed(keys: KeyFolder) -> None:
+    """Whoever changed a copy would lose the change with the next one; a text that is none is told by its path."""
+    keys.authority_path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"authority\.pem is no text"):
+        keys.add("ada", "learner", "demo", NOW_S)
+    (keys.path / "root.key").unlink()
+    for change in (
+        lambda: keys.add("ada", "learner", "demo", NOW_S),
+        lambda: keys.revoke("operator", "*", NOW_S),
+        lambda: keys.certify(["hub"]),
+    ):
+        with pytest.raises(SettingsError, match=r"a copy for a broker[\s\S]*restore root\.key"):
+            change()
+
+
 def test_an_identity_is_of_one_run_and_one_learner(keys: KeyFolder) -> None:
     """An operator is of every run, and may be any learner."""
     path = keys.add("ada", "learner", "demo", NOW_S)
@@ -125,7 +217,9 @@ def test_keys_end_overlap_and_are_forgotten(keys: KeyFolder) -> None:
     assert not keys.identity_path(entry).exists()
     with pytest.raises(SettingsError, match="has an identity of this name"):
         keys.add("ada", "learner", "demo", NOW_S)
-    keys.rotate("ada", "demo", NOW_S, overlap_s=0.0)
+    with pytest.raises(SettingsError, match="would let it in again"):
+        keys.rotate("ada", "demo", NOW_S, overlap_s=0.0)
+    keys.rotate("ada", "demo", NOW_S, overlap_s=0.0, readmit=True)
     assert keys.read().entrants(NOW_S)[-1].name == "ada"
 
 
@@ -137,6 +231,27 @@ def test_a_name_cannot_widen_a_right(keys: KeyFolder) -> None:
         with pytest.raises(SettingsError, match="cannot be part of a subject"):
             keys.add("ada", "learner", name, NOW_S)
     assert [one.name for one in keys.read().entries] == ["operator"]
+
+
+@pytest.mark.parametrize("name", ["all", "bye", "evaluator", "sum", "shard-0", "shard-17"])
+def test_no_learner_is_called_as_others_are(keys: KeyFolder, name: str) -> None:
+    """It could write their events, and a broker refuses rights that are written down twice. Other kinds have no such rights."""
+    with pytest.raises(SettingsError, match="no learner can have this name"):
+        keys.add(name, "learner", "demo", NOW_S)
+    keys.add(name, "synchronizer", "demo", NOW_S)
+    keys.add(f"{name}-a", "learner", "demo", NOW_S)
+    assert [one.name for one in keys.read().entries] == ["operator", name, f"{name}-a"]
+
+
+def test_at_a_leaf_a_founder_creates_streams_of_the_hub_and_a_premerger_reads_what_stays() -> None:
+    """The stream of contributions is the hub's; the messages that a premerger folds are kept at the leaf."""
+    founder = at_leaf("demo", rights_of("learner", "demo", "ada", founds=True), "eu")
+    premerger = at_leaf("demo", rights_of("premerger", "demo", premerger_of("eu")), "eu")
+    hub, leaf = "$JS.hub.API.STREAM", "atoll_demo_KEEP"
+    assert {f"{hub}.INFO.atoll_demo_UPC", f"{hub}.CREATE.atoll_demo_UPC"} <= set(founder.asks)
+    assert not any(leaf in subject for subject in founder.asks)
+    assert any(leaf in subject for subject in premerger.reads)
+    assert not any("UPC" in subject for subject in (*premerger.asks, *premerger.reads))
 
 
 @pytest.mark.parametrize("damage", ['{"entries": 3}', "", '{"entries": [{"name": "x"}]}', '{"people": []}'])
@@ -151,7 +266,7 @@ def test_a_certificate_names_the_hosts_and_lasts(keys: KeyFolder) -> None:
     """A new one is of the same authority."""
     authority = (keys.path / "authority.pem").read_text(encoding="utf-8")
     former = keys.certificate_path.read_text(encoding="utf-8")
-    assert days_left(former) > 800
+    assert ends_at_s(former) - time.time() > 800 * 24 * HOUR_S
     keys.certify(["hub2.example.org"])
     assert keys.certificate_path.read_text(encoding="utf-8") != former
     assert (keys.path / "authority.pem").read_text(encoding="utf-8") == authority
@@ -160,13 +275,77 @@ def test_a_certificate_names_the_hosts_and_lasts(keys: KeyFolder) -> None:
             keys.certify([host])
 
 
+@pytest.mark.parametrize(
+    ("listens", "hosts", "warned"),
+    [
+        ("127.0.0.1", ["hub.example.org"], True),
+        ("localhost", ["127.0.0.1", "10.0.0.7"], True),
+        ("0.0.0.0", ["hub.example.org"], False),  # noqa: S104  (as a person gives it)
+        ("127.0.0.1", ["127.0.0.1", "localhost"], False),
+    ],
+)
+def test_a_broker_says_by_which_names_it_is_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listens: str, hosts: list[str], *, warned: bool
+) -> None:
+    """And that nobody else reaches it, if its certificate has names of others and it listens on the loopback."""
+    made = KeyFolder(tmp_path / "keys")
+    made.create(hosts, NOW_S)
+    broker._say_door(LockedDoor(made, tmp_path / "store"), made.path, listens)
+    said = capsys.readouterr().out
+    assert "holds for 2.26 years" in said
+    assert all(host in said for host in hosts)
+    assert ("give --host 0.0.0.0" in said) is warned
+
+
+def test_a_host_may_have_a_long_name(tmp_path: Path) -> None:
+    """A common name has 64 letters at most; clients look at the names of hosts, which are whole."""
+    host = ".".join(("x" * 60, "y" * 60, "example.org"))
+    made = KeyFolder(tmp_path / "long")
+    made.create([host], NOW_S)
+    assert certificates.hosts_of(made.certificate_path.read_text(encoding="utf-8")) == (host,)
+
+
+def test_a_certificate_that_will_end_is_told_once_a_day(
+    keys: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From thirty days before."""
+    door = LockedDoor(keys, tmp_path / "store")
+    now_s = time.time() + door.left_s(time.time()) - 30.5 * 24 * HOUR_S
+    told = []
+    for hours in (0, 13, 14, 36, 38, 62):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now_s + hours * HOUR_S)
+        with capture_logs() as logs:
+            door.has_changed()
+        told.append([line["event"] for line in logs])
+    assert told == [[], ["keys.certificate_ends"], [], [], ["keys.certificate_ends"], ["keys.certificate_ends"]]
+
+
+def test_a_last_key_that_will_end_is_told_once_a_day(
+    keys: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a week before; a name that has a longer key beside it, or has been revoked, is not told."""
+    now_s = time.time()
+    for name, days in (("soon", 8.0), ("later", 20.0), ("rotated", 8.0), ("revoked", 8.0)):
+        keys.add(name, "learner", "demo", now_s, until_s=now_s + days * 24 * HOUR_S)
+    keys.rotate("rotated", "demo", now_s, overlap_s=8 * 24 * HOUR_S)
+    keys.revoke("revoked", "demo", now_s)
+    door = LockedDoor(keys, tmp_path / "store")
+    told = []
+    for hours in (1, 25, 30, 49, 7.9 * 24, 9 * 24):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now_s + hours * HOUR_S)
+        with capture_logs() as logs:
+            door.has_changed()
+        told.append([line["identities"] for line in logs if line["event"] == "keys.ending"])
+    assert told == [[], [["demo/soon"]], [], [["demo/soon"]], [["demo/soon"]], []]
+
+
 def test_every_kind_has_doors(keys: KeyFolder) -> None:
     """Each isolated one has an account; nobody shares one."""
     for kind in KINDS:
         if kind != "operator":
-            keys.add(f"one-{kind}", kind, "demo", NOW_S)
+            keys.add(premerger_of("one") if kind == "premerger" else f"one-{kind}", kind, "demo", NOW_S)
     text = doors(keys.read().entrants(NOW_S), Path("cert"), Path("key"))
-    for account in ("core", "demo/one-learner", "demo/one-reader", "demo/one-evaluator"):
+    for account in ("core", "demo/one-learner", "demo/one-reader", "demo/one-evaluator", "demo/one-premerge"):
         assert text.count(f'  "{account}": {{') == 1
     assert 'min_version: "1.3"' in text
 
@@ -179,7 +358,8 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
     assert added.returncode == 0
     assert str(tmp_path / "keys" / "identities" / "demo" / "ada.toml") in added.stdout
     assert "learner, founds" in atoll("keys", "list", folder).stdout
-    assert atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "5").returncode == 0
+    rotated = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "5").stdout
+    assert "send the new file to its holder, who restarts with it before the former key ends in 5 minutes" in rotated
     rows = json.loads(atoll("keys", "list", folder, "--json").stdout)
     assert [(row["name"], row["state"], len(row["keys"])) for row in rows] == [
         ("operator", "valid", 1),
@@ -187,6 +367,13 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
     ]
     assert "revoked ada" in atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
     assert "revoked" in atoll("keys", "list", folder).stdout
+    assert "--readmit" in atoll("keys", "rotate", folder, "ada", "--run", "demo").stderr
+    again = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--readmit", "--days", "30").stdout
+    assert "ada is let in again" in again
+    assert "former" not in again
+    listed = atoll("keys", "list", folder).stdout
+    assert "in 30 days" in listed
+    assert "these may enter; the broker's certificate is for hub.example.org and holds for 2.26 years" in listed
     assert atoll("keys", "certificate", folder, "--host", "10.0.0.1").returncode == 0
 
 
@@ -196,6 +383,7 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
         (("add", "{keys}", "ada"), "an identity is of one run"),
         (("add", "{keys}", "ada", "--run", "a.b"), "cannot be part of a subject"),
         (("add", "{keys}", "eye", "--run", "demo", "--kind", "reader", "--founds"), "only a learner founds a run"),
+        (("add", "{keys}", "eu", "--run", "demo", "--kind", "premerger"), "says whose sums it may send"),
         (("add", "{nowhere}", "ada", "--run", "demo"), "this folder holds no keys"),
         (("list", "{nowhere}"), "this folder holds no keys"),
         (("new", "{keys}"), "holds keys already"),
@@ -215,6 +403,24 @@ def test_a_mistake_is_told_and_changes_nothing(keys: KeyFolder, words: tuple[str
     assert keys.roll_path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("kind", "verb", "needed"),
+    [
+        ("reader", ("runs",), "that of the operator"),
+        ("learner", ("runs", "remove", "demo"), "that of the operator"),
+        ("learner", ("top", "--run", "demo", "--once"), "that of a reader or"),
+        ("learner", ("fates", "--run", "demo"), "that of a reader or"),
+    ],
+)
+def test_a_verb_says_whose_identity_it_needs(keys: KeyFolder, kind: Kind, verb: tuple[str, ...], needed: str) -> None:
+    """Before it asks the broker, which would say no more than that it refuses a subject."""
+    identity = str(keys.add("ada", kind, "demo", NOW_S))
+    done = atoll(*verb, "--broker", "nats://127.0.0.1:1", environment={"ATOLL_BROKER__IDENTITY": identity})
+    assert done.returncode == 2, done.stderr
+    assert f"the identity of {kind} 'ada' of run 'demo'" in done.stderr
+    assert needed in done.stderr
+
+
 def test_a_folder_that_is_being_changed_is_left_alone(keys: KeyFolder) -> None:
     """Two commands at once would lose one of their changes."""
     with keys._changing(), pytest.raises(AtollError, match="another command changes these keys"):
@@ -226,3 +432,42 @@ def test_the_roll_is_read_back_as_it_was_written(keys: KeyFolder) -> None:
     keys.add("ada", "learner", "demo", NOW_S, founds=True)
     roll = keys.read()
     assert msgspec.json.decode(msgspec.json.encode(roll), type=type(roll)) == roll
+
+
+def test_keys_are_provided_as_often_as_one_likes(tmp_path: Path) -> None:
+    """Each finds its own identity in its folder; a new key is handed out, a revoked one is taken back and stays so."""
+    keys, into = tmp_path / "keys", tmp_path / "handed"
+    words = ("keys", "provide", str(keys), "--into", str(into), "--run", "demo", "--host", "nats")
+    names = ("--learner", "ada", "--learner", "bob", "--synchronizer", "shard", "--reader", "eye")
+    first = atoll(*words, *names)
+    assert first.returncode == 0, first.stderr
+    assert {path.name: [each.name for each in path.iterdir()] for path in into.iterdir() if path.name != "broker"} == {
+        name: ["identity.toml"] for name in ("ada", "bob", "shard", "eye")
+    }
+    assert sorted(path.name for path in (into / "broker").iterdir()) == [
+        "authority.pem",
+        "broker.key",
+        "broker.pem",
+        "roll.json",
+    ]
+    ada = read_identity(into / "ada" / "identity.toml")
+    assert (ada.kind, ada.founds, read_identity(into / "eye" / "identity.toml").kind) == ("learner", True, "reader")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in into.rglob("*.toml")} == {0o600}
+    assert stat.S_IMODE((into / "broker" / "broker.key").stat().st_mode) == 0o600
+    before = {path: path.stat().st_mtime_ns for path in into.rglob("*")}
+    assert "0 files changed" in atoll(*words, *names).stdout
+    assert {path: path.stat().st_mtime_ns for path in into.rglob("*")} == before
+
+    folder = KeyFolder(keys)
+    folder.rotate("ada", "demo", NOW_S, overlap_s=0.0)
+    folder.revoke("bob", "demo", NOW_S)
+    assert atoll(*words, *names).returncode == 0
+    assert read_identity(into / "ada" / "identity.toml").seed != ada.seed
+    assert not (into / "bob" / "identity.toml").exists()
+    assert (into / "broker" / "roll.json").read_bytes() == folder.roll_path.read_bytes()
+
+    for wrong, told in ((("--learner", "shard"), "another kind"), (("--learner", "broker"), "broker's")):
+        refused = atoll(*words, *wrong)
+        assert refused.returncode != 0
+        assert told in refused.stderr
+        assert "Traceback" not in refused.stderr

@@ -14,7 +14,8 @@ from atoll.base import buffer_pool, parallel
 from atoll.base.buffer_pool import Vector
 from atoll.codec import FORMATS, Encoded
 from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
-from atoll.merge.fold import Corrections, FragmentFold, SliceCorrection, slice_norms
+from atoll.merge.fold import Corrections, FragmentFold, SliceCorrection
+from atoll.merge.norms import slice_norms
 from atoll.merge.outer import Nesterov
 from atoll.model.layout import FragmentSlice
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 from atoll.base.errors import CheckpointError, SettingsError
 from atoll_learner.data.tokenizer import ByteTokenizer
 from atoll_learner.export import load_safetensors, save_safetensors
-from atoll_learner.model import embedding_rules, frequencies, init_params, make_forward, rotate
+from atoll_learner.model import Params, embedding_rules, frequencies, init_params, make_forward, rotate
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.sample import generate
 from atoll_learner.train import init_optimizer, learning_rate, make_loss, make_step
@@ -52,7 +53,7 @@ def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
 
 def test_the_future_does_not_change_the_past() -> None:
     """Logits at a position depend on tokens up to it only."""
-    forward, params = make_forward(small()), init_params(small(), 0)
+    forward, params = jax.jit(make_forward(small())), init_params(small(), 0)
     tokens = batch()[:, :-1]
     changed = tokens.copy()
     changed[:, 9:] = (changed[:, 9:] + 1) % 64
@@ -103,9 +104,9 @@ def test_the_decoder_equals_an_explicit_reference(*, tied: bool) -> None:
     """RMSNorm, GQA, SwiGLU and both kinds of head, written out."""
     settings = small(tied=tied)
     params = init_params(settings, 3)
-    tokens = batch(2)[:, :-1]
+    tokens = batch()[:, :-1]
 
-    got = np.asarray(make_forward(settings)(params, tokens))
+    got = np.asarray(jax.jit(make_forward(settings))(params, tokens))
 
     np.testing.assert_allclose(got, reference(params, settings, tokens), atol=2e-4)
     assert ("lm_head.weight" in params) == (not tied)
@@ -143,13 +144,17 @@ def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
             mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree),
         ),
     )
+
+    @jax.jit  # operation by operation, hundreds of programs would be compiled
+    def step_by_hand(params: Params, state: Any, rows: jax.Array) -> tuple[Params, Any]:  # noqa: ANN401  (an optax state)
+        updates, state = by_hand.update(jax.grad(loss_of)(params, rows), state, params)
+        return {name: params[name] + updates[name] for name in params}, state
+
     expected, held = params, by_hand.init(params)
     got, state = params, init_optimizer(train, params)
     again, other = params, init_optimizer(train, params)
     for number in range(3):
-        gradient = jax.grad(loss_of)(expected, jnp.array(batch(seed=number)))
-        updates, held = by_hand.update(gradient, held, expected)
-        expected = {name: expected[name] + updates[name] for name in expected}
+        expected, held = step_by_hand(expected, held, jnp.array(batch(seed=number)))
         got, state, _ = step(got, state, batch(seed=number), 1e-3)
         again, other, _ = step(again, other, batch(seed=number), 1e-3)
 

@@ -209,7 +209,9 @@ async def test_a_lease_runs_out_by_time_that_passes_whatever_the_wall_clock_says
     assert (owner.epoch, heir.epoch) == (1, 0)
     assert 20 <= len(set(renewed)) <= 31
     before_s = clock.now_s
-    while not heir.epoch:
+    for _ in range(60):
+        if heir.epoch:
+            break
         clock.now_s += PROTOCOL.lease_s / 6.0
         await heir._look(None)
     assert PROTOCOL.lease_s <= clock.now_s - before_s + PROTOCOL.lease_s / 3.0 <= 2.0 * PROTOCOL.lease_s

@@ -34,7 +34,7 @@ class SlowDisk(Checkpoints):
 
     def _write(self, number: int, arrays: Any, note: CheckpointNote, copied_s: float) -> None:  # noqa: ANN401
         del number, arrays, copied_s
-        self.may_end.wait()
+        assert self.may_end.wait(60.0)
         self.told.append(f"checkpoint of step {note.steps}")
 
 

@@ -12,9 +12,11 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import Encoded, encode_frame
 from atoll.merge.correction import MomentumReference, correction_of
-from atoll.merge.fold import FragmentFold, Method, slice_norms
+from atoll.merge.fold import FragmentFold, Method
 from atoll.merge.global_update import AVERAGE
+from atoll.merge.norms import slice_norms
 from atoll.merge.outer import MOMENTUM, make_outer
+from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
@@ -229,7 +231,7 @@ async def test_an_outer_state_of_another_shape_is_not_taken(desk: LeverDesk) -> 
     owner = await desk.owner(1)
     await owner.advance()
     state = owner.store.holdings[0].state
-    assert _fitting(state, owner.store._update_of(0).init(np.ones(SIZE, np.float32))) is state
+    assert _fitting(state, update_of(desk.run.protocol, 0, owner.store._outer).init(np.ones(SIZE, np.float32))) is state
     for wrong in (state[MOMENTUM][:-1], state[MOMENTUM].astype(np.float64)):
         with pytest.raises(BlobCorrupt, match="outer state"):
             _fitting(state | {MOMENTUM: wrong}, state)

@@ -31,7 +31,7 @@ class SilentBus(MemoryBus):
 
 def continued(out: Path, run: str, versions: int) -> UpPlan:
     """Return a plan that continues a run of which so many commits were seen."""
-    made = plan(UpRequest(out=out, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
+    made = plan(UpRequest(out=out, locked=False, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
     return replace(made, former=RunFile(run=run, learners=1, settings={}, broker="embedded", versions=versions))
 
 
@@ -89,7 +89,7 @@ async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the
     """Else the first to learn of it would be who needs it."""
 
     def planned(*assignments: str) -> UpPlan:
-        return plan(UpRequest(out=tmp_path / "out", assignments=(f"run={run}", *assignments)), {})
+        return plan(UpRequest(out=tmp_path / "out", locked=False, assignments=(f"run={run}", *assignments)), {})
 
     (tmp_path / "file").touch()
     works, off = planned(f"archive.url={tmp_path / 'archive'}"), planned("archive.every_s=0")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.base.quantities import TOKENS_MAX
 from atoll.wire.blobs import BlobRef
+from atoll.wire.event_log import event_info
 from atoll.wire.messages import (
     MESSAGE_BYTES_MAX,
     Beat,
@@ -23,7 +24,6 @@ from atoll.wire.messages import (
     decode,
     encode,
     event,
-    event_info,
 )
 
 MANIFEST = Contribution(

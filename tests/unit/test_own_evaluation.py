@@ -16,7 +16,8 @@ from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
 from atoll.protocol.ledger import Ledger
 from atoll.run.merged_model import MergedModel
-from atoll.wire.messages import Event, Lease, decode, encode
+from atoll.wire.event_log import event_of
+from atoll.wire.messages import Lease, encode
 from atoll_learner.evaluate import Evaluation, _of_own, evaluate_once
 from atoll_learner.own_evaluation import OwnEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record
@@ -205,7 +206,7 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
             evaluation: Evaluation = _of_own(f"{module}:several", "")  # a new process's
             assert await evaluate_once(run.bus, run.record, evaluation)
         entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=10)
-        return [{k: msgspec.json.decode(v) for k, v in decode(Event, e.data).fields.items()} for e in entries]
+        return [{k: msgspec.json.decode(v) for k, v in event_of(e.subject, e.data).fields.items()} for e in entries]
 
     events = asyncio.run(scenario())
 

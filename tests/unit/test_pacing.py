@@ -56,6 +56,15 @@ def test_a_first_call_begins_the_rhythm() -> None:
     assert beat_s(7.25, None, 16.0) == 7.25
 
 
+@pytest.mark.parametrize(
+    ("at_s", "beat"), [(100.0, 100.0), (96.1, 100.0), (95.9, 84.0), (88.0, 84.0), (84.1, 84.0), (111.9, 100.0)]
+)
+def test_a_call_between_beats_takes_no_others_place(at_s: float, beat: float) -> None:
+    """The last push of a learner that leaves calls every fragment; those whose beat is not near keep it."""
+    assert beat_s(at_s, 100.0, 16.0, between=True) == beat
+    assert beat_s(7.25, None, 16.0, between=True) == 7.25
+
+
 def test_only_much_shorter_steps_move_a_beat_up() -> None:
     assert comes_earlier(None, 5.0, 16.0)
     assert not comes_earlier(10.0, 7.0, 16.0)

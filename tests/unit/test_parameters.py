@@ -16,7 +16,8 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import parameters
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.client.leaf_rules import digest_of
 from atoll.client.merged import read_model
 from atoll.client.parameters import checked_parameters

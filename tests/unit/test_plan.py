@@ -56,6 +56,19 @@ def test_the_hub_carries_every_learner_and_the_broker_the_shards_too() -> None:
     assert moved.state == 4 * question().fragment_elements
 
 
+def test_regions_that_add_up_stand_in_the_place_of_learners() -> None:
+    """The hub's traffic grows with regions; a sum is as large as a contribution, but for manifests and four bits."""
+    alone, added = traffic(question(learners=2)), traffic(question(learners=8, per_region=4))
+    assert added.hub_out == pytest.approx(alone.hub_out, rel=1e-4)
+    assert added.hub_in == pytest.approx(alone.hub_in, rel=1e-4)
+    four_bits = question(learners=8, per_region=4, codec_up="int4")
+    assert traffic(four_bits).up == pytest.approx(added.up, rel=1e-4)
+    assert "2 regions" in text(answer(replace(four_bits, links=PlanLinks((1e7,), (1e7,), hub_in=1e6))))
+    assert "their sum (bf16)" in text(answer(four_bits))
+    with pytest.raises(SettingsError, match="--per-region"):
+        answer(question(learners=8, per_region=9))
+
+
 def test_a_round_within_tau_steps_is_just_in_time_at_the_burst_rate() -> None:
     asked = question(overlap_steps=1)
     needed = burst(asked, traffic(asked))

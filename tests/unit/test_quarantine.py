@@ -34,6 +34,13 @@ from support.shards import told
 USUAL = [Measure(1.0, 8, "good")] * MEASURES_MIN
 
 
+def weighed(ledger: FragmentLedger, measure: Measure, base_norm: float, rules: ProtocolSettings) -> str:
+    """Return what a ledger makes of a length that it then remembers."""
+    reason = ledger.judged(measure, base_norm, rules)
+    ledger.remember(measure, rules, refused=bool(reason))
+    return reason
+
+
 def settings(**changes: object) -> ProtocolSettings:
     """Return settings of one shard with one fragment."""
     return msgspec.convert({"fragments": 1, "interval_steps": 8, "shards": 1, **changes}, ProtocolSettings).check()
@@ -125,7 +132,7 @@ def test_the_yardstick_follows_the_run() -> None:
     """Only the newest measures count, and what is refused is measured too: no change of the run locks it."""
     fragment_ledger = FragmentLedger(measures=list(USUAL))
     reasons = [
-        fragment_ledger.weigh(Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)
+        weighed(fragment_ledger, Measure(100.0, 8, f"learner-{i % 3}"), 0.0, settings()) for i in range(MEASURES_MAX)
     ]
 
     assert reasons[0] == "outlier"
@@ -139,11 +146,11 @@ def test_the_first_pushes_of_a_run_are_no_yardstick() -> None:
     """They cover a step or two of a warm-up that has hardly begun."""
     fragment_ledger = FragmentLedger()
     for _ in range(MEASURES_MAX):
-        fragment_ledger.weigh(Measure(0.001, 3, "a"), 0.0, settings(interval_steps=8))
-    fragment_ledger.weigh(Measure(0.0, 8, "a"), 0.0, settings(interval_steps=8))
+        weighed(fragment_ledger, Measure(0.001, 3, "a"), 0.0, settings(interval_steps=8))
+    weighed(fragment_ledger, Measure(0.0, 8, "a"), 0.0, settings(interval_steps=8))
 
     assert fragment_ledger.measures == []
-    assert fragment_ledger.weigh(Measure(1.0, 4, "a"), 0.0, settings(interval_steps=8)) == ""
+    assert weighed(fragment_ledger, Measure(1.0, 4, "a"), 0.0, settings(interval_steps=8)) == ""
     assert len(fragment_ledger.measures) == 1
 
 
@@ -160,7 +167,7 @@ def test_a_warm_up_isolates_nobody(interval: int, first: int, learners: int) -> 
         steps = first if round_number == 0 else interval
         rates = [1.0 + learners * (step + i) for i in range(steps)]
         step += steps
-        reasons += [fragment_ledger.weigh(Measure(sum(rates), steps, name), 0.0, rules) for name in names]
+        reasons += [weighed(fragment_ledger, Measure(sum(rates), steps, name), 0.0, rules) for name in names]
 
     assert set(reasons) == {""}
 

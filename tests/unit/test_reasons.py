@@ -149,8 +149,8 @@ def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None
 
     assert [call.why for call in told.calls] == [
         "",
-        "call 2: 1 of 2 learners have contributed; b had not answered",
-        "call 3: 1 of 2 learners have contributed; b had not answered",
+        "call 2: it needs 2 of 2 live learners, and has 1; not yet b",
+        "call 3: it needs 2 of 2 live learners, and has 1; not yet b",
     ]
     assert words["quorum"] == (
         "the quorum of 2 was met 4.5 s after the call, by push/b/1/0/1; it was called 3 times, and the last time b had not "
@@ -220,7 +220,7 @@ def test_thousands_of_missing_learners_stay_a_short_note() -> None:
 
     assert len(names.names) == NAMED_MAX
     assert names.told().endswith(f"and {4096 - NAMED_MAX} more")
-    assert "4084 more" in still_waiting(2, 1, 0, names)
+    assert "4084 more" in still_waiting(2, 1, 0, names, 4096)
 
 
 def test_reasons_survive_the_event_log() -> None:

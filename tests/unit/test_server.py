@@ -177,3 +177,9 @@ def test_an_included_file_that_moves_the_broker_is_named(tmp_path: Path, moved: 
 
     assert str(theirs if "listen" in moved else mine) in str(refused.value.got)
     assert "--port" in str(refused.value.todo)
+
+
+def test_a_host_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    """A person has mistyped --host."""
+    with pytest.raises(SettingsError, match="--host"):
+        EmbeddedBroker(tmp_path, host="no-such-host.invalid").start()

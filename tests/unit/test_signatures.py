@@ -6,21 +6,25 @@ import asyncio
 import base64
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import nkeys
 import pytest
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.base.errors import PeerMisbehaved, SettingsError
+from atoll.bus.interface import CoreMessage, Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus, is_signed
 from atoll.keys.identity import HeldIdentity, read_identity
-from atoll.keys.rights import Kind
+from atoll.keys.rights import Kind, premerger_of
 from atoll.keys.roll import KeyFolder
 from atoll.keys.signatures import IdentitySignatures
-from atoll.wire.messages import Control, Verdict, decode, encode
+from atoll.wire.messages import Control, RunRecord, Verdict, decode, encode
 from atoll.wire.signature_line import SIGNATURE
 from atoll.wire.subjects import Subjects
+from support.founded_run import run_record
 
 RUN = "demo"
 S = Subjects(RUN)
@@ -79,12 +83,21 @@ def test_a_signed_message_is_believed_by_all_and_read_by_everybody(office: Signi
         ("reader", S.head(0)),
         ("reader", S.answer),
         ("evaluator", S.control("all")),
+        ("premerger", S.premerge_answer("us", "n")),
+        ("premerger", S.premerge("me")),
+        ("premerger", S.answer),
+        ("premerger", S.contribution(0, 0, "me")),
+        ("premerger", S.head(0)),
+        ("premerger", S.lease(0)),
+        ("learner", S.premerge_answer("me", "n")),
+        ("synchronizer", Subjects("another").premerge_answer("me", "n")),
         ("synchronizer", Subjects("another").head(0)),
     ],
 )
 def test_nobody_is_believed_where_he_may_not_write(office: SigningOffice, kind: Kind, subject: str) -> None:
     """A valid voucher and a valid signature are not enough."""
-    signed = office.signatures("me", kind).signed(subject, MESSAGE)
+    name = premerger_of("me") if kind == "premerger" else "me"
+    signed = office.signatures(name, kind).signed(subject, MESSAGE)
     with pytest.raises(PeerMisbehaved, match="may not write here"):
         office.signatures("reader", "reader").opened(subject, signed)
 
@@ -132,15 +145,16 @@ def test_one_cannot_borrow_the_voucher_of_another(office: SigningOffice) -> None
 
 
 def test_a_voucher_ends_with_its_key(office: SigningOffice) -> None:
-    """Readers go by their own clock."""
+    """Readers go by their own clock. What was stored before stays true: a run outlives the key of its founder."""
     held = office.identity("me", until_s=time.time() + 3600.0)
     subject = S.beat("me")
     signed = held.signatures().signed(subject, MESSAGE)
     other = office.identity("spy", "reader")
-    assert other.signatures().opened(subject, signed) == MESSAGE
+    assert other.signatures().opened(subject, signed, live=True) == MESSAGE
     late = IdentitySignatures(other.seed, other.root, other.voucher, wall=lambda: time.time() + 7200.0)
     with pytest.raises(PeerMisbehaved, match="has ended"):
-        late.opened(subject, signed)
+        late.opened(subject, signed, live=True)
+    assert late.opened(subject, signed) == MESSAGE
 
 
 def test_the_door_does_not_sign_messages(office: SigningOffice) -> None:
@@ -196,6 +210,101 @@ async def test_readers_are_told_why_a_message_is_not_believed(office: SigningOff
     assert [entry.data for entry in await signed.replay(S.event("*", ">"))] == [MESSAGE]
     assert is_signed(S.data)
     assert not is_signed(S.tap("gl.head.0"))
+
+
+def signed_bus(broker: MemoryBroker, signatures: IdentitySignatures) -> SignedBus:
+    """Return a bus of the run that signs."""
+    return SignedBus(MemoryBus(RUN, broker), RUN, signatures)
+
+
+def record_of(founding: str) -> RunRecord:
+    """Return the run record of one founding."""
+    return msgspec.structs.replace(run_record(RUN), nonce=founding)
+
+
+async def test_nothing_passes_from_a_run_to_a_later_one_of_its_id(office: SigningOffice) -> None:
+    """Heads, calls and queued messages of a former founding are not believed, though their signatures are genuine."""
+    boss, spy = office.signatures("boss", "operator"), office.signatures("spy", "reader")
+    heads: list[bytes] = []
+    for founding in ("first", "second"):
+        broker = MemoryBroker()
+        plain, shard, reader = MemoryBus(RUN, broker), signed_bus(broker, boss), signed_bus(broker, spy)
+        assert await reader.get_record(S.head(0)) is None
+        await shard.put_record(S.run_record, encode(record_of(founding)), expected=0)
+        await shard.put_record(S.head(0), MESSAGE, expected=0)
+        there, told = await plain.get_record(S.head(0)), await reader.get_record(S.head(0))
+        assert there is not None
+        assert told is not None
+        assert told.data == MESSAGE
+        heads.append(there.data)
+
+    await plain.put_record(S.head(0), heads[0], expected=None)
+    calls, queue = await reader.listen(S.call("*")), await shard.consume(S.contributions_of(0), durable="d")
+    await plain.tell(S.call(0), boss.signed(S.call(0), MESSAGE, "first"))
+    manifest = office.signatures("me").signed(S.contribution(0, 0, "me"), MESSAGE, "first")
+    await plain.publish(S.contribution(0, 0, "me"), manifest, msg_id="m")
+    replayed = [await reader.get_record(S.head(0)), await calls.next(1.0), await queue.next(1.0)]
+    for each in replayed:
+        assert each is not None
+        with pytest.raises(PeerMisbehaved, match="the signature does not fit"):
+            decode(Control, each.data)
+
+
+async def test_a_watcher_follows_its_run_to_the_next_founding(
+    office: SigningOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that it does not believe has it look for the run record again."""
+    monkeypatch.setattr("atoll.bus.signed.LOOK_AGAIN_S", 0.0)
+    broker = MemoryBroker()
+    first, second, watcher = (
+        SignedBus(MemoryBus(RUN, broker), RUN, office.signatures(name, "operator")) for name in ("a", "b", "c")
+    )
+    await first.put_record(S.run_record, encode(record_of("first")), expected=0)
+    assert await watcher.get_record(S.run_record) is not None
+    await second.put_record(S.run_record, encode(record_of("second")), expected=None)
+    calls = await watcher.listen(S.call("*"))
+    await second.tell(S.call(0), MESSAGE)
+    heard = await calls.next(1.0)
+    assert heard is not None
+    assert heard.data == MESSAGE
+
+
+class _Elsewhere(MemoryBus):
+    """A broker that delivers whatever it likes, on subjects that nobody asked for."""
+
+    async def listen(self, subject_filter: str, **more: Any) -> Any:  # noqa: ANN401  (as the bus takes it)
+        return await super().listen(">" if subject_filter == S.call("*") else subject_filter, **more)
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        return [
+            *await super().get_records(subject_filter),
+            Record("evil", MESSAGE, 1),
+            Record(S.event("a", "b"), MESSAGE, 2),
+        ]
+
+
+async def test_a_message_is_believed_only_where_it_was_asked_for(office: SigningOffice) -> None:
+    """A subject outside the run, or one of the event log, carries no signature; it answers no other question."""
+    broker = MemoryBroker()
+    reader = SignedBus(_Elsewhere(RUN, broker), RUN, office.signatures("spy", "reader"))
+    calls = await reader.listen(S.call("*"))
+    for subject in ("evil", S.event("a", "b"), S.tap("x")):
+        broker.core_message(CoreMessage(subject, MESSAGE))
+        heard = await calls.next(1.0)
+        assert heard is not None
+        with pytest.raises(PeerMisbehaved, match="it was not asked for"):
+            decode(Control, heard.data)
+    assert await reader.get_records(S.head("*")) == []
+
+
+async def test_nobody_can_take_the_next_ids_of_another(office: SigningOffice) -> None:
+    """An id of our own is not the one that others see or guess; a repeated message is still stored once."""
+    broker = MemoryBroker()
+    plain, mine = MemoryBus(RUN, broker), SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("me"))
+    await plain.publish(S.event("x", "mallory"), b"{}", msg_id="nonce-0-1")
+    for _ in range(2):
+        await mine.publish(S.event("x", "me"), MESSAGE, msg_id="nonce-0-1")
+    assert [entry.data for entry in await mine.replay(S.event("x", "me"))] == [MESSAGE]
 
 
 async def test_an_answer_is_signed_as_an_answer(office: SigningOffice) -> None:

@@ -17,8 +17,8 @@ from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
 from atoll.base.retry import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
-from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
+from atoll.merge.norms import l2_norm
 from atoll.merge.outer import State, make_outer
 from atoll.merge.values import KEPT
 from atoll.model.layout import Layout, TensorSpec, plan_layout
@@ -218,13 +218,13 @@ async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkey
     desk.bus = bus = Cramped(desk.name, desk.bus._broker)
     bus.stored = []
     store = await desk.owner(1)
-    steps, step = list[Vector](), store._update_of(0).step
+    steps, step = list[Vector](), GlobalUpdate.step
 
-    def counted(values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
+    def counted(self: GlobalUpdate, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         steps.append(values)
-        return step(values, pseudo_gradient, state)
+        return step(self, values, pseudo_gradient, state)
 
-    monkeypatch.setattr(GlobalUpdate, "step", lambda _self, *given: counted(*given))
+    monkeypatch.setattr(GlobalUpdate, "step", counted)
     for _ in range(2):
         with pytest.raises(StorageFull):
             await store.commit(one_commit(0), STEP)

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.bus.nats.provision import differences, stream_config
-from atoll.bus.streams import StreamPlan, stream_of, stream_plan
+from atoll.bus.streams import StreamPlan, live_plan, stream_of, stream_plan
 from atoll.wire.subjects import Subjects, matches
 
 
@@ -37,7 +37,7 @@ def test_a_work_queue_refuses_per_subject_and_records_replace() -> None:
 
 def test_bounds_are_in_the_units_of_the_broker() -> None:
     """Seconds become nanoseconds; the dedup window never exceeds the age."""
-    for plan in stream_plan("r"):
+    for plan in (*stream_plan("r"), live_plan("r")):
         config = stream_config(plan, "atoll.r")
         assert config["max_age"] == plan.age_max_s * 1e9
         assert config["duplicate_window"] == plan.dedup_s * 1e9
@@ -45,14 +45,43 @@ def test_bounds_are_in_the_units_of_the_broker() -> None:
         assert config["max_bytes"] > 0
 
 
-def test_taps_carry_headers_only_to_a_tree_no_stream_keeps() -> None:
-    """A republish that a stream kept would loop."""
+EVERY = (*stream_plan("r"), live_plan("r"))
+
+
+@pytest.mark.parametrize("bodies", [True, False])
+def test_taps_lead_to_a_tree_no_stream_keeps(*, bodies: bool) -> None:
+    """A republish that a stream kept would loop. Without bodies a tap is as those of a release before, to the letter."""
     for plan in stream_plan("r"):
-        tap = stream_config(plan, "atoll.r").get("republish")
+        tap = stream_config(plan, "atoll.r", bodies=bodies).get("republish")
         if tap:
-            assert tap["headers_only"]
+            ends = {"src": f"atoll.r.{plan.tap}.>", "dest": f"atoll.r.tap.{plan.tap}.>"}
+            assert tap == (ends if bodies else {**ends, "headers_only": True})
             assert matches(plan.subjects[0], tap["src"])
-            assert not any(matches(kept, tap["dest"]) for other in stream_plan("r") for kept in other.subjects)
+            assert not any(matches(kept, tap["dest"]) for other in EVERY for kept in other.subjects)
+
+
+def test_no_tap_covers_tensors_or_leases() -> None:
+    """Nothing large, and nothing that is written every second."""
+    s = Subjects("r")
+    stems = (
+        s.global_stem(0, 1, "1.n"), s.delta_stem(0, 1, "1.n"), s.contribution_stem("a", 0, 1, 1),
+        s.state_stem(0, 1, "1.n"), s.ledger_stem(0, "1.n"), s.lent_stem("a", 1, "n"),
+    )  # fmt: skip
+    for subject in (*(f"{stem}.0" for stem in stems), s.lease(0), s.data):
+        keeper = stream_of(EVERY, subject)
+        assert keeper.tap is None or not matches(f"atoll.r.{keeper.tap}.>", subject), subject
+
+
+def test_what_was_heard_last_is_small_and_in_memory() -> None:
+    """One message of each sender, for two minutes, and the run record from where records are."""
+    config = stream_config(live_plan("r", replicas=3), "atoll.r")
+
+    assert (config["storage"], config["max_msgs_per_subject"], config["discard"]) == ("memory", 1, "old")
+    assert config["num_replicas"] == 3
+    assert config["max_bytes"] <= 8 << 20
+    assert config["sources"] == [{"name": "atoll_r_GL", "filter_subject": "atoll.r.gl.run"}]
+    assert config["republish"] == {"src": "atoll.r.>", "dest": "atoll.r.tap.>"}
+    assert stream_of(EVERY, "atoll.r.gl.run").name == "atoll_r_GL"
 
 
 def test_differences_name_field_and_both_values() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.bus.streams import stream_of, stream_plan
-from atoll.wire.subjects import Subjects, filter_below, matches, token
+from atoll.wire.subjects import Subjects, filter_below, fragment_level, matches, token
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n"])
@@ -64,6 +64,7 @@ def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:
     subjects, plans = Subjects("r"), stream_plan("r")
     durable = [
         subjects.contribution_stem("a", 0, 1, 2) + ".0",
+        subjects.partial_stem("eu", 0, 1, "n") + ".0",
         subjects.contribution(0, 1, "a"),
         subjects.run_record,
         subjects.head("*"),
@@ -75,6 +76,7 @@ def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:
         subjects.event("a", "b"),
     ]
     whispered = [subjects.call("*"), subjects.beat("a"), subjects.control("all"), subjects.tap()]
+    whispered += [subjects.premerge_answer("eu", "n"), subjects.region_kept("eu"), subjects.region_answer("eu", "n")]
 
     for subject in durable:
         homes = [plan for plan in plans if any(matches(kept, subject) for kept in plan.subjects)]
@@ -82,3 +84,12 @@ def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:
         assert subject.startswith("atoll.r.")
     for subject in whispered:
         assert not any(matches(kept, subject) for plan in plans for kept in plan.subjects)
+
+
+def test_a_sum_is_no_contribution_whatever_its_region_is_called() -> None:
+    """The chunks of contributions stay at a leaf; those of sums leave it, and are kept with their fragment."""
+    subjects = Subjects("r")
+    assert subjects.is_contribution(subjects.contribution_stem("a", 0, 1, 2))
+    for region in ("eu", "1-2"):
+        assert not subjects.is_contribution(subjects.partial_stem(region, 7, 1, "n"))
+        assert fragment_level(subjects.partial_stem(region, 7, 1, "n")) == "7"

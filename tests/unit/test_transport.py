@@ -184,8 +184,9 @@ async def test_a_reader_that_falls_behind_stops_the_socket(peer: Peer, wire: Soc
 
     assert wire._framer.waiting_bytes <= 34 * MIB
     found = 0
-    while found < count:
-        found += sum(isinstance(frame, Message) for frame in await wire.read(0))
+    async with asyncio.timeout(SOON_S):
+        while found < count:
+            found += sum(isinstance(frame, Message) for frame in await wire.read(0))
     assert wire.received == count * len(message) == wire._stats.wire_bytes_down
 
 
@@ -208,8 +209,9 @@ async def test_a_transport_that_rests_reads_many_messages_at_once(peer: Peer) ->
 
     async def taken(count: int) -> None:
         found = 0
-        while found < count:
-            found += sum(isinstance(frame, Message) for frame in await made.read(0))
+        async with asyncio.timeout(SOON_S):
+            while found < count:
+                found += sum(isinstance(frame, Message) for frame in await made.read(0))
 
     reading = asyncio.create_task(taken(200))
     began_s = asyncio.get_running_loop().time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -145,3 +146,43 @@ def test_the_switch_is_no_setting() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "what"),
+    [("SettingsError('wrong', todo='mend it')", 2, "wrong"), ("ValueError('a bug')", 1, "a bug")],
+)
+def test_a_program_that_is_to_log_json_ends_in_json(error: str, code: int, what: str) -> None:
+    """Also before it has a log: the last word is one line, a bug's traceback is a field of it."""
+    program = f"from atoll.base.errors import *\nfrom atoll.base.exits import guarded\ndef call():\n    raise {error}\n"
+    left, said = ends(f"{program}guarded(call)", ATOLL_LOG__FORMAT="json")
+    told = json.loads(said)
+
+    assert (left, told["event"], told["what"], told["exit_code"]) == (code, "process.failed", what, code)
+    assert ("Traceback" in told.get("exception", "")) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "last"),
+    [
+        ("StorageFull('full')", 2, "atoll: wrong"),
+        ("ValueError('a bug')", 1, "    +------------------------------------"),
+    ],
+)
+def test_tasks_that_end_by_errors_of_ours_end_a_program_by_the_first(other: str, code: int, last: str) -> None:
+    """With its exit code; beside a bug the traceback is shown."""
+    error = f"ExceptionGroup('tasks', [SettingsError('wrong'), {other}])"
+    program = f"from atoll.base.errors import *\nfrom atoll.base.exits import guarded\ndef call():\n    raise {error}\n"
+    left, said = ends(f"{program}guarded(call)")
+
+    assert (left, said.splitlines()[-1]) == (code, last)
+
+
+def test_who_answers_a_person_ends_in_words() -> None:
+    """A verb that logs nothing but errors speaks to somebody at a terminal, whatever its environment says."""
+    program = (
+        "from atoll.base.errors import *\nfrom atoll.base.exits import guarded\nfrom atoll.base.logs import configure\n"
+        "def call():\n    configure('json', 'error')\n    raise SettingsError('wrong')\nguarded(call)"
+    )
+
+    assert ends(program, ATOLL_LOG__FORMAT="json") == (2, "atoll: wrong\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,8 +184,11 @@ def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
 
 def test_a_locked_broker_stays_locked_and_an_open_one_open(tmp_path: Path) -> None:
     """What is stored belongs to the accounts of the door, so the folder decides; our own identity is not kept in `run.json`."""
-    assert plan(UpRequest(out=tmp_path / "open"), {}).keys is None
-    up = plan(UpRequest(out=tmp_path / "run", locked=True), {})
+    for opened in (UpRequest(locked=False), UpRequest(brokers=3, assignments=("up.locked=false",))):
+        up = plan(replace(opened, out=tmp_path / "open"), {})
+        assert (up.keys, up.settings.up.locked, up.settings.broker.identity) == (None, False, None)
+        assert "is open to every user" in Services(up, RunFolder(up.out), "nats://a:1").greeting()[1]
+    up = plan(UpRequest(out=tmp_path / "run"), {})
     with RunFolder(up.out) as folder:
         Services(up, folder).make_keys()
         Services(up, folder).make_keys()
@@ -193,17 +197,34 @@ def test_a_locked_broker_stays_locked_and_an_open_one_open(tmp_path: Path) -> No
     assert read_identity(up.settings.broker.identity).kind == "operator"
     assert "broker.identity" not in kept_settings(up)
     assert plan(UpRequest(out=tmp_path / "run"), {}).keys == up.keys
+    with pytest.raises(SettingsError, match="was begun locked"):
+        plan(UpRequest(out=tmp_path / "run", locked=False), {})
     (tmp_path / "begun" / "nats").mkdir(parents=True)
     (tmp_path / "begun" / "nats" / "nats-server.log").touch()
     with pytest.raises(SettingsError, match="was begun open"):
         plan(UpRequest(out=tmp_path / "begun", locked=True), {})
+    assert plan(UpRequest(out=tmp_path / "begun"), {}).keys is None
+    assert plan(UpRequest(out=tmp_path / "nodes", brokers=3), {}).keys == tmp_path / "nodes" / "keys"
 
 
-@pytest.mark.parametrize(("brokers", "assignment"), [(3, "seed=1"), (1, "broker.url=nats://a:1")])
-def test_a_broker_that_cannot_be_locked_is_told(tmp_path: Path, brokers: int, assignment: str) -> None:
-    """A cluster, and somebody else's."""
-    with pytest.raises(SettingsError, match=r"cannot be locked yet|--locked and --broker contradict"):
-        plan(UpRequest(out=tmp_path / "run", brokers=brokers, locked=True, assignments=(assignment,)), {})
+def test_a_run_that_goes_on_keeps_its_open_door(tmp_path: Path) -> None:
+    """Its archive is not signed, so that it stays open also if its broker's store is lost; --again begins anew, locked."""
+    former(tmp_path / "run", 500, "up.locked=false")
+
+    assert plan(UpRequest(out=tmp_path / "run"), {}).keys is None
+    assert (
+        plan(UpRequest(out=tmp_path / "new", like=tmp_path / "run" / "run.json"), {}).keys == tmp_path / "new" / "keys"
+    )
+    with pytest.raises(SettingsError, match="was begun open"):
+        plan(UpRequest(out=tmp_path / "run", locked=True), {})
+    former(tmp_path / "done", 1000, "up.locked=false")
+    assert plan(UpRequest(out=tmp_path / "done", again=True), {}).keys == tmp_path / "done" / "keys"
+
+
+def test_somebody_elses_broker_is_not_ours_to_lock(tmp_path: Path) -> None:
+    """It is locked where it is started."""
+    with pytest.raises(SettingsError, match="--locked and --broker contradict"):
+        plan(UpRequest(out=tmp_path / "run", locked=True, assignments=("broker.url=nats://a:1",)), {})
 
 
 def test_as_many_copies_as_brokers_unless_it_is_said(tmp_path: Path) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from atoll.base.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.local.run_probe import last_facts
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.ledger import closing_ledger
 from atoll.run.view import LearnerLife, LearnerView, RunView
+from atoll.run.watch import Watch
+from atoll.story.history import History
+from atoll.story.history_view import HistoryView
 from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
 from atoll.wire.traffic import LinkTraffic
+from atoll_synchronizer.shard_context import EventLog
+from support.founded_run import run_record
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
@@ -168,3 +177,111 @@ def test_the_report_says_whom_the_others_judged() -> None:
     rounds = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["rounds"]
 
     assert (rounds["shortened"], rounds["unheard"]) == ({"liar": 4}, {"liar": 6})
+
+
+def test_the_page_says_what_was_slow_with_its_command_and_draws_the_learners() -> None:
+    """Without the event log the page says so, and charts without a point do as well."""
+    view, history = RunView(), History()
+    shares = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0, "steps": 5, "step_s": 1.0}]
+    fields = {
+        "fragment": 0,
+        "version": 1,
+        "contributors": shares,
+        "quorum_wait_s": 3.0,
+        "waited_s": 3.0,
+        "commit_s": 1.0,
+    }
+    told = [
+        event("joined", "a", 10.0, incarnation=1, took_s=10.0),
+        event("sample", "a", 12.0, incarnation=1, step=2, tokens=20, step_s=1.0, loss=4.0, lag_versions=1),
+        event("sample", "a", 20.0, incarnation=1, step=5, tokens=50, step_s=1.0, loss=3.0),
+        event("round", "shard-0", 20.0, **fields),
+    ]
+    for one in told:
+        view.on_event(one)
+        history.take(f"ev.{one.kind}.{one.who}", encode(one))
+    settings = {"protocol.fragments": 1, "protocol.shards": 1}
+    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", history=history)
+    shown = page(collect(view, facts), view, "")
+    silent = page(collect(view, replace(facts, history=None)), view, "")
+
+    assert "75.0%</b> of the rounds' time, 3 s (quorum): rounds waited for the quorum" in shown
+    assert "50.0%</b> of the learners' time, 10 s (joining): a joined once" in shown
+    assert "<code>atoll story learner a</code>" in shown
+    assert shown.count("<polyline") == 4
+    assert "the event log could not be read to its end" in silent
+
+
+def test_the_page_has_a_finding_with_its_time_and_what_it_has_led_to() -> None:
+    """In the report seconds since the beginning of its curves; the page puts consequences beneath their cause."""
+    view, history = RunView(), History()
+    refusals = [{"reason": "outlier", "learner": "a", "incarnation": 1, "push": push} for push in (1, 2, 3)]
+    for one in (
+        event("joined", "a", 100.0, incarnation=1),
+        event("refused", "shard-0", 110.0, refusals=refusals),
+        event("quarantined", "shard-0", 112.5, learner="a", incarnation=1, offences=3, reason="outlier"),
+    ):
+        view.on_event(one)
+        history.take(f"ev.{one.kind}.{one.who}", encode(one))
+    settings = {"protocol.fragments": 1, "protocol.shards": 0}
+    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", history=history)
+    report = collect(view, facts)
+    (found,) = report["slow"]["findings"]
+    shown = page(report, view, "")
+
+    assert (found["cause"], found["culprit"], found["from_s"], found["until_s"]) == ("quarantine", "a", 12.5, None)
+    assert found["command"] == "atoll why refused a"
+    assert [(each["cause"], each["from_s"], each["until_s"]) for each in found["consequences"]] == [
+        ("refusals", 10.0, 10.0)
+    ]
+    assert "(12.5 s to the end). " in shown
+    assert "<ul><li>refusals, a: 3 of its contributions were refused: outlier (10.0 s to 10.0 s)." in shown
+
+
+def test_processes_that_died_and_never_came_back_are_faults() -> None:
+    """No event tells of them: a learner of ours that did not leave, and a shard that closed no ledger."""
+    history = History()
+    for one in (
+        event("joined", "dead", 1.0, incarnation=1),
+        event("joined", "gone", 1.0, incarnation=1),
+        event("left", "gone", 2.0, incarnation=1, tokens=1, steps=1),
+        event("joined", "elsewhere", 1.0, incarnation=1),
+        event("serving", "shard-0", 1.0, epoch=1, versions={}),
+        event("serving", "shard-1", 1.0, epoch=1, versions={}),
+        event("ledger", "shard-1", 3.0, ledger=Ledger()),
+    ):
+        history.take(f"ev.{one.kind}.{one.who}", encode(one))
+    settings = {"protocol.fragments": 1, "protocol.shards": 2}
+    facts = Facts("r", settings, [], {}, "", ended=["dead", "gone"], history=history)
+
+    assert collect(RunView(), facts)["faults"] == 2
+
+
+async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> None:
+    """Who followed the run has its history: the broker is asked for the record, and for nothing of the event log."""
+
+    class Asked(MemoryBus):
+        """A bus that counts how often somebody reads its event log."""
+
+        replays = 0
+
+        async def replay(self, *words: Any, **more: Any) -> Any:  # noqa: ANN401  (as of the bus)
+            """Count and read."""
+            self.replays += 1
+            return await super().replay(*words, **more)
+
+    bus, view, record = Asked(run, MemoryBroker()), HistoryView(), run_record(run)
+    await bus.provision(1 << 20)
+    await bus.put_record(record.subjects.run_record, encode(record), expected=0)
+    log = EventLog(bus, record.subjects, "shard-0", SystemClock())
+    await log.record("serving", epoch=1, versions={0: 0})
+    for shard in range(record.protocol.shards):
+        await EventLog(bus, record.subjects, f"shard-{shard}", SystemClock()).record("ledger", ledger=Ledger())
+    await Watch(bus, run, view, SystemClock()).catch_up()
+    read = bus.replays
+    last = await last_facts(bus, run, view)
+
+    assert bus.replays == read > 0
+    assert last.history is view.history
+    assert [each.shard for each in view.history.tenures] == ["shard-0"]
+    assert view.history.closed == set(view.closed) == {f"shard-{shard}" for shard in range(record.protocol.shards)}

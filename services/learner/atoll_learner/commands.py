@@ -1,4 +1,4 @@
-"""The learner's verbs: `learner`, `evaluate`, `export`, `data prepare`, `data mix`, `data show`. They load nothing early."""
+"""The learner's verbs: `learner`, `evaluate`, `export`, `attribute`, and `data` with its own. They load nothing early."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ def register(app: typer.Typer) -> None:
     app.command(name="learner", help="Train one replica as an island of a run.")(learn)
     app.command(name="evaluate", help="Follow a run and measure its merged model on held-out text.")(evaluate)
     app.command(name="export", help="Write the merged model as safetensors, with a sample of its text.")(export)
+    app.command(
+        name="attribute", help="Say what each learner's part of a retained round was, and of the round without it."
+    )(attribute)
     data = typer.Typer(help="Token shards.", no_args_is_help=True)
     data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare)
     data.command(name="mix", help="Mix folders of token shards by weight.")(mix)
@@ -24,6 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def learn(
     learner: Annotated[str | None, typer.Option("--id", help="This learner's id.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Folder for a profile of some steps, for Perfetto.")] = None,
     run: Run = None,
     broker: Broker = None,
     config: Config = None,
@@ -36,7 +40,8 @@ def learn(
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.process import train  # noqa: PLC0415
 
-    train(load(config, with_flags(assignments, learner__id=learner, run=run, broker__url=broker)).settings)
+    flags = with_flags(assignments, learner__id=learner, learner__profile=profile, run=run, broker__url=broker)
+    train(load(config, flags).settings)
 
 
 def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
@@ -80,6 +85,29 @@ def export(
     from atoll_learner.evaluate import export_run  # noqa: PLC0415
 
     export_run(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, out)
+
+
+def attribute(
+    what: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its id with --archive.")],
+    *,
+    fragment: Annotated[int, typer.Option(min=0, help="The fragment.")],
+    version: Annotated[int, typer.Option("--round", min=1, help="The version that the round made.")],
+    archive: Annotated[
+        str | None, typer.Option(help="Where the run is archived: a folder, file:///folder or s3://bucket/prefix.")
+    ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Measure held-out text, too: of the reference model, with its data here.")
+    ] = False,
+    assignments: Assignments = None,
+) -> None:
+    """Print a line per learner of one round of a run that was trained with archive.contributions."""
+    from atoll.base.extras import require  # noqa: PLC0415
+
+    if held_out:
+        require("flax", "learner", "`atoll attribute --held-out`")
+    from atoll_learner.attribute import attribute as told  # noqa: PLC0415
+
+    told(what, archive, (fragment, version), assignments, held_out=held_out)
 
 
 def prepare(  # noqa: PLR0913  (one option each)

@@ -29,11 +29,13 @@ from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.cli.reading import opened
+from atoll.keys.rights import KINDS
 from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
 from atoll.run.record import founded_run, read_run, recorded_progress
 from atoll.settings import Settings, bus_options
+from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
@@ -45,7 +47,6 @@ EXPORT_TOKENS_MAX = 131_072
 SAMPLE_BYTES = 400
 SAMPLE_PROMPT = b"def "
 POLL_S = 0.5
-WHO = "evaluator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def follow(settings: Settings, every_s: float, own: str = "", like: str = "") ->
         SettingsError: the settings, or what `own` and `like` name, are wrong.
         AtollError: the first evaluation by `own` failed. Later ones that fail are logged and passed over.
     """
-    configure(settings.log.format, settings.log.level, role=WHO, run=settings.run)
+    configure(settings.log.format, settings.log.level, role=EVALUATOR, run=settings.run)
     work = None if own else prepare_work(settings)
     limit_threads(settings.learner.threads or 1)
 
@@ -103,9 +104,9 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float) ->
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    bus = await open_bus(settings.broker.url, settings.run, name=WHO, options=bus_options(settings))
+    bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
-        life = asyncio.create_task(live(settings.health_file))
+        life = asyncio.create_task(live(settings.health_file, bus.reach))
         sound = False
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
@@ -144,11 +145,11 @@ async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> boo
     fields = await asyncio.to_thread(evaluation.fields, run, merged, tokens)
     fields["took_s"] = round(time.monotonic() - began_s, 3)
     clock = SystemClock()
-    line = encode(event(evaluation.kind, WHO, clock.wall(), **fields))
+    line = encode(event(evaluation.kind, EVALUATOR, clock.wall(), **fields))
     msg_id = f"{evaluation.kind}-{os.getpid()}-{clock.monotonic():.6f}"
     shown = fields["values"] if "values" in fields else {"bpb": fields["bits_per_byte"]}
     try:
-        await bus.publish(run.subjects.event(evaluation.kind, WHO), line, msg_id=msg_id, info=shown)
+        await bus.publish(run.subjects.event(evaluation.kind, EVALUATOR), line, msg_id=msg_id, info=shown)
     except (BusError, BrokerUnavailable) as error:
         log.warning("evaluation.skipped", reason=str(error))
         return False
@@ -205,7 +206,7 @@ def export_run(settings: Settings, out: Path) -> None:
 
 
 async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
-    async with opened(settings, "export") as bus:
+    async with opened(settings, "export", kinds=KINDS) as bus:
         run = await founded_run(bus, settings.run)
         return run, await read_merged(bus, run)
 

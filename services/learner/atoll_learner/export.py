@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from atoll_learner.model import Params
 
 HEAD = EMBEDDINGS[1]
+MODEL_MODE = 0o644
+"""A model is no secret: safetensors makes files that only their owner can read, and tells others that there is none."""
 
 
 def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) -> None:
@@ -29,6 +31,7 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
     draft = path.with_suffix(".partial")
     try:
         save_file({name: np.asarray(leaf) for name, leaf in params.items()}, draft, {"format": "pt", **metadata})
+        draft.chmod(MODEL_MODE)
         with draft.open("rb") as handle:
             os.fsync(handle.fileno())
         draft.replace(path)

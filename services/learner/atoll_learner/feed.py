@@ -9,6 +9,7 @@ off for longer than a lease), the feed stops reading it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
@@ -29,6 +30,10 @@ log = get(__name__)
 
 LOOK_S = 0.2
 RESUME_S = 30.0
+ALONE_S = 10.0
+"""So long a learner waits for leased text before it chooses some itself."""
+OWN_EPOCHS = 1 << 32
+"""No run reads its data so often: from here on epochs are those of learners that choose for themselves."""
 
 
 class Pending(Protocol):
@@ -64,6 +69,9 @@ class Supply:
         self._lease_blocks = lease_blocks
         self.pending: Pending | None = None
         self._failures = 0  # of requests, since the last that succeeded
+        self._alone_since_s: float | None = (
+            None  # since when nothing could be leased, once we have chosen for ourselves
+        )
 
     def poll(self) -> npt.NDArray[np.int32] | None:
         """Return the next batch, or None when nothing leased is left; the next lease is asked for before that."""
@@ -106,7 +114,7 @@ class Supply:
             self._failures += 1
             log.warning("data.no_lease", failures=self._failures, reason=str(error))
         else:
-            self._failures = 0
+            self._failures, self._alone_since_s = 0, None
 
     def _grant(self, grant: DataGrant) -> None:
         self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)
@@ -121,19 +129,44 @@ class LeasedFeed(Supply):
         """Take over what a checkpoint's `cursor` names, or ask for the first lease; it arrives while the model compiles."""
         super().__init__(island.session.leases, island.call, reader, lease_blocks)
         self._island = island
+        self._own_units = 0
         if cursor:
             self._resume(cursor)
         if self._reader.needs_more():
             self.want()
 
     def next(self, give_up: Callable[[], bool]) -> npt.NDArray[np.int32] | None:
-        """Return the next batch, or None once nothing leased is left and `give_up` says so; else block until there is."""
+        """Return the next batch, or None once nothing leased is left and `give_up` says so; else block until there is.
+
+        Once something was leased, a learner that gets nothing more for `ALONE_S` chooses a unit itself. In a long outage it
+        waits so only once: until something is leased again, it chooses the next unit after one look.
+        """
+        began_s = time.monotonic() if self._alone_since_s is None else self._alone_since_s
         while (batch := self.poll()) is None:
             if give_up():
                 return None
             self.want()
             wait([self.pending] if self.pending else [], LOOK_S)
+            if self._reader.batches and time.monotonic() - began_s > ALONE_S:
+                self._alone_since_s = began_s
+                self._choose(time.monotonic() - began_s)
         return batch
+
+    def _choose(self, alone_s: float) -> None:
+        """Take a unit of our own choice, the same after the same number of others for this incarnation alone."""
+        member = self._island.session.member
+        key = hashlib.blake2b(
+            f"{member.learner}/{member.incarnation}/{self._own_units}".encode(), digest_size=4
+        ).digest()
+        self._own_units += 1
+        blocks = min(self._lease_blocks, self._reader.blocks)
+        self._reader.grant(OWN_EPOCHS + int.from_bytes(key), 0, blocks)
+        log.warning(
+            "data.chosen",
+            units=self._own_units,
+            blocks=blocks,
+            reason=f"nothing could be leased for {alone_s:.0f} s; others may read the same",
+        )
 
     @property
     def cursor(self) -> Progress:

@@ -13,6 +13,9 @@ Shapes: B batch, T time, D width, N heads, K kv-heads, H channels of a head, V v
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,13 +190,19 @@ def init_params(settings: ModelSettings, seed: int) -> Params:
 
     One compiled program: drawn tensor by tensor, a learner that returns would spend seconds on it in spite of its cache.
     """
+    drawn: Params = _drawing(settings)(jax.random.key(seed))
+    return drawn
+
+
+@functools.lru_cache(maxsize=8)
+def _drawing(settings: ModelSettings) -> Callable[[jax.Array], Params]:
+    """Return the program that draws parameters; equal settings share one."""
 
     def draw(key: jax.Array) -> Params:
         state = nnx.state(Decoder(settings, key), nnx.Param)
         return {_name(path): leaf[...] for path, leaf in nnx.to_flat_state(state)}
 
-    drawn: Params = jax.jit(draw)(jax.random.key(seed))
-    return drawn
+    return jax.jit(draw)
 
 
 def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # noqa: ANN201  (a pure function, see below)

@@ -26,9 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base import fact_dumps, scratch_arrays
+from atoll.base import fact_dumps, scratch_arrays, spans
 from atoll.base.logs import configure, get
-from atoll.client.join import IslandHandle, JoinOptions, join
+from atoll.base.resting import rest
+from atoll.client.join import IslandHandle, join
+from atoll.client.join_options import JoinOptions
 from atoll.protocol.claims import with_declared_batch
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
@@ -125,16 +127,21 @@ def train(settings: Settings) -> None:
             seed=settings.seed,
             stream_bytes_max=settings.broker.stream_bytes_max,
             replicas=settings.broker.replicas,
+            taps=settings.broker.taps,
             bulk=settings.broker.bulk,
             patience_s=settings.broker.patience_s,
             identity=settings.broker.identity,
             health_file=settings.health_file,
             encode=settings.learner.encode,
+            region=settings.learner.region,
+            sample_s=settings.learner.sample_s,
         ),
     )
     with island:
         log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)
         Trainer(settings, work, island, interrupt, began_s).train()
+    if settings.stay and not interrupt.wanted:
+        rest(settings.health_file)
 
 
 class Trainer:
@@ -145,6 +152,7 @@ class Trainer:
     ) -> None:
         """Build the jitted step, which compiles at its first call, and recover what a former life or a peer has."""
         from atoll_learner.keeper import Keeper  # noqa: PLC0415
+        from atoll_learner.profiling import StepProfiler  # noqa: PLC0415
         from atoll_learner.recovery import recover  # noqa: PLC0415
         from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
 
@@ -155,6 +163,8 @@ class Trainer:
         self._began_s = began_s
         self._step = make_step(work.model, work.train)
         self._keeper = Keeper(settings, island, work.train.tokens_per_step)
+        learner = settings.learner
+        self._profiler = StepProfiler(learner.profile, learner.profile_steps, f"{learner.id}-{island.incarnation}")
         self._late_s: deque[float] = deque(maxlen=LATE_STEPS)
         self._first_losses: list[float] = []
         self._sound = True
@@ -173,25 +183,29 @@ class Trainer:
         said_s, steps = 0.0, 0
         while not self._over():
             began_s = time.monotonic()
-            batch = self._feed.next(self._over)
-            if batch is None:
-                break
-            rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
-            with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext():
-                params, self._state, loss = self._step(params, self._state, self._shape(batch), rate)
-            value = float(loss)
-            if steps > 0:
-                self._throttle(time.monotonic() - began_s)
-            params = island.step(params, tokens=train.tokens_per_step, loss=value)
-            island.share(self._state)
-            self._sound = math.isfinite(value)
-            if self._sound:
-                self._keeper.keep(self._state, self._feed.cursor)
+            with self._profiler.step(steps):
+                with spans.span("batch"):
+                    batch = self._feed.next(self._over)
+                if batch is None:
+                    break
+                rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
+                with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext(), spans.span("compute"):
+                    params, self._state, loss = self._step(params, self._state, self._shape(batch), rate)
+                    value = float(loss)
+                if steps > 0:
+                    self._throttle(time.monotonic() - began_s)
+                with spans.span("island step"):
+                    params = island.step(params, tokens=train.tokens_per_step, loss=value)
+                island.share(self._state)
+                self._sound = math.isfinite(value)
+                if self._sound:
+                    self._keeper.keep(self._state, self._feed.cursor)
             steps += 1
             self._say_first(steps, value)
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 self._say(steps, value, rate, time.monotonic() - began_s)
+        self._profiler.end()
         leave(island, self._feed, self._keeper, self._state if self._sound else None, self._settings.learner.drain_s)
 
     def _over(self) -> bool:

@@ -15,6 +15,7 @@ donated buffer would be gone. The optimizer's state is donated, it is nobody els
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -32,6 +33,8 @@ from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 from atoll_learner.train_settings import TrainSettings
 
 MUON_RMS: Final = 0.2
+PROGRAMS_MAX: Final = 8
+"""How many steps and losses of different settings a process keeps traced."""
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 
@@ -80,8 +83,9 @@ def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> 
     return train.rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * share)))
 
 
+@functools.lru_cache(maxsize=PROGRAMS_MAX)
 def make_step(model: ModelSettings, train: TrainSettings) -> Step:
-    """Return the jitted step `(params, state, batch, rate) -> (params, state, loss)`.
+    """Return the jitted step `(params, state, batch, rate) -> (params, state, loss)`; equal settings share one.
 
     `batch` is int32 (B, T + 1), or (A, B, T + 1) with A micro-batches whose gradients are averaged; `loss` is float32.
     """
@@ -120,6 +124,11 @@ def make_loss(model: ModelSettings) -> Callable[[Params, jax.Array], jax.Array]:
     return loss_of
 
 
+@functools.lru_cache(maxsize=PROGRAMS_MAX)
+def _compiled_loss(model: ModelSettings) -> Callable[[Params, npt.NDArray[np.int32]], jax.Array]:
+    return jax.jit(make_loss(model))
+
+
 def make_evaluator(
     model: ModelSettings, train: TrainSettings, shards: TokenShards, tokens_max: int
 ) -> Callable[[Params], float]:
@@ -139,7 +148,7 @@ def make_evaluator(
     starts = np.arange(rows) * train.sequence
     windows = np.stack([held_out[s : s + train.sequence + 1] for s in starts]).astype(np.int32)
     batches = windows.reshape(-1, train.batch, train.sequence + 1)
-    loss_of = jax.jit(make_loss(model))
+    loss_of = _compiled_loss(model)
     per_byte = shards.meta.validation_tokens / shards.meta.validation_bytes
 
     def measure(params: Params) -> float:

@@ -1,4 +1,4 @@
-"""What the simulator adds to the command line: `atoll plan` and the group `atoll sim`. It loads nothing before a verb runs."""
+"""What the simulator adds to the command line: two verbs and the group `atoll sim`. It loads nothing before a verb runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import typer
 from atoll_simulator import train_command
 from atoll_simulator.fleet import command as fleet_command
 from atoll_simulator.planner import command as plan_command
+from atoll_simulator.what_if import command as what_if_command
 
 
 def register(app: typer.Typer) -> None:
-    """Add the planner's verb, and the group with every simulation."""
+    """Add the verbs, and the group with every simulation."""
     plan_command.register(app)
+    what_if_command.register(app)
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     for register_verbs in (fleet_command.register, train_command.register):
         register_verbs(group)

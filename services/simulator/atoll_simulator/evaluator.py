@@ -11,15 +11,17 @@ from collections.abc import Callable
 from typing import Final
 
 from atoll.base.clock import Clock
+from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
-from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
+from atoll.run.event_fields import RoundView, fields_of
 from atoll.run.merged_model import read_merged
 from atoll.run.record import read_run
 from atoll.run.view import RunView
-from atoll.wire.messages import Event, decode, encode, event
+from atoll.wire.event_log import EVALUATOR, event_of
+from atoll.wire.messages import encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluate import WHO, measured
+from atoll_learner.evaluate import measured
 from atoll_learner.model import Params
 
 log = get(__name__)
@@ -59,7 +61,11 @@ class SimulatedEvaluator:
         if kind == "round":
             after = int(core_message.headers["Nats-Sequence"]) - 1
             entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
-            self._token_fragments += parsed(decode(Event, entry.data).fields["tokens"], int)
+            try:
+                self._token_fragments += fields_of(event_of(entry.subject, entry.data), RoundView).tokens
+            except PeerMisbehaved as error:
+                log.warning("round.refused", subject=entry.subject, reason=str(error))
+                return False
         elif kind != "joined":
             return False
         merged_tokens = self._token_fragments // self._fragments
@@ -75,7 +81,7 @@ class SimulatedEvaluator:
             return
         fields = measured(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {"took_s": 0.0}
         self._measured += 1
-        line = encode(event("validation", WHO, self._clock.wall(), **fields))
+        line = encode(event("validation", EVALUATOR, self._clock.wall(), **fields))
         msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}
-        await self._bus.publish(self._subjects.event("validation", WHO), line, msg_id=msg_id, info=info)
+        await self._bus.publish(self._subjects.event("validation", EVALUATOR), line, msg_id=msg_id, info=info)
         log.info("model.evaluated", **fields)

@@ -163,7 +163,14 @@ class SimulatedLearner:
             seed=settings.seed,
         )
         blocks, encode = work.shards.blocks, settings.learner.encode
-        return JoinRequest(learner=self._name, record=record, origin=origin, data_blocks=blocks, encode=encode)
+        return JoinRequest(
+            learner=self._name,
+            record=record,
+            origin=origin,
+            data_blocks=blocks,
+            encode=encode,
+            sample_s=settings.learner.sample_s,
+        )
 
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""

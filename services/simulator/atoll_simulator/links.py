@@ -335,7 +335,7 @@ class LinkedBus(MemoryBus):
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
-        self.link.core_message(self.link.up, len(data), self._broker.core_message, CoreMessage(subject, bytes(data)))
+        self.link.core_message(self.link.up, len(data), self._told, CoreMessage(subject, bytes(data)))
 
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the link carries a message there and back in time."""
@@ -356,7 +356,7 @@ class LinkedBus(MemoryBus):
         await self._down(0)
         return feed
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
         loop = asyncio.get_running_loop()
@@ -366,7 +366,7 @@ class LinkedBus(MemoryBus):
                 await self._up(len(data))
         except TimeoutError:
             return None
-        return await super().ask(subject, data, timeout_s=deadline_s - loop.time())
+        return await super().ask(subject, data, timeout_s=deadline_s - loop.time(), answer_at=answer_at)
 
     async def close(self) -> None:
         """Give back all unsettled deliveries and end the subscriptions, unless the process is dead."""

@@ -24,13 +24,16 @@ from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.run_probe import kept_ledger
 from atoll.local.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
-from atoll.report.write import write_report
+from atoll.report.write import BrokerFacts, write_report
 from atoll.run.folder import SIMULATED, RunFolder
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
+from atoll.run.saved import EVENTS_FILE
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
+from atoll.story.history import History
+from atoll.story.history_view import HistoryView
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
@@ -280,7 +283,7 @@ def simulate(
     up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: RunConsole, interrupted: Interrupted
 ) -> tuple[dict[str, Any] | None, SimulationOutcome]:
     """Run a simulation in `folder` and return its report and outcome; there is no report if nothing was trained."""
-    view = RunView()
+    view = HistoryView(history=History(virtual=True))
 
     async def main() -> SimulationOutcome:
         simulation = Simulation(up, scenario, trade, view=view, face=face, interrupted=interrupted)
@@ -298,7 +301,7 @@ def simulate(
         finally:
             lines = [msgspec.json.encode(line) + b"\n" for line in simulation.world.journal]
             folder.write("journal.jsonl", b"".join(lines))
-            folder.write("events.jsonl", await simulation.events())
+            folder.write(EVENTS_FILE, await simulation.events())
             journal.save()
         files.append(journal)
         return outcome
@@ -310,8 +313,7 @@ def simulate(
         return None, outcome
     with face.stage("measuring and writing the model"):
         write_out(trade.work, folder.out, outcome.run, outcome.merged, trade.params)
-    report = write_report(
-        folder, view, files[0].file, outcome.run.data, "virtual", fragment_ledger=outcome.fragment_ledger
-    )
+    last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
+    report = write_report(folder, view, files[0].file, last, "virtual")
     files[0].settle(report)
     return report, outcome

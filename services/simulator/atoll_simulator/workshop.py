@@ -112,7 +112,7 @@ def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     Raises:
         SettingsError: see `atoll.local.options.plan` and `scenario_of`.
     """
-    up = plan(replace(request, run="sim", fresh=True))
+    up = plan(replace(request, run="sim", fresh=True, locked=False))
     shards = up.settings.protocol.shards
     scenario = scenario_of(up.settings.sim, up.learners, (*shard_names(shards), *standby_names(shards, up.standbys)))
     if not up.settings.protocol.tokens_target and not scenario.max_s:

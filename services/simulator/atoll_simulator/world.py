@@ -168,7 +168,8 @@ class SimulatedWorld:
         for reason in (*self._cuts.get(BROKER, ()), *self._cuts.get(name, ())):
             link.cut(reason)
         nonces = self.dice(name, number, "nonce")
-        identity = Identity(f"{name}-{number}", HOST, number, lambda size: nonces.randbytes(size).hex())
+        # A name that begins with "shard-" is a shard's alone: nobody would believe what its process writes under it.
+        identity = Identity(f"{HOST}-{name}-{number}", HOST, number, lambda size: nonces.randbytes(size).hex())
         life = ProcessLife(name, number, LinkedBus(self._run, self._broker, link), identity, asyncio.Event())
         actor.life = life
         self.note("started", name, life=number)

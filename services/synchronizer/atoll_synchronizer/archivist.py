@@ -113,10 +113,10 @@ class Archivist:
         due = number(self._run, self._clock.wall(), self._settings.every_s)
         try:
             async with self._busy:
-                parts = await _in_thread(self._checkpoint_store.parts)
+                parts = await in_thread(self._checkpoint_store.believed)
                 due = due_number(self._run, self._shard, parts, self._clock.wall(), self._settings.every_s)
                 if not self.checkpoints:
-                    await _in_thread(
+                    await in_thread(
                         partial(self._checkpoint_store.reopen, self._run, parts, due, self._shard, store.epoch)
                     )
                 written = await self._make(bus, store, reports, due, final=final)
@@ -142,11 +142,11 @@ class Archivist:
         written = _Written()
         pieces: dict[int, Piece] = {}
         # An object that has been deleted meanwhile is written again.
-        there = await _in_thread(partial(self._checkpoint_store.objects, self._shard))
+        there = await in_thread(partial(self._checkpoint_store.objects, self._shard))
         for fragment, held in store.holdings.items():
             # Taken here without an await in between: one head and exactly what it names.
             taken = replace(held)
-            pieces[fragment] = await _in_thread(partial(self._archive, fragment, taken, there, written))
+            pieces[fragment] = await in_thread(partial(self._archive, fragment, taken, there, written))
         known = Ledger()
         known.learn(reports())
         target = self._run.protocol.tokens_target
@@ -166,7 +166,7 @@ class Archivist:
             final=final,
             closed=final and bool(target) and known.known_tokens >= target,
         )
-        await _in_thread(partial(self._publish, manifest))
+        await in_thread(partial(self._publish, manifest))
         self._last = pieces
         return written
 
@@ -234,7 +234,7 @@ class Archivist:
             log.warning("archive.untidy", reason=str(error))
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
     """Return what `work` returns, from a thread of its own that nothing waits for at exit.
 
     A thread that hangs on a dead store then takes no thread from the folds and encoders, and keeps no process from

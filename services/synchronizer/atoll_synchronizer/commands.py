@@ -1,4 +1,4 @@
-"""`atoll synchronizer`: serve one shard, or a share of all, until the run is over."""
+"""`atoll synchronizer`: serve one shard, a share of all, or a region, until the run is over."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ def register(app: typer.Typer) -> None:
     app.command(name="synchronizer", help="Serve a run's shards: merge their fragments until the run is over.")(serve)
 
 
-def serve(
+def serve(  # noqa: PLR0913  (one option each)
     shard: Annotated[
         int | None, typer.Option(help="The only shard to serve, from 0.  [default: a fair share of all]")
+    ] = None,
+    *,
+    region: Annotated[
+        str | None,
+        typer.Option(help="Own no shard: fold the contributions of this region's learners for those who do."),
     ] = None,
     run: Run = None,
     broker: Broker = None,
@@ -34,6 +39,11 @@ def serve(
     from atoll_synchronizer.process import serve_shards  # noqa: PLC0415
 
     flags = with_flags(
-        assignments, synchronizer__shard=shard, synchronizer__restore=restore, run=run, broker__url=broker
+        assignments,
+        synchronizer__shard=shard,
+        synchronizer__region=region,
+        synchronizer__restore=restore,
+        run=run,
+        broker__url=broker,
     )
     serve_shards(load(config, flags).settings)

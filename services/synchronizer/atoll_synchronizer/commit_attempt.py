@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
-from atoll.merge.fold import l2_norm
 from atoll.merge.global_update import UpdatedFragment
+from atoll.merge.norms import l2_norm
 from atoll.run.delta_chain import digest_of_values
 from atoll.wire.blobs import BlobRef, Upload
 

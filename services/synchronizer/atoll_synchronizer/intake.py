@@ -93,6 +93,10 @@ class FactIntake:
         queue, durable = subjects.contributions_of(shard), f"{self._context.name}-{epoch}"
         self._queue = await patiently(lambda: bus.consume(queue, durable=durable, takeover=True), "the queue")
 
+    def region_of(self, learner: str) -> str:
+        """Return the region whose synchronizer folds what a member sends, empty for none."""
+        return self._roll.region_of(learner)
+
     async def close(self) -> None:
         """Stop receiving; the queue delivers everything unsettled to the next owner."""
         for feed in (self._beats, self._queue):
@@ -233,7 +237,7 @@ class FactIntake:
             log.debug("contribution.absurd", learner=manifest.learner, incarnation=manifest.incarnation, reason=fault)
         key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
         # A second delivery replaces the first.
-        self._pending.contributions[key] = PendingManifest(delivery, manifest)
+        self._pending.contributions[key] = PendingManifest(delivery, manifest, now_s)
         arrived = ContributionArrived(
             at_s=now_s,
             key=key,

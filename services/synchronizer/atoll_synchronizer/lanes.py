@@ -8,11 +8,13 @@ lane does nothing more, because another process owns the shard.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.base.clock import Clock
-from atoll.base.errors import RecordConflict
+from atoll.base.errors import RecordConflict, StorageFull
 from atoll.base.retry import patiently
 from atoll.protocol.events import (
     Acknowledge,
@@ -28,7 +30,8 @@ from atoll.protocol.events import (
 )
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.pending import PendingAcknowledgements
-from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundReporter
+from atoll_synchronizer.retention import Retention
+from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundNotes, RoundReporter
 from atoll_synchronizer.store import ShardStore
 
 LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
@@ -36,12 +39,13 @@ LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
 
 @dataclass(frozen=True, slots=True)
 class LaneTools:
-    """What lanes work with: tensors, durable state, unsettled deliveries, and the report of finished work."""
+    """What lanes work with: tensors, durable state, unsettled deliveries, the report of finished work, and what is retained."""
 
     aggregator: Aggregator
     store: ShardStore
     pending: PendingAcknowledgements
     report: RoundReporter
+    retention: Retention | None = None
 
 
 class FragmentLanes:
@@ -87,7 +91,9 @@ class FragmentLanes:
                     else:
                         ahead = following
                 await self._tools.pending.acknowledge(settled)
-                for _ in settled:
+                for action in settled:
+                    if self._tools.retention is not None:
+                        self._tools.retention.forget(action.key)
                     lane.task_done()
         except RecordConflict as error:
             self._tell(CommitRefused(at_s=self._clock.monotonic(), fragment=fragment, reason=str(error)))
@@ -97,8 +103,12 @@ class FragmentLanes:
         tools = self._tools
         if isinstance(command, Fold):
             await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
+            if tools.retention is not None:
+                tools.retention.folded(command)
         elif isinstance(command, Unfold):
             tools.aggregator.unfold(command.fragment)
+            if tools.retention is not None:
+                tools.retention.unfolded(command.fragment)
         elif isinstance(command, Dismiss):
             await tools.pending.dismiss(command)
         elif isinstance(command, Keep):
@@ -112,16 +122,27 @@ class FragmentLanes:
         tools = self._tools
         state = tools.store.holdings[command.fragment].state
         merged = await tools.aggregator.merged(command.fragment, state, command.base_version + 1)
-        merged_s = self._clock.monotonic()
+        effects = await tools.aggregator.effects(command.fragment, merged)
+        merged_s, hindered, retaining = self._clock.monotonic(), Counter[str](), None
+        if tools.retention is not None:
+            retaining = partial(tools.retention.round, folds=tools.retention.taken(command.fragment))
         bytes_down = await patiently(
-            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory), "a commit"
+            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining),
+            "a commit",
+            hindered=lambda error, seconds: hindered.update({_hindrance(error): seconds}),
         )
         now_s = self._clock.monotonic()
         self.commits += 1
-        held = (tools.pending.contributions.get(share.key) for share in command.shares)
-        bytes_up = sum(one.manifest.blob.size_bytes for one in held if one is not None)
+        known = {share.key: tools.pending.contributions.get(share.key) for share in command.shares}
+        held = {key: one for key, one in known.items() if one is not None}
+        bytes_up = sum(one.manifest.blob.size_bytes for one in held.values())
         fragment, version = command.fragment, command.base_version + 1
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)
         size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
-        await tools.report.committed(command, times, size, merged.judgements)
+        await tools.report.committed(command, times, size, merged.judgements, RoundNotes(held, effects, hindered))
+
+
+def _hindrance(error: Exception) -> str:
+    """Return the word of an error that a commit waited out, as the `round` event has it."""
+    return "full" if isinstance(error, StorageFull) else "away"

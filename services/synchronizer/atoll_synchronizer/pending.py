@@ -11,8 +11,9 @@ and one event and one pass over the network serve all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from atoll.base.errors import BrokerUnavailable, BusError
 from atoll.base.logs import get
@@ -26,17 +27,20 @@ from atoll_synchronizer.shard_context import EventLog
 
 log = get(__name__)
 
-HOLD_S: Final = 20.0
+HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
 TOGETHER_S: Final = 0.1
 REFUSALS_PER_EVENT: Final = 256
 ACKS_AT_ONCE: Final = 16
 
 
-class PendingManifest(NamedTuple):
-    """A contribution that is not settled yet."""
+@dataclass(slots=True)
+class PendingManifest:
+    """A contribution that is not settled yet; when it arrived and was read, in monotonic seconds (`ready_s` 0: not yet)."""
 
     delivery: Delivery
     manifest: Contribution
+    arrived_s: float
+    ready_s: float = 0.0
 
 
 class PendingAcknowledgements:
@@ -50,8 +54,10 @@ class PendingAcknowledgements:
         self._garbage_collector = garbage_collector
         self.contributions: dict[PushKey, PendingManifest] = {}
         self.farewells: dict[tuple[str, int], Delivery] = {}
-        self._refused: list[Refuse] = []
+        self._refused: list[tuple[Refuse, dict[str, object]]] = []
         self._news = asyncio.Event()
+        self.on_settled: Callable[[Contribution], None] = lambda _: None
+        """Hears of each contribution that is settled."""
 
     async def acknowledge(self, actions: Sequence[Acknowledge]) -> None:
         """Settle contributions for good, several at a time."""
@@ -64,6 +70,7 @@ class PendingAcknowledgements:
                 if (held := self.contributions.pop(action.key, None)) is not None:
                     await patiently(held.delivery.ack)
                     self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
+                    self.on_settled(held.manifest)
 
         await all_of([settle() for _ in range(min(ACKS_AT_ONCE, len(actions)))])
 
@@ -75,8 +82,9 @@ class PendingAcknowledgements:
 
     def refuse(self, action: Refuse) -> None:
         """Have a refusal told to its learner and recorded."""
-        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason)
-        self._refused.append(action)
+        measured = {} if action.norms is None else dict(zip(("norm", "norm_max"), action.norms, strict=True))
+        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason, **measured)
+        self._refused.append((action, self._facts(action.key) | measured))
         self._news.set()
 
     async def keep_telling(self) -> None:
@@ -90,13 +98,21 @@ class PendingAcknowledgements:
         """Tell of the refusals that nobody was told of yet."""
         refused, self._refused = self._refused, []
         self._news.clear()
-        for action in refused:
+        for action, _ in refused:
             await self._tell(action.key, action.reason)
         for start in range(0, len(refused), REFUSALS_PER_EVENT):
             rows = [
-                {**each.key._asdict(), "reason": each.reason} for each in refused[start : start + REFUSALS_PER_EVENT]
+                {**each.key._asdict(), "reason": each.reason, "cause_id": each.cause_id, **facts}
+                for each, facts in refused[start : start + REFUSALS_PER_EVENT]
             ]
             await self._event_log.record("refused", refusals=rows)
+
+    def _facts(self, key: PushKey) -> dict[str, object]:
+        """Return what the event says of a refused contribution beside its key: why it may have been late."""
+        if (held := self.contributions.get(key)) is None:
+            return {}
+        upload_s = held.manifest.notes.upload_s
+        return {"base_version": held.manifest.base_version} | ({"upload_s": upload_s} if upload_s else {})
 
     async def isolate(self, action: Isolate) -> None:
         """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
@@ -120,8 +136,8 @@ class PendingAcknowledgements:
         """Tell the queue at intervals that we still work on the pending deliveries."""
         while True:
             await asyncio.sleep(HOLD_S)
-            for delivery, _ in list(self.contributions.values()):
-                await patiently(delivery.hold)
+            for held in list(self.contributions.values()):
+                await patiently(held.delivery.hold)
 
     async def _tell(self, key: PushKey, reason: str) -> None:
         """Tell a learner of a refusal; one that does not hear it learns so by being called again."""

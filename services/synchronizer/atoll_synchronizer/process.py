@@ -23,14 +23,17 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.health import live
 from atoll.base.logs import configure, get
+from atoll.base.resting import rest
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.signed import signatures_of
 from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run
-from atoll.settings import Settings, bus_options
+from atoll.settings import ArchiveSettings, Settings, bus_options
 from atoll.wire.messages import RunRecord
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, token
+from atoll_synchronizer.region_service import RegionService
+from atoll_synchronizer.retention import make_retention
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.shard_assignment import Host
 
@@ -47,21 +50,29 @@ def serve_shards(settings: Settings) -> None:
         settings.synchronizer.spill_bytes,
         settings.synchronizer.scratch_dir,
     )
-    asyncio.run(serve(settings))
+    is_over = asyncio.run(serve(settings))
+    if is_over and settings.stay:
+        rest(settings.health_file)
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until the run is over or a signal ends it."""
-    shard = settings.synchronizer.shard
-    name = "synchronizer" if shard is None else f"shard-{shard}"
-    stop = asyncio.Event()
+async def serve(settings: Settings) -> bool:
+    """Serve until the run is over or a signal ends it; return whether it is over."""
+    shard, region = settings.synchronizer.shard, settings.synchronizer.region
+    name = f"region-{check_region(settings)}" if region else "synchronizer" if shard is None else f"shard-{shard}"
+    stop, signalled = asyncio.Event(), False
     loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        nonlocal signalled
+        signalled = True
+        stop.set()
+
     fact_dumps.policy.folder = settings.log.dump_dir
     fact_dumps.dump_on_signal()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, leave)
     bus = await open_bus(settings.broker.url, settings.run, name=name, options=bus_options(settings))
-    life = loop.create_task(live(settings.health_file))
+    life = loop.create_task(live(settings.health_file, bus.reach))
     try:
         if settings.synchronizer.restore:
             checkpoint_store = CheckpointStore(
@@ -69,9 +80,12 @@ async def serve(settings: Settings) -> None:
             )
             bytes_max = settings.broker.stream_bytes_max
             await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0, bytes_max=bytes_max)
+        if region:
+            await serve_region(bus, settings, stop)
+            return not signalled
         record = await wait_for_run(bus, settings.run, stop)
         if record is None:
-            return
+            return False
         shards = record.protocol.shards
         if shard is not None and shard >= shards:
             raise SettingsError(
@@ -82,9 +96,33 @@ async def serve(settings: Settings) -> None:
             )
         wanted = tuple(range(shards)) if shard is None else (shard,)
         await Host(bus, record, wanted, SystemClock(), settings.archive).serve(stop)
+        return not signalled
     finally:
         life.cancel()
         await bus.close()
+
+
+def check_region(settings: Settings) -> str:
+    """Return the region that a process folds for; raise `SettingsError` for a name that cannot be, or for two tasks."""
+    mine = settings.synchronizer
+    if mine.shard is not None or mine.restore:
+        raise SettingsError(
+            "a region's synchronizer owns no shard and rebuilds no run",
+            got="synchronizer.region with synchronizer.shard or synchronizer.restore",
+            todo="start another process for the shard, without synchronizer.region",
+        )
+    return token(mine.region, "region")
+
+
+async def serve_region(bus: Bus, settings: Settings, stop: asyncio.Event) -> None:
+    """Fold for a region until the run is over or a signal ends it; a run that is founded anew goes on."""
+    ended = "replaced"
+    while ended == "replaced":
+        record = await wait_for_run(bus, settings.run, stop)
+        if record is None:
+            return
+        ended = await RegionService(bus, record, settings.synchronizer.region, SystemClock()).serve(stop)
+        log.info("region.finished", region=settings.synchronizer.region, reason=ended)
 
 
 async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | None:
@@ -106,13 +144,20 @@ async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | N
     return None
 
 
-async def serve_run(opener: Callable[[], Coroutine[Any, Any, Bus]], run: str, *, shard: int) -> str:
-    """Serve `shard` of `run` inside another process and its loop (a tour, a test); return why it ended."""
+async def serve_run(
+    opener: Callable[[], Coroutine[Any, Any, Bus]], run: str, *, shard: int, archive: ArchiveSettings | None = None
+) -> str:
+    """Serve `shard` of `run` inside another process and its loop (a tour, a test); return why it ended.
+
+    Its rounds are retained if an `archive` says so; checkpoints are not made.
+    """
     bus = await opener()
     try:
         record = await wait_for_run(bus, run, asyncio.Event())
         if record is None:
             raise BrokerUnavailable("nobody founded the run", got=run)
-        return await ShardService(bus, record, shard, SystemClock()).serve()
+        clock = SystemClock()
+        retention = None if archive is None else make_retention(archive, record, shard, clock)
+        return await ShardService(bus, record, shard, clock, retention=retention).serve()
     finally:
         await bus.close()

@@ -2,25 +2,39 @@
 
 `atoll.protocol.reasons` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
 If rounds last longer than the interval that they should fit into, most tokens come late: the reporter warns of that.
+
+The event tells of each contributor when it answered, what its upload took, its weight, damping and correction, and how well it
+agrees with its round (`contributor`); of the first `DETAILED_MAX` contributors, so that an event stays far below the limit of
+a message. That is at most about 450 bytes for a contributor, of which 150 name it and its cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
 from atoll.merge.fold import Judgement
-from atoll.protocol.events import Commit, PublishCall
+from atoll.protocol.events import Commit, PublishCall, PushKey, Share
 from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
 from atoll.wire.traffic import moved_by
+from atoll_synchronizer.fold_notes import FoldEffect
+from atoll_synchronizer.pending import PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)
 
 OVERRUNS_PER_WARNING = 20
+LONG_CALLS = 8
+"""A round that is called so often waits for some sixteen steps of its fleet."""
+SAID_S_MIN = 10.0
+SAID_S_MAX = 600.0
+DETAILED_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,53 @@ class CommitSize:
     parameters: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoundNotes:
+    """What is known of a round beside its decision.
+
+    `held` are its contributions as they arrived (one that a former owner was sent may be missing), `effects` what the fold
+    noted, `hindered` the seconds that the commit waited because the broker was "full" or "away".
+    """
+
+    held: Mapping[PushKey, PendingManifest] = field(default_factory=dict)
+    effects: Mapping[PushKey, FoldEffect] = field(default_factory=dict)
+    hindered: Mapping[str, float] = field(default_factory=dict)
+
+
+NO_NOTES = RoundNotes()
+
+
+@dataclass(slots=True)
+class GrowingIntervals:
+    """When a line that would come again and again is due: at once, then after twice the interval each time, up to a bound.
+
+    A pause of `SAID_S_MAX` begins anew.
+    """
+
+    unsaid: int = 0
+    _interval_s: float = 0.0
+    _asked_s: float = -math.inf
+    _due_s: float = -math.inf
+
+    def is_due(self, now_s: float, *, is_long: bool) -> bool:
+        """Return whether to say it now; `is_long` says it out of turn. What is not said is counted."""
+        if now_s - self._asked_s >= SAID_S_MAX:
+            self._interval_s, self._due_s = 0.0, now_s
+        self._asked_s = now_s
+        if now_s < self._due_s and not is_long:
+            self.unsaid += 1
+            return False
+        if now_s >= self._due_s:
+            self._interval_s = min(SAID_S_MAX, max(SAID_S_MIN, 2.0 * self._interval_s))
+            self._due_s = now_s + self._interval_s
+        return True
+
+    def taken(self) -> int:
+        """Return how often it was not said since it was last said, and begin to count anew."""
+        unsaid, self.unsaid = self.unsaid, 0
+        return unsaid
+
+
 class RoundReporter:
     """Reports one tenure's rounds to log and event log."""
 
@@ -51,9 +112,15 @@ class RoundReporter:
         self._machine = machine
         self._event_log = event_log
         self._overruns = 0  # consecutive rounds that were longer than an interval
+        self._waits = GrowingIntervals()
 
     async def committed(
-        self, command: Commit, times: CommitTimes, size: CommitSize, judgements: Sequence[Judgement] = ()
+        self,
+        command: Commit,
+        times: CommitTimes,
+        size: CommitSize,
+        judgements: Sequence[Judgement] = (),
+        notes: RoundNotes = NO_NOTES,
     ) -> None:
         """Record a round whose version is visible; `judgements` are those on its contributions, where there are any."""
         if command.why is None:
@@ -62,17 +129,8 @@ class RoundReporter:
             "fragment": command.fragment,
             "version": command.base_version + 1,
             "contributors": [
-                {
-                    "learner": share.key.learner,
-                    "incarnation": share.key.incarnation,
-                    "push": share.key.push,
-                    "age": share.age,
-                    "tokens": share.tokens,
-                    "weight": share.weight,
-                    "cause_id": share.cause_id,
-                    **effects,
-                }
-                for share, effects in zip(command.shares, _effects(command, judgements), strict=True)
+                contributor(share, command, notes, detailed=number < DETAILED_MAX) | judged
+                for number, (share, judged) in enumerate(zip(command.shares, _judged(command, judgements), strict=True))
             ],
             "tokens": sum(share.tokens for share in command.shares),
             "bytes_up": size.bytes_up,
@@ -83,6 +141,7 @@ class RoundReporter:
             "queued_s": round(times.began_s - times.decided_s, 4),
             "merge_s": round(times.merged_s - times.began_s, 4),
             "commit_s": round(times.visible_s - times.merged_s, 4),
+            "hindered": {word: round(seconds, 3) for word, seconds in notes.hindered.items()},
             "end": command.end,
             "live": command.live,
             "parameters": size.parameters,
@@ -128,18 +187,61 @@ class RoundReporter:
                 )
 
     async def waiting(self, call: PublishCall) -> None:
-        """Log why a round that is called again still waits, at powers of two of its calls: a long wait has many.
+        """Record why a round that is called again still waits, at powers of two of its calls: a long wait has many.
 
-        `version` is the one that the round is to make, as in `committed`.
+        `version` is the one that the round is to make, as in `committed`. The log gets what is new: where all rounds of a slow
+        fleet are called twice, a line at growing intervals (`unsaid` waits came since the one before), and each long wait.
         """
         if call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version + 1, "why": call.why}
             cause = id_of("call", call.fragment, call.version, call.attempt)
-            log.warning("round.waiting", **fields, cause_id=cause)
+            if self._waits.is_due(self._context.clock.monotonic(), is_long=call.attempt >= LONG_CALLS):
+                log.warning("round.waiting", **fields, unsaid=self._waits.taken(), cause_id=cause)
             await self._event_log.record("waiting", **fields, cause_id=cause)
 
 
-def _effects(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
+def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: bool = True) -> dict[str, object]:
+    """Return one contribution as the `round` event tells of it (`atoll.run.event_fields.Contributor`).
+
+    Times of arrival are seconds after the first call; negative ones were there before it.
+    """
+    told: dict[str, object] = {
+        "learner": share.key.learner,
+        "incarnation": share.key.incarnation,
+        "push": share.key.push,
+        "age": share.age,
+        "tokens": share.tokens,
+        "weight": share.weight,
+        "cause_id": share.cause_id,
+    }
+    if not detailed:
+        return told
+    told["steps"] = share.steps
+    if (held := notes.held.get(share.key)) is not None:
+        manifest, pushed = held.manifest, held.manifest.notes
+        told["arrived_s"] = round(held.arrived_s - command.called_s, 4)
+        told["read_s"] = round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None
+        told["loss"] = manifest.loss
+        told["bytes"] = manifest.blob.size_bytes
+        figures = msgspec.structs.asdict(pushed)
+        told |= {name: seconds for name, seconds in figures.items() if seconds}
+    if (effect := notes.effects.get(share.key)) is not None:
+        note, alignment = effect.note, effect.alignment
+        told["staleness_weight"] = _short(note.staleness_weight)
+        told["norm"] = _short(note.norm)
+        told["aligned"] = _short(alignment.merged)
+        told["aligned_with_others"] = _short(alignment.others)
+        if note.corrected_slices:
+            told |= {"corrected": note.corrected_slices, "corrected_norm": _short(note.corrected_norm)}
+    return told
+
+
+def _short(figure: float | None) -> float | None:
+    """Return a figure with four digits: more says nothing, and every round is written down."""
+    return None if figure is None else float(f"{figure:.4g}")
+
+
+def _judged(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
     """Return, per share, what its judgement did: nothing is said of those that were taken as they came."""
     if not judgements:
         return [{} for _ in command.shares]

@@ -20,7 +20,7 @@ from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
-from atoll.base.identity import Identity
+from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
@@ -50,12 +50,15 @@ from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
+from atoll.wire.premerge import CHUNKS_GONE
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.regions import RegionReader, Surroundings
+from atoll_synchronizer.retention import Retention
 from atoll_synchronizer.round_report import RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.store import ShardStore
@@ -73,7 +76,7 @@ class ShardService:
     report: RoundReporter
     lanes: FragmentLanes
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (who serves what, and the two that archive it)
         self,
         bus: Bus,
         run: RunRecord,
@@ -82,6 +85,7 @@ class ShardService:
         *,
         identity: Identity | None = None,
         archivist: Archivist | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """Prepare, on behalf of a process; `serve` does the work."""
         self.context = ShardContext(bus, run, shard, clock)
@@ -90,17 +94,21 @@ class ShardService:
         self.shard = shard
         self.clock = clock
         self.archivist = archivist
+        self.retention = retention
         self.subjects = self.context.subjects
         protocol = run.protocol
         self.store = ShardStore(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
-        self.lease = LeaseKeeper(bus, run, shard, clock, identity)
+        self.identity = identity or this_process()
+        self.lease = LeaseKeeper(bus, run, shard, clock, self.identity)
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
         self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)
-        self.aggregator = Aggregator(bus, run)
+        self.aggregator = Aggregator(bus, run, retention)
         self.intake = FactIntake(
             self.context, self.pending, self.event_log, self._on_fact, lambda: self.machine.ledger.known_tokens
         )
         self.background = BackgroundTasks(self._on_failure)
+        self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self._surroundings())
+        self.pending.on_settled = self.regions.settled
         self.owning = self.draining = self._finished = False
         self._heir = ""
         self.gone = asyncio.Event()
@@ -153,9 +161,11 @@ class ShardService:
         )
         self.recorder = FactRecorder(self.context.name, self.machine)
         fact_dumps.keep(self.recorder)
+        if self.retention:
+            self.retention.begin(epoch, self.machine)
         self.ledger = self.machine.ledger
         self.report = RoundReporter(self.context, self.machine, self.event_log)
-        tools = LaneTools(self.aggregator, self.store, self.pending, self.report)
+        tools = LaneTools(self.aggregator, self.store, self.pending, self.report, self.retention)
         self.lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
         self.background.spawn(*(self.lanes.work(fragment) for fragment in versions))
         await self.intake.open(epoch)
@@ -170,6 +180,14 @@ class ShardService:
             self.order_drain()
         took_s, newest = round(self.clock.monotonic() - began_s, 4), max(versions.values())
         log.info("shard.serving", fragments=len(versions), epoch=epoch, version_max=newest, took_s=took_s)
+        told = {
+            "epoch": epoch,
+            "versions": versions,
+            "took_s": took_s,
+            "host": self.identity.host,
+            "pid": self.identity.pid,
+        }
+        self.background.spawn(self.event_log.record("serving", **told))
 
     async def _unless_deposed(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`, but raise at once when something ends this candidacy."""
@@ -216,6 +234,8 @@ class ShardService:
     def _on_fact(self, fact: Event) -> None:
         if self._heir:
             return
+        if self.retention:
+            self.retention.fact(fact)
         for action in self.recorder.handle(fact):
             self._do(action)
 
@@ -253,9 +273,32 @@ class ShardService:
         if action.attempt > 1:
             await self.report.waiting(action)
 
+    def _surroundings(self) -> Surroundings:
+        """Return what the reading of regions is told of this tenure."""
+        return Surroundings(
+            spawn=self.background.spawn,
+            tell=self._on_fact,
+            region_of=self.intake.region_of,
+            live_of=lambda region: {
+                learner
+                for learner in self.machine.live(self.clock.monotonic())
+                if self.intake.region_of(learner) == region
+            },
+            step_s=lambda: self.machine.step_s(self.clock.monotonic()) or 0.0,
+            state_of=lambda fragment: self.store.holdings[fragment].head.state,
+            norm_of=lambda fragment: self.store.holdings[fragment].norm,
+        )
+
     async def _fetch(self, action: Fetch) -> None:
-        reason, norm = await self.aggregator.fetch(action.key, self.pending.contributions[action.key].manifest)
+        manifest, region = self.pending.contributions[action.key].manifest, self.intake.region_of(action.key.learner)
+        if region and await self.regions.take(region, action.key, manifest, action.cause_id):
+            return
+        reason, norm = await self.aggregator.fetch(action.key, manifest)
+        if reason == CHUNKS_GONE and region and await self.regions.fetch_back(region, manifest):
+            reason, norm = await self.aggregator.fetch(action.key, manifest)
         now_s = self.clock.monotonic()
+        if (held := self.pending.contributions.get(action.key)) is not None:
+            held.ready_s = now_s
         if reason:
             self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
         else:

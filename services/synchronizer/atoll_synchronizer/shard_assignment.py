@@ -17,6 +17,7 @@ import contextlib
 from collections import Counter
 from typing import Any
 
+from atoll import __version__
 from atoll.base import fact_dumps
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
@@ -33,6 +34,7 @@ from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
 from atoll_synchronizer.intake import MessageFailed
+from atoll_synchronizer.retention import make_retention
 from atoll_synchronizer.service import HANDED_OVER, ShardService
 from atoll_synchronizer.shard_context import EventLog
 
@@ -109,9 +111,15 @@ class Host:
         say_in_this_task(shard=shard)
         failed: Counter[str] = Counter()
         while True:
-            archivist = make_archivist(self._archive, self._run, shard, self._clock, signatures_of(self._bus))
+            kept = self._archive, self._run, shard, self._clock, signatures_of(self._bus)
             service = ShardService(
-                self._bus, self._run, shard, self._clock, identity=self.identity, archivist=archivist
+                self._bus,
+                self._run,
+                shard,
+                self._clock,
+                identity=self.identity,
+                archivist=make_archivist(*kept),
+                retention=make_retention(*kept),
             )
             service.intake.aside = _aside(failed)
             self._services[shard] = service
@@ -227,8 +235,15 @@ class Host:
             await self._record_moved()
 
     async def _record_moved(self) -> None:
-        moved = moved_by(self._bus.stats)
-        await self._event_log.record("moved", role="synchronizer", shards=sorted(self._served), moved=moved)
+        moved, own = moved_by(self._bus.stats), self._own()
+        await self._event_log.record(
+            "moved",
+            role="synchronizer",
+            shards=sorted(self._served),
+            moved=moved,
+            owns=sorted(own.owns),
+            wants=sorted(own.wants),
+        )
 
     async def _say(self) -> None:
         """Tell the other hosts what we own and want."""
@@ -242,6 +257,7 @@ class Host:
             owns=tuple(sorted(own.owns)),
             leaving=own.leaving,
             moved=moved_by(self._bus.stats),
+            software=__version__,
         )
         try:
             await self._bus.tell(self._subjects.presence(self.name), encode(presence))

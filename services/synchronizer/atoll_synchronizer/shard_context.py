@@ -9,7 +9,8 @@ from __future__ import annotations
 from atoll.base.clock import Clock
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
-from atoll.wire.messages import RunRecord, encode, event, event_info
+from atoll.wire.event_log import event_info
+from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 
 

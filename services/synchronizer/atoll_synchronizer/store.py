@@ -20,8 +20,8 @@ names nothing of a former epoch, the store sweeps away what that epoch left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -39,23 +39,23 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
-from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.bus.interface import Bus
-from atoll.codec import ArraysDecoder, EncodedFrame, PackedArrays
-from atoll.merge.fold import l2_norm
-from atoll.merge.global_update import GlobalUpdate, state_bytes_max
+from atoll.codec import EncodedFrame, PackedArrays
+from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
-from atoll.merge.values import MEMORY, MeanOfValues
+from atoll.merge.round_merge import update_of
+from atoll.merge.values import MEMORY
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
 from atoll.run.heads import head_info
 from atoll.run.ledger import read_fragment_ledger
+from atoll.run.outer_state import read_outer_state
 from atoll.run.record import the_run
-from atoll.wire.blobs import BlobRef, Cut, Download, Upload
+from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 from atoll.wire.subjects import matches
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
@@ -117,10 +117,17 @@ class ShardStore:
         for fragment in self._run.protocol.fragments_of(self._shard):
             self.holdings[fragment] = await self._load(fragment)
 
-    async def commit(self, command: Commit, pseudo_gradient: Vector, memory: State | None = None) -> int:
+    async def commit(
+        self,
+        command: Commit,
+        pseudo_gradient: Vector,
+        memory: State | None = None,
+        before_head: Callable[[Head, Holding], Awaitable[None]] | None = None,
+    ) -> int:
         """Take the outer step and make `command.base_version + 1` visible with its ledger; return its frames' bytes.
 
-        `memory` takes its place in the outer state, for a round merged by value. May be repeated.
+        `memory` takes its place in the outer state, for a round merged by value. May be repeated. `before_head` is told the
+        head that is about to be written and its base.
 
         Raises:
             RecordConflict: another process wrote this fragment's head.
@@ -140,6 +147,8 @@ class ShardStore:
             await self.garbage_collector.sweep()
             raise
         head = self._head(command, held, stored, attempt)
+        if before_head is not None:
+            await before_head(head, held)
         info = head_info(head) | {
             "learners": ",".join(share.key.learner for share in command.shares),
             "grace_s": round(command.grace_s, 4),
@@ -162,16 +171,13 @@ class ShardStore:
         await self._sweep(command.fragment)
         return frame_bytes
 
-    def _update_of(self, fragment: int) -> GlobalUpdate:
-        """Return the rules for a fragment's values: the run's outer optimizer, unless it is merged by value."""
-        protocol = self._run.protocol
-        return GlobalUpdate(MeanOfValues() if protocol.by_value(fragment) else self._outer, protocol.of(fragment))
-
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol.of(fragment), self._subjects
-        new = await asyncio.to_thread(self._update_of(fragment).step, held.values, pseudo_gradient, state)
+        new = await asyncio.to_thread(
+            update_of(self._run.protocol, fragment, self._outer).step, held.values, pseudo_gradient, state
+        )
         uploads = {
             "state": (subjects.state_stem(fragment, version, nonce), Upload(PackedArrays(new.state))),
             "fragment_ledger": (subjects.ledger_stem(fragment, nonce), Upload(Cut(command.fragment_ledger))),
@@ -305,9 +311,9 @@ class ShardStore:
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
         values, elements = await read_values(self._bus, self._run, head), self._run.layout.fragment_sizes()[fragment]
-        state = self._update_of(fragment).init(values)
+        state = update_of(self._run.protocol, fragment, self._outer).init(values)
         if head.state is not None:
-            stored = await self._read_state(head.state, elements)
+            stored = await read_outer_state(self._bus, head.state, elements)
             if MEMORY.isdisjoint(stored):  # of a version without a memory: it begins empty
                 stored |= {name: state[name] for name in MEMORY & state.keys()}
             state = _fitting(stored, state)
@@ -318,15 +324,6 @@ class ShardStore:
             self.fragment_ledger[fragment] = read_fragment_ledger(fragment_ledger)
         norm = await asyncio.to_thread(l2_norm, values)
         return Holding(head, revision, values, state, norm, fragment_ledger)
-
-    async def _read_state(self, ref: BlobRef, elements: int) -> State:
-        """Return the arrays of an outer state."""
-        arriving, download = ArraysDecoder(ref.size_bytes), Download(ref, state_bytes_max(elements))
-        async with contextlib.aclosing(self._bus.pieces(download)) as pieces:
-            async for portion in pieces:
-                for number, piece in portion:
-                    await off_loop(len(piece), arriving.take, number, piece)
-        return arriving.arrays()
 
     def _head(self, command: Commit, held: Holding, stored: StoredBlobs, attempt: CommitAttempt) -> Head:
         version, former = command.base_version + 1, held.head

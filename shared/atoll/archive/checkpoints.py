@@ -10,11 +10,14 @@ newest checkpoint joins that checkpoint, or makes the next one if it has joined 
 
     RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.json        a manifest, written last, behind its own digest on a line;
                                                               `.final.json` at the end
-    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.open.json   empty: the finished shard goes on in this epoch
+    RUN/checkpoints/FOUNDING/NUMBER/SHARD.SHARDS.EPOCH.open.json   no manifest: the finished shard goes on in this epoch
     RUN/shard-S/DIGEST                                        an object, named by the blake2b of its bytes
 
 A FOUNDING is `<founded_at ms>-<generation>-<nonce>`. Later foundings and rebuilt runs sort after their sources, and parts
-of different foundings never mix. An owner writes under its own epoch. Within one checkpoint the highest epoch counts. A
+of different foundings never mix. Names are all that the rules below look at, and whoever can write to the archive can choose
+names. So only parts that were read and believed are given to them (`atoll.archive.checkpoint_store`).
+
+An owner writes under its own epoch. Within one checkpoint the highest epoch counts. A
 manifest with a lower epoch than an earlier checkpoint has comes from an owner that did not know it was deposed: it is
 ignored. A finished shard writes no more parts: its final manifest counts in all later checkpoints until it is reopened.
 """
@@ -28,7 +31,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.base.quantities import Count, Epoch, ObjectDigest, RunTokens, Seconds, ShardNumber, SizeBytes
+from atoll.codec import KEYFRAME, frame_bytes
+from atoll.merge.global_update import state_bytes_max
 from atoll.protocol.data import DataLedger
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.protocol.ledger import Ledger
 from atoll.wire.messages import Head, Member, RunRecord
 from atoll.wire.version import SCHEMA
@@ -36,7 +42,10 @@ from atoll.wire.version import SCHEMA
 MANIFEST_BYTES_MAX = 64 << 20
 INCOMPLETE_MAX = 8
 LATE_CHECKPOINTS = 4
-_NAME = re.compile(r"checkpoints/([^/]+)/(\d+)/(\d+)\.(\d+)\.(\d+)(\.final|\.open)?\.json$")
+_NAME = re.compile(
+    r"[^/]+/checkpoints/([0-9]+-[0-9]+-[A-Za-z0-9_-]+)/([0-9]{1,19})/"
+    r"([0-9]{1,19})\.([0-9]{1,19})\.([0-9]{1,19})(\.final|\.open)?\.json"
+)
 
 
 class CheckpointObject(msgspec.Struct, frozen=True):
@@ -90,6 +99,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         """Return where the manifest lies."""
         return _path(self.run, self.number, self.shard, self.epoch, ".final" if self.final else "")
+
+
+def oversized(manifest: Manifest) -> str:
+    """Return which object is larger than the run's layout allows, or the empty string: nobody reads it then."""
+    sizes = manifest.run.layout.fragment_sizes()
+    for piece in manifest.pieces:
+        elements = sizes[piece.head.fragment]
+        for found, bytes_max in (
+            (piece.frame, frame_bytes(elements, KEYFRAME)),
+            (piece.state, state_bytes_max(elements)),
+            (piece.fragment_ledger, LEDGER_BYTES_MAX),
+        ):
+            if found is not None and found.size_bytes > bytes_max:
+                return f"{found.size_bytes} bytes of fragment {piece.head.fragment}, at most {bytes_max}"
+    return ""
 
 
 def opening(run: RunRecord, number: int, shard: int, epoch: int) -> str:
@@ -176,7 +200,7 @@ class RunCheckpoint:
 
 def parts_of(paths: Iterable[str]) -> list[Part]:
     """Return the manifests among `paths`; other names belong to other programs."""
-    found = [(_NAME.search(path), path) for path in paths]
+    found = [(_NAME.fullmatch(path), path) for path in paths]
     return [
         Part(
             name[1],
@@ -229,11 +253,12 @@ def lagging(parts: list[Part], shard: int, origin: str) -> RunCheckpoint | None:
     return since[0] if len(since) >= LATE_CHECKPOINTS else None
 
 
-def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]:
+def retired(parts: list[Part], shard: int, keep: int, origin: str, refused: Iterable[Part] = ()) -> list[Part]:
     """Return which manifests of `shard` may go: older than the `keep` newest complete checkpoints, and part of none of them.
 
     If another shard writes no parts, no checkpoint is complete: then the newest `keep + INCOMPLETE_MAX` of this shard stay.
-    Foundings that sort after `origin` (the one being archived) are ignored.
+    Foundings that sort after `origin` (the one being archived) are ignored. What is `refused` counts for nothing; it goes
+    once it is older than everything that is kept.
     """
     parts = [part for part in parts if part.founding <= origin]
     checkpoints = checkpoints_of(parts)
@@ -242,4 +267,5 @@ def retired(parts: list[Part], shard: int, keep: int, origin: str) -> list[Part]
     mine = sorted((p for p in parts if p.shard == shard), key=lambda p: (p.place, p.epoch, p.final))
     newest = {part.path for part in mine[-(keep + INCOMPLETE_MAX) :]}
     oldest = kept[0].place if len(kept) == keep else ("", -1)
-    return [p for p in mine if p.path not in used and (p.place < oldest or p.path not in newest)]
+    old = [p for p in refused if p.shard == shard and p.place < oldest]
+    return old + [p for p in mine if p.path not in used and (p.place < oldest or p.path not in newest)]

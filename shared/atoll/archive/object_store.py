@@ -6,7 +6,8 @@
     remove   harmless if the object is gone already
 
 The folder store is our own because of durability: it writes a file beside its place, syncs it, moves it into place and
-syncs the folder. (`obstore.LocalStore` moves files into place too, but syncs nothing.) S3 goes through `obstore`;
+syncs the folder. (`obstore.LocalStore` moves files into place too, but syncs nothing.) It follows no symbolic link: whoever
+may write to the folder must not have us read, write or remove files elsewhere. S3 goes through `obstore`;
 credentials, region and endpoint come from the usual `AWS_…` variables, and are never shown.
 
 Every call may block and belongs in a thread. A missing object raises `CheckpointError`; any other failure raises
@@ -16,9 +17,11 @@ Every call may block and belongs in a thread. A missing object raises `Checkpoin
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+import stat
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,10 +30,14 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from atoll.base.atomic_files import write_whole
-from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError
+from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError, for_a_terminal
+from atoll.base.logs import get
+from atoll.base.regular_files import NotRegular, opened_file
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+log = get(__name__)
 
 BESIDE = ".new-"
 BESIDE_AGE_S = 3600.0
@@ -67,16 +74,17 @@ class ArchiveStore(Protocol):
 
 
 class FolderArchive:
-    """An archive in a folder of this machine's file systems."""
+    """An archive in a folder of this machine's file systems. The folder may be a symbolic link; nothing below it may."""
 
     def __init__(self, folder: Path) -> None:
         """Name the folder; the first `put` makes it."""
         self.where = str(folder)
         self._folder = folder.absolute()
+        self._links_told: set[str] = set()
 
     def put(self, path: str, data: bytes) -> None:
-        """Write beside, sync, move into place, sync the folder."""
-        target = self._folder / path
+        """Write beside, sync, move into place, sync the folder. A link in that place is replaced, not followed."""
+        target = self._place(path)
         beside = target.with_name(f"{BESIDE}{secrets.token_hex(4)}-{target.name}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,39 +95,75 @@ class FolderArchive:
             raise _unavailable(self.where, error.strerror or str(error)) from error
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
-        """Read one byte more than allowed at most."""
+        """Read a plain file, which a link or a pipe is not; its size is known before its bytes are read."""
+        place = self._place(path)
         try:
-            with (self._folder / path).open("rb") as file:
-                return _bounded(path, file.read(size_bytes_max + 1), size_bytes_max)
+            with opened_file(place, follow=False) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes > size_bytes_max:
+                    raise _too_large(path, size_bytes, size_bytes_max)
+                return _bounded(path, file.read(size_bytes + 1), size_bytes_max)
         except (FileNotFoundError, NotADirectoryError):
             raise _missing(self.where, path) from None
+        except NotRegular:
+            raise _no_file(self.where, path) from None
         except OSError as error:
-            raise _unavailable(self.where, error.strerror or str(error)) from error
+            if error.errno == errno.ELOOP:
+                raise _no_file(self.where, path) from None
+            raise _unavailable(f"{path} in {self.where}", error.strerror or str(error)) from error
 
     def names(self, prefix: str) -> list[Name]:
-        """Walk the folder; remove drafts that an interrupted `put` left long ago."""
+        """Walk the folder and follow no link in it; remove drafts that an interrupted `put` left long ago."""
+        top = self._folder
+        if prefix:
+            top = self._place(prefix)
+            if top.is_symlink():
+                raise _no_file(self.where, prefix)
         found = []
         try:
-            for file in sorted((self._folder / prefix).rglob("*")):
-                with contextlib.suppress(FileNotFoundError):
-                    stat = file.stat()
-                    if file.name.startswith(BESIDE):
-                        if time.time() - stat.st_mtime > BESIDE_AGE_S:
-                            file.unlink()
-                    elif file.is_file():
-                        path = file.relative_to(self._folder).as_posix()
-                        found.append(Name(path, stat.st_size, stat.st_mtime))
+            for folder, folders, files in os.walk(top, onerror=_unless_nothing_is_there):
+                for file in (Path(folder, name) for name in (*folders, *files)):
+                    with contextlib.suppress(FileNotFoundError):
+                        found += self._named(file)
         except OSError as error:
             raise _unavailable(self.where, error.strerror or str(error)) from error
-        return found
+        return sorted(found, key=lambda name: name.path)
+
+    def _named(self, file: Path) -> list[Name]:
+        """Return the name of one entry of a folder if it is an object."""
+        there, path = file.lstat(), file.relative_to(self._folder).as_posix()
+        if stat.S_ISLNK(there.st_mode) and path not in self._links_told:
+            self._links_told.add(path)
+            log.warning(
+                "archive.link", path=path, where=self.where, todo="Atoll makes no links and follows none: who made it?"
+            )
+        if not stat.S_ISREG(there.st_mode):
+            return []
+        if not file.name.startswith(BESIDE):
+            return [Name(path, there.st_size, there.st_mtime)]
+        if time.time() - there.st_mtime > BESIDE_AGE_S:
+            file.unlink()
+        return []
 
     def remove(self, paths: list[str]) -> None:
-        """Unlink the files; empty folders stay."""
+        """Unlink the files, or a link in the place of one; empty folders stay."""
         try:
             for path in paths:
-                (self._folder / path).unlink(missing_ok=True)
+                self._place(path).unlink(missing_ok=True)
         except OSError as error:
             raise _unavailable(self.where, error.strerror or str(error)) from error
+
+    def _place(self, path: str) -> Path:
+        """Return where an object lies; raise `CheckpointError` if that is outside the archive, or behind a link."""
+        levels = path.split("/")
+        if "\0" in path or any(level in ("", ".", "..") for level in levels):
+            raise CheckpointError("this is no path of an archive", got=repr(path), allowed="names, with / between them")
+        place = self._folder
+        for level in levels[:-1]:
+            place /= level
+            if place.is_symlink():
+                raise _no_file(self.where, place.relative_to(self._folder).as_posix())
+        return place / levels[-1]
 
 
 class S3Archive:
@@ -271,6 +315,21 @@ def _missing(where: str, path: str) -> CheckpointError:
     return CheckpointError("an object of the archive is missing", got=f"{path} in {where}")
 
 
+def _no_file(where: str, path: str) -> CheckpointError:
+    return CheckpointError(
+        "a plain file or folder of the archive is something else",
+        got=f"{path} in {where}",
+        allowed="no symbolic link, pipe or device",
+        todo="find out who made it, and remove it. An archive that moved is named where it is now (archive.url)",
+    )
+
+
+def _unless_nothing_is_there(error: OSError) -> None:
+    """Pass over a folder that is not there, or that is none of ours to read."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+        raise error
+
+
 def _unavailable(where: str, reason: str) -> ArchiveUnavailable:
     return ArchiveUnavailable(
         "the archive cannot be used",
@@ -280,5 +339,5 @@ def _unavailable(where: str, reason: str) -> ArchiveUnavailable:
 
 
 def _brief(error: BaseException) -> str:
-    """Return the first line of what the library says; the rest is its own state."""
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    """Return the first line of what the library says, which may name any key; the rest is its own state."""
+    return for_a_terminal(str(error)).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from atoll.base import logs
 from atoll.base.errors import AtollError, exit_code_of, for_a_terminal, text_of
 from atoll.base.extras import missing
 from atoll.base.logs import get
+from atoll.base.uncaught import leaves_of
+
+FORMAT: Final = "ATOLL_LOG__FORMAT"
 
 log = get(__name__)
 
@@ -26,7 +29,7 @@ def guarded(call: Callable[[], Any]) -> None:
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        call()
+        _ungrouped(call)
     except AtollError as error:
         _tell(error)
         sys.exit(exit_code_of(error))
@@ -42,6 +45,22 @@ def guarded(call: Callable[[], Any]) -> None:
             raise
         _tell(told)
         sys.exit(exit_code_of(told))
+    except Exception as error:
+        if not _speaks_json():
+            raise
+        log.exception("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), what=str(error))
+        sys.exit(exit_code_of(error))
+
+
+def _ungrouped(call: Callable[[], Any]) -> None:
+    """Call; if tasks end by errors of ours, and by no other, raise the first alone: it has ended the others' work."""
+    try:
+        call()
+    except ExceptionGroup as group:
+        errors = list(leaves_of(group))
+        if not all(isinstance(each, AtollError) for each in errors):
+            raise
+        raise errors[0] from group
 
 
 def last_word_in(line: str) -> str:
@@ -55,9 +74,16 @@ def last_word_in(line: str) -> str:
     return text_of({name: str(told[name]) for name in ("what", "got", "allowed", "todo") if name in told})
 
 
+def _speaks_json() -> bool:
+    """Return whether the last word is a line of JSON: as the log is, or as it was to be if the end came before the log."""
+    if logs.outlet.last_word_as_json is None and os.environ.get(FORMAT) == "json":
+        logs.configure("json")
+    return bool(logs.outlet.last_word_as_json)
+
+
 def _tell(error: AtollError) -> None:
     """Say what ends this program: a text on standard error, or one more line where its log is JSON."""
-    if logs.outlet.last_word_as_json:
+    if _speaks_json():
         log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
     else:
         print(f"atoll: {for_a_terminal(str(error))}", file=sys.stderr)  # noqa: T201  (a command line speaks)

@@ -1,8 +1,8 @@
 """Health as a file: a living service touches it, and its age shows whether the service still lives.
 
 The check needs no port and no library: a container runs `atoll health`, and an orchestrator may look at the file itself.
-A shard and an evaluator touch the file while their loops run. A learner touches it with every heartbeat that reached the
-broker.
+Every service of a run touches the file only while the broker answers it: a learner with each heartbeat that arrived, a
+synchronizer and an evaluator after an echo. So the file of a service that is cut off grows old.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import errno
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from atoll.base.clock import Clock
+from atoll.base.errors import AtollError
 
 TOUCH_S = 2.0
+REACH_S = 5.0
 
 
 def show_life(file: Path | None) -> None:
@@ -27,11 +30,22 @@ def show_life(file: Path | None) -> None:
                 file.write_bytes(own)
 
 
-async def live(file: Path | None) -> None:
-    """Touch `file` every `TOUCH_S` seconds for as long as this loop runs. It never returns: cancel it."""
+async def live(file: Path | None, reaches: Callable[[float], Awaitable[bool]] | None = None) -> None:
+    """Touch `file` every `TOUCH_S` seconds while this loop runs and, if given, `reaches` says that the broker answers.
+
+    `reaches` gets the seconds to wait for an answer. This never returns: cancel it.
+    """
     while True:
-        show_life(file)
+        if reaches is None or await _answered(reaches):
+            show_life(file)
         await asyncio.sleep(TOUCH_S)
+
+
+async def _answered(reaches: Callable[[float], Awaitable[bool]]) -> bool:
+    try:
+        return await reaches(REACH_S)
+    except AtollError:
+        return False
 
 
 def silent_s(file: Path, clock: Clock) -> float:

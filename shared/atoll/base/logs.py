@@ -24,9 +24,12 @@ Format = Literal["auto", "json", "console"]
 
 @dataclass(slots=True)
 class Outlet:
-    """How this process speaks: whether the error that ends it is one more line of its JSON log."""
+    """How this process speaks: whether the error that ends it is one more line of its JSON log.
 
-    last_word_as_json: bool = False
+    Before anybody has configured that, it is as the environment says: a wrong setting ends a container, too.
+    """
+
+    last_word_as_json: bool | None = None
 
 
 outlet = Outlet()

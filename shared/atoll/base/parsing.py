@@ -3,20 +3,56 @@
 msgspec checks types and bounds. It raises errors of other kinds for bytes that are no text and for brackets that nest deeper
 than the interpreter's stack; a reader that catches only msgspec's would end. So every reader of JSON that a peer, a disk or an
 older process may have written parses it here.
+
+msgspec describes a type to itself when it meets it first. Two threads that meet one type at once end the process by a
+segmentation fault (msgspec 0.22, two islands that joined from two threads). So a type is met first under a lock.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import contextlib
+import threading
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from atoll.base.errors import for_a_terminal, on_one_line
+
+FAULT_CHARS_MAX: Final = 256
 T = TypeVar("T")
+
+_met: Final[set[Any]] = set()
+_meeting: Final = threading.Lock()
 
 
 def parsed(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
     """Return JSON `data` as a `kind`; raise `msgspec.MsgspecError` for anything else."""
+    _meet(kind)
     try:
         return msgspec.json.decode(data, type=kind)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+def fault_of(error: msgspec.MsgspecError) -> str:
+    """Return what was wrong, for people: msgspec quotes a word that is none of the allowed ones, whatever is in it."""
+    return for_a_terminal(on_one_line(str(error)[:FAULT_CHARS_MAX]))
+
+
+def converted(value: object, kind: type[T]) -> T:
+    """Return plain values (of JSON, say) as a `kind`; raise `msgspec.ValidationError` if they are none."""
+    _meet(kind)
+    return msgspec.convert(value, kind)
+
+
+def _meet(kind: Any) -> None:  # noqa: ANN401  (a type, or a union of some)
+    """Have msgspec describe a type, and those in it, before anybody uses it."""
+    if kind in _met:
+        return
+    with _meeting:
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.convert(_NOTHING, kind)
+        _met.add(kind)
+
+
+_NOTHING: Final = object()

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,14 @@ def commit() -> str:
     """Return the commit that this Atoll was made from, `+changes` when its tree had been edited; `UNKNOWN` if nothing tells."""
     package = Path(__file__).resolve().parents[1]
     return _of_checkout(package) or _of_build(package / COMMIT_FILE) or UNKNOWN
+
+
+def version() -> str:
+    """Return the version of the installed package; "0" where it was not installed."""
+    try:
+        return metadata.version("atoll")
+    except metadata.PackageNotFoundError:
+        return "0"
 
 
 def machine() -> str:

@@ -1,13 +1,15 @@
 """One type for each quantity that a message or a record may hold: what it may look like, and how large it may be.
 
 A peer may claim anything. So every number, id and digest that comes from outside has one of these types, and decoding
-refuses what does not fit (`atoll.base.parsing`). Three rules follow from how the numbers are used:
+refuses what does not fit (`atoll.base.parsing`). Four rules follow from how the numbers are used:
 
 * **A sum never leaves the bound that its readers check.** A sum over peers' claims saturates (`at_most`). If it did not,
   two absurd claims would make a record that no process can read, and everything that waits for that record would stop.
 * **An id fits into a subject.** Subjects, filters of purges and file names are made of ids. An id with a wildcard or a
   slash in it would name things of other peers.
 * **Text for people has no control characters**, so that nothing that a peer writes can move a cursor.
+* **A number fits wherever a reader puts it.** Python's integers and JSON's floats have no end, and `float`, a date or a sum of
+  squares has. A float is finite and far from that end, a moment is one that a calendar has.
 
 Bounds leave room: the largest token count of one incarnation is a hundred times what the largest run of 2025 trained on.
 """
@@ -34,7 +36,13 @@ TOKEN_FRAGMENTS_MAX: Final = 1 << 60
 """Of one incarnation: its tokens, once per fragment."""
 SIZE_BYTES_MAX: Final = 1 << 46
 COUNT_MAX: Final = 1 << 53
+TOTAL_MAX: Final = 1 << 60
+"""Of the claims of one round's contributors together: `LEARNERS_MAX` times what each may claim."""
 SECONDS_MAX: Final = 1e12
+MOMENT_MAX: Final = 253_402_214_400.0
+"""The last day of the year 9999, in seconds since the epoch: no calendar of ours goes further."""
+FIGURE_MAX: Final = 1e100
+"""More than a float32 can hold, and so little that its square, or a sum over a run, is finite."""
 NAME_CHARS_MAX: Final = 256
 DESCRIPTION_CHARS_MAX: Final = 1024
 STEM_CHARS_MAX: Final = 512
@@ -56,7 +64,12 @@ RunTokens = Annotated[int, Meta(ge=0, le=RUN_TOKENS_MAX)]
 TokenFragments = Annotated[int, Meta(ge=0, le=TOKEN_FRAGMENTS_MAX)]
 SizeBytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Total = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
+Moment = Annotated[float, Meta(ge=0.0, le=MOMENT_MAX)]
+"""When something happened, in seconds since the Unix epoch, by the clock of who says so."""
+Figure = Annotated[float, Meta(ge=-FIGURE_MAX, le=FIGURE_MAX)]
+"""Any measurement that has no bound of its own: a loss, a norm, a cosine, a difference of two times."""
 
 PeerId = Annotated[str, Meta(pattern=f"^{_LEVEL}{_ONLY}")]
 """The id of a learner, a synchronizer process, a run or a founding: one level of a subject."""

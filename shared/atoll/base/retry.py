@@ -81,7 +81,7 @@ def pause_s(attempts: int, first_s: float, longest_s: float, jitter: float = 0.0
     return min(first_s * 2.0**doubled, longest_s) * (1.0 - jitter * _chance.random())
 
 
-async def patiently(
+async def patiently(  # noqa: PLR0913  (what it is about, and three ways of giving up)
     attempt: Callable[[], Coroutine[Any, Any, T]],
     doing: str = "the broker",
     *,
@@ -89,6 +89,7 @@ async def patiently(
     patience_s: float | None = None,
     progress: Callable[[], object] | None = None,
     now_s: Callable[[], float] | None = None,
+    hindered: Callable[[Exception, float], None] | None = None,
 ) -> T:
     """Return what `attempt` returns; raise its last error when the patience is over.
 
@@ -99,10 +100,12 @@ async def patiently(
         patience_s: seconds after which it is given up; None for never.
         progress: what must change within the patience; None: the patience counts from the beginning.
         now_s: the clock of the patience; None for the loop's.
+        hindered: hears of each attempt that failed and is repeated: its error, and the seconds until the next one.
     """
     now_s = now_s or asyncio.get_running_loop().time
     since_s, seen, attempts = now_s(), object(), 0
     while True:
+        began_s = now_s()
         try:
             return await attempt()
         except on as error:
@@ -117,3 +120,5 @@ async def patiently(
             if attempts & (attempts - 1) == 0:
                 log.warning("broker.waiting", doing=doing, attempts=attempts, pause_s=wait_s, reason=str(error))
             await asyncio.sleep(wait_s)
+            if hindered is not None:
+                hindered(error, now_s() - began_s)

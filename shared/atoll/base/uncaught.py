@@ -36,18 +36,18 @@ def message_of(error: BaseException | None) -> str:
 
     if os.environ.get(SWITCH, "") not in ("", "0"):
         return ""
-    errors = [] if error is None else list(_leaves_of(error))
+    errors = [] if error is None else list(leaves_of(error))
     told = all(isinstance(each, UserError | EnvironmentFault | BusError | PeerMisbehaved) for each in errors)
     return "\n".join(f"atoll: {for_a_terminal(str(each))}" for each in errors) if told else ""
 
 
-def _leaves_of(error: BaseException) -> Iterator[BaseException]:
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in a group, and those in the groups inside; of any other error itself."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
     for each in error.exceptions:
-        yield from _leaves_of(each)
+        yield from leaves_of(each)
 
 
 def _main_hook(

@@ -12,6 +12,7 @@ from atoll.base.errors import SettingsError
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+DURATIONS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 TOO_LARGE = 1e24
 LEAST_SHARE = 0.001
 ROUNDING = 1e-12
@@ -35,6 +36,11 @@ def rate(text: str, flag: str) -> float:
     return _scaled(
         re.sub(r"(bps|[bB]it/s)$", "bit", text.strip()), flag, RATES, "a rate with its unit, as 100Mbit or 2.5Gbit"
     )
+
+
+def duration(text: str, flag: str) -> float:
+    """Return `90s`, `5m`, `2h` or `1d` as seconds; raise `SettingsError` naming `flag`."""
+    return _scaled(text, flag, DURATIONS, "a duration with its unit, as 90s, 5m, 2h or 1d")
 
 
 def rates(text: str, flag: str) -> tuple[float, ...]:

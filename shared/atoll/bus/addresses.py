@@ -30,3 +30,8 @@ def _is_one(address: str) -> bool:
         return parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -12,7 +12,8 @@ Rules that a node keeps, because breaking them loses data:
   removed. A single server, in turn, does not know what a node has. So a file in the store says whose it is, and anything else
   is refused.
 
-Whoever reaches the port of the routes can join the cluster. It must stay inside a network that is trusted.
+Whoever reaches the port of the routes of an open broker can join the cluster: it must stay inside a network that is trusted. A
+locked one lets in nodes with its own certificate only.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,7 +34,8 @@ import msgspec
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
-from atoll.bus.server import NODE_FILE, EmbeddedBroker, bracketed
+from atoll.bus.addresses import bracketed
+from atoll.bus.server import NODE_FILE, EmbeddedBroker
 
 NODES_MAX: Final = 9
 CLUSTER_FILE: Final = "cluster.json"
@@ -84,13 +86,16 @@ class ClusterNode(msgspec.Struct, frozen=True):
             )
         return self
 
-    def config(self, host: str) -> str:
-        """Return the lines of nats-server's configuration that make a server this node, which listens at `host`."""
+    def config(self, host: str, lock: str = "") -> str:
+        """Return the lines of nats-server's configuration that make a server this node, which listens at `host`.
+
+        `lock` are more lines of its block.
+        """
         routes = ", ".join(json.dumps(route) for route in self.routes)
         return (
             f"cluster {{ name: {json.dumps(self.name)}, listen: {json.dumps(f'{bracketed(host)}:{self.port}')}, "
             # Clients keep to the addresses that they were given (`atoll.bus.addresses`).
-            f"no_advertise: true, routes: [{routes}] }}\n"
+            f"no_advertise: true, routes: [{routes}]\n{lock}}}\n"
         )
 
 
@@ -102,10 +107,29 @@ def _is_route(route: str) -> bool:
         return False
 
 
+class Door(Protocol):
+    """What locks a server (`atoll.keys.locked`): files of its configuration, for clients and for the other nodes."""
+
+    config: Path
+    routes: Path | None
+
+    def has_changed(self) -> bool:
+        """Return whether the server must read its configuration again."""
+        ...
+
+    def put_back(self) -> None:
+        """Write the former configuration again, because the server refuses the new one."""
+        ...
+
+    def tell_again(self) -> None:
+        """Say at the next look that it has changed: nobody knows whether the server has taken it over."""
+        ...
+
+
 class ClusteredBroker(EmbeddedBroker):
     """A nats-server that is a node of a cluster."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (as `EmbeddedBroker`, and two more)
         self,
         store_dir: Path | str,
         node: ClusterNode,
@@ -114,16 +138,18 @@ class ClusteredBroker(EmbeddedBroker):
         sync_always: bool = False,
         host: str = "127.0.0.1",
         include: Path | None = None,
+        routes: Path | None = None,
     ) -> None:
-        """Prepare `node`; everything else as for `EmbeddedBroker`."""
+        """Prepare `node`; `routes` is a file with more lines of its block (TLS); everything else as for `EmbeddedBroker`."""
         super().__init__(store_dir, port, sync_always=sync_always, host=host, include=include)
         self.node = node.check()
+        self._routes = routes
         self._name = node.server_name
 
     def _more_config(self) -> str:
         """Return the block that makes it a node, and where a person who ends one of several servers finds its process."""
         pid_file = json.dumps(str(self.store_dir / PID_FILE))
-        return f"{self.node.config(self._host)}pid_file: {pid_file}\n"
+        return f"{self.node.config(self._host, self._included(self._routes))}pid_file: {pid_file}\n"
 
     def _check_store(self) -> None:
         """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""
@@ -145,15 +171,44 @@ class ClusteredBroker(EmbeddedBroker):
             )
 
 
+def broker_of(  # noqa: PLR0913  (as `ClusteredBroker`)
+    store_dir: Path,
+    port: int,
+    node: ClusterNode | None,
+    door: Door | None,
+    *,
+    include: Path | None = None,
+    sync_always: bool = False,
+    host: str = "127.0.0.1",
+) -> EmbeddedBroker:
+    """Return a server that is this `node`, or a single one, behind a `door`, or with the configuration of `include`."""
+    config, routes = (include, None) if door is None else (door.config, door.routes)
+    if node is None:
+        return EmbeddedBroker(store_dir, port, sync_always=sync_always, host=host, include=config)
+    return ClusteredBroker(store_dir, node, port, sync_always=sync_always, host=host, include=config, routes=routes)
+
+
 class LocalCluster:
     """All nodes of a cluster, on this machine's loopback, with their stores under one directory; a context manager."""
 
-    def __init__(self, store_dir: Path, nodes: int = 0, *, sync_always: bool = False) -> None:
-        """Prepare so many nodes, or those that the directory holds; `start` does the work."""
-        self.nodes = [
-            ClusteredBroker(node_store(store_dir, node.node), node, sync_always=sync_always)
-            for node in planned_nodes(store_dir, nodes)
-        ]
+    def __init__(
+        self,
+        store_dir: Path,
+        nodes: int = 0,
+        *,
+        sync_always: bool = False,
+        door: Callable[[Path], Door] | None = None,
+    ) -> None:
+        """Prepare so many nodes, or those that the directory holds; `start` does the work.
+
+        `door` makes the door of the node with a store; without it the nodes are open.
+        """
+        self.nodes = []
+        for node in planned_nodes(store_dir, nodes):
+            store = node_store(store_dir, node.node)
+            lock = None if door is None else door(store)
+            config, routes = (None, None) if lock is None else (lock.config, lock.routes)
+            self.nodes.append(ClusteredBroker(store, node, sync_always=sync_always, include=config, routes=routes))
 
     @property
     def url(self) -> str:

@@ -206,8 +206,12 @@ class Bus(Protocol):
         Where many senders write often, let the messages be up to `late_s_max` late: then many of them cost one awakening.
         """
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
-        """Send and return the first answer, or None if none came within `timeout_s`."""
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
+        """Send and return the first answer, or None if none came within `timeout_s`, or nobody listens.
+
+        The answer comes to an inbox that only the broker knows, or on `answer_at`, a subject that nobody else uses: so the
+        broker lets only those answer who may send there, and a signature says which question was answered.
+        """
 
     async def close(self) -> None:
         """Disconnect from the broker; pending acknowledged work is already safe."""

@@ -6,8 +6,10 @@ from atoll.base.errors import SettingsError
 from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.region import RegionBus
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.signed import SignedBus
+from atoll.bus.regions import is_region
+from atoll.bus.signed import Founding, SignedBus
 from atoll.bus.spread import SpreadBus
 from atoll.wire.traffic import BusStats
 
@@ -15,11 +17,12 @@ from atoll.wire.traffic import BusStats
 async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> Bus:
     """Open the bus of `run` at `url` (see `atoll.bus.addresses`) as `name`; see `JetStreamBus.open`."""
     signatures = None if options.credentials is None else options.credentials.signatures
-    stats = BusStats()
+    stats, founding = BusStats(), Founding()
 
     async def open_one(address: str) -> Bus:
-        bus = await open_jetstream(address, run, name=name, options=options, stats=stats)
-        return bus if signatures is None else SignedBus(bus, run, signatures)
+        broker = await open_jetstream(address, run, name=name, options=options, stats=stats)
+        bus: Bus = RegionBus(broker) if is_region(broker.connection.domain) else broker
+        return bus if signatures is None else SignedBus(bus, run, signatures, founding)
 
     return SpreadBus(await open_one(url), run, open_one, own_addresses=options.bulk, signatures=signatures)
 

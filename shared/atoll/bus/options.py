@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from typing import Literal
 
+from atoll.base.errors import SettingsError
 from atoll.bus.signed import Signatures
 
 
@@ -18,6 +20,7 @@ class Credentials:
         public: public half.
         authority: certificate (PEM) of the authority that vouches for the broker.
         signatures: what signs our messages and checks others'; None leaves both away.
+        any_host: whether the broker's certificate may name another host; its authority must be ours.
     """
 
     name: str
@@ -25,6 +28,7 @@ class Credentials:
     public: str
     authority: str = field(repr=False)
     signatures: Signatures | None = field(repr=False, default=None)
+    any_host: bool = False
 
     @property
     def inbox(self) -> str:
@@ -33,7 +37,15 @@ class Credentials:
 
     def tls(self) -> ssl.SSLContext:
         """Return TLS that believes this authority and no other."""
-        return ssl.create_default_context(cadata=self.authority)
+        if not self.authority.strip():
+            raise SettingsError(
+                "an identity without an authority would believe every public one",
+                got=f"identity {self.name!r}",
+                todo="ask the operator of the broker for its file again",
+            )
+        context = ssl.create_default_context(cadata=self.authority)
+        context.check_hostname = not self.any_host
+        return context
 
 
 WATCH_OF_NODES_S, ECHO_OF_NODES_S = 1.0, 3.0
@@ -56,7 +68,8 @@ class BusOptions:
         total_s: how long one call of the bus survives an outage in all.
         full_s: how long a call waits for room in a stream or queue before `StorageFull` or `QueueFull`.
         gone_s: how long a reader waits for missing chunks (a mirror may lag) before `BlobGone`.
-        ack_wait_s: when a delivery that is neither settled nor held is delivered again.
+        ack_wait_s: when a delivery that is neither settled nor held is delivered again, for example one that was under way when
+            a node died. A shard that leaves serves its queue for longer than that.
         reconnect_s: pause between attempts to reconnect.
         watch_s: interval of the watchdog's echo; at most `WATCH_OF_NODES_S` where another node can be had.
         echo_s: how long an echo may take; three slow ones in a row cut the connection. At most `ECHO_OF_NODES_S` likewise.
@@ -71,7 +84,10 @@ class BusOptions:
         ack_pending_max: deliveries a durable consumer may hold unsettled; more than a quorum of every fragment needs,
             or a shard would wait for contributions that the broker does not deliver.
         replicas: copies of each stream that this process creates, on as many nodes of one cluster.
+        taps: whether the taps of streams that this process creates have "bodies", or "headers" only.
         peers_s: how long a founder waits for so many nodes.
+        region: the region whose synchronizer folds what this process sends, or for which it folds; empty for none. If the
+            broker is that region's leaf, the chunks of contributions stay there (`atoll.bus.nats.region`).
         bulk: where this process reaches the further brokers of a run (`atoll.bus.spread`); empty for the founder's addresses.
         credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
     """
@@ -83,7 +99,7 @@ class BusOptions:
     total_s: float = 60.0
     full_s: float = 5.0
     gone_s: float = 0.5
-    ack_wait_s: float = 60.0
+    ack_wait_s: float = 15.0
     reconnect_s: float = 0.25
     watch_s: float = 10.0
     echo_s: float = 5.0
@@ -92,7 +108,9 @@ class BusOptions:
     window: int = 8
     ack_pending_max: int = 1 << 16
     replicas: int = 1
+    taps: Literal["bodies", "headers"] = "bodies"
     peers_s: float = 15.0
+    region: str = ""
     bulk: tuple[str, ...] = ()
     credentials: Credentials | None = None
 

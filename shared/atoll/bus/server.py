@@ -1,9 +1,8 @@
 """A nats-server of our own: found, configured, started, watched and ended with its parent.
 
-For tests, laptops and small self-hosting; operators run a cluster. The server itself chooses a free port and reports
-it, so two brokers never race for one. `restart` keeps that port, so that clients find it again. A thread starts the
-process and stays as long as it does, because the kernel's "die with your parent" follows the *thread* that forked. All
-waits are bounded. If the server dies at start, the error quotes its log.
+For tests, laptops and self-hosting. The server itself chooses a free port and reports it, so two brokers never race for one.
+`restart` keeps that port, so that clients find it again. A thread starts the process and stays as long as it does, because the
+kernel's "die with your parent" follows the *thread* that forked. All waits are bounded. An error at start quotes its log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -27,17 +25,26 @@ from typing import IO, NoReturn, Self
 
 from atoll.base.atomic_files import hold
 from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError, StorageFull
+from atoll.bus.addresses import bracketed
+from atoll.bus.greeting import greeting, heard
 from atoll.bus.nats.provision import VERSION_MIN
+from atoll.bus.regions import ServerLink, included, pings
+from atoll.bus.server_deaths import cause_of_death
+from atoll.bus.server_log import REFUSED, TAKEN, LogReader, own_words
 
 READY_S = 15.0
 READY_WORDS = "Server is ready"
 MOVED_S = 2.0
 STOP_S = 5.0
 NODE_FILE = "node.json"
-_POLL_S = 0.02
+CONNECTIONS_MAX = 8192
+"""Each takes 27 KB, also of a stranger who says nothing."""
+LOG_FILES = 8
+"""Of 16 MB each: who is refused fills lines, and must not fill the disk."""
+BUFFERED_MAX = 2048
+"""Messages that wait for a stream; what is more is dropped, and sent again. Ten thousand, synced one by one, take a minute."""
+_POLL_S, _RELOADS = 0.02, 2
 _LOG_TAIL_LINES = 8
-_RELOADS = 2
-_RELOADED = "Reloaded server configuration"
 _ROOM_BYTES = 64 << 40
 # Runs before the server takes this process over: ask for SIGTERM when the parent dies, unless it is dead already.
 _DIE_WITH_PARENT = (
@@ -112,6 +119,8 @@ class EmbeddedBroker:
         self._bytes_max = bytes_max
         self._host = host.strip("[]")
         self._include = include
+        self.link: ServerLink | None = None
+        """What makes it a hub of regions, or the leaf of one; set before `start`."""
         self._scheme = "nats"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
@@ -137,6 +146,11 @@ class EmbeddedBroker:
     def pid(self) -> int:
         """Return the server's process id; 0 when it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else 0
+
+    def answers(self) -> bool | None:
+        """Return whether the server says anything to a new connection, None if it could not be asked."""
+        said = heard(self._reached_at, self._port)
+        return None if said is None else said != b""
 
     @property
     def log_path(self) -> Path:
@@ -188,25 +202,35 @@ class EmbeddedBroker:
         2.15: its requests have no responders for ever). So the server reads it twice.
 
         Raises:
-            BrokerUnavailable: it does not; the message quotes the end of its log.
+            SettingsError: the server refuses it, and goes on with the former one.
+            BrokerUnavailable: it has not said so far that it does, or that it does not.
         """
         for _ in range(_RELOADS):
-            before, deadline = self._reloads(), time.monotonic() + READY_S
             if self._process is None or not self.pid:
                 return  # at its next start it reads the new one
+            log = LogReader(self.log_path)
             self._process.send_signal(signal.SIGHUP)
-            while self._reloads() == before:
-                if time.monotonic() > deadline:
-                    raise BrokerUnavailable(
-                        "the broker does not take over its new configuration",
-                        got=f"nothing for {READY_S:g} s\n{self._last_words()}",
+            self._await_reload(log)
+
+    def _await_reload(self, log: LogReader) -> None:
+        """Wait until the server says what became of a new configuration; raises as `reload`."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            for word in own_words(log.news()):
+                if word.startswith(TAKEN):
+                    return
+                if word.startswith(REFUSED):
+                    raise SettingsError(
+                        "the broker does not take over its new configuration, and goes on with the former one",
+                        got=word.removeprefix(REFUSED).strip(": "),
                         todo=f"look at {self.log_path}",
                     )
-                time.sleep(_POLL_S)
-
-    def _reloads(self) -> int:
-        """Return how often this server has read its configuration again."""
-        return self._said().count(_RELOADED)
+            time.sleep(_POLL_S)
+        raise BrokerUnavailable(
+            "the broker has not said that it takes over its new configuration",
+            got=f"{READY_S:g} s of silence",
+            todo=f"look at {self.log_path}; it is told again",
+        )
 
     def __enter__(self) -> Self:
         return self.start()
@@ -245,22 +269,27 @@ class EmbeddedBroker:
         """Write the server's configuration; JSON strings are valid in its syntax."""
         for stale in self.store_dir.glob("*.ports"):
             stale.unlink()
+        link = self.link
         streams = (
             f"jetstream {{ store_dir: {json.dumps(str(self.store_dir / 'js'))}, max_file: {self._bytes_max}, "
-            f"max_buffered_size: 1GB{', sync_interval: always' if self._sync_always else ''} }}\n"
+            f"max_buffered_size: 1GB, max_buffered_msgs: {BUFFERED_MAX}{', sync_interval: always' if self._sync_always else ''}"
+            f"{'' if link is None else f', domain: {link.domain}'} }}\n"
         )
         config = self.store_dir / "nats-server.conf"
         config.write_text(
             f"listen: {json.dumps(f'{bracketed(self._host)}:{self._port or -1}')}\n"
             f"ports_file_dir: {json.dumps(str(self.store_dir))}\n"
-            f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\n"
-            'max_payload: 4MB\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
-            # A half-open link must be noticed: with the default pings a cut stays unseen for minutes.
-            'ping_interval: "3s"\nping_max: 2\n'
-            f"server_name: {self._name}\n{self._more_config()}{streams if self._bytes_max else ''}"
-            f"{f'include {json.dumps(os.path.relpath(self._include, self.store_dir))}' if self._include else ''}\n"
+            f"log_file: {json.dumps(str(self.log_path))}\nlogfile_size_limit: 16MB\nlogfile_max_num: {LOG_FILES}\n"
+            f'max_payload: 4MB\nmax_connections: {CONNECTIONS_MAX}\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
+            f"{pings(link)}server_name: {self._name}\n{self._more_config()}"
+            f"{'' if link is None else link.config(self._host, self.store_dir)}"
+            f"{streams if self._bytes_max else ''}{self._included(self._include)}"
         )
         return config
+
+    def _included(self, file: Path | None) -> str:
+        """Return the line that adds a file to the configuration."""
+        return included(file, self.store_dir)
 
     def _spawn(self, command: list[str]) -> None:
         """Start the process from a thread that stays until it has ended."""
@@ -296,12 +325,12 @@ class EmbeddedBroker:
             if not self.pid:
                 self._explain_death()
             port = self._port or self._chosen_port()
-            greeting = self._greeting(self._reached_at, port) if port else None
-            if greeting is not None and greeting.get("server_name") == self._name:
-                if self._bytes_max and not greeting.get("jetstream"):
+            said = greeting(self._reached_at, port) if port else None
+            if said is not None and said.get("server_name") == self._name:
+                if self._bytes_max and not said.get("jetstream"):
                     self._explain_death()
                 self._port = port
-                self._scheme = "tls" if greeting.get("tls_required") else "nats"
+                self._scheme = "tls" if said.get("tls_required") else "nats"
                 return
             if self._include is not None and READY_WORDS in self._last_words():
                 # It is up and does not greet as we have told it to: a moment for a slow machine, and then it is the file.
@@ -329,17 +358,6 @@ class EmbeddedBroker:
         except (OSError, ValueError, LookupError):
             return 0
 
-    @staticmethod
-    def _greeting(host: str, port: int) -> dict[str, object] | None:
-        """Return the INFO that a server sends to every new connection, or None."""
-        try:
-            with socket.create_connection((host, port), timeout=1.0) as connection:
-                line = connection.makefile("rb").readline(1 << 16)
-            greeting: dict[str, object] = json.loads(line.removeprefix(b"INFO "))
-        except (OSError, ValueError):
-            return None
-        return greeting
-
     def _last_words(self) -> str:
         """Return the end of what the server has logged since it was started last."""
         return "\n".join(self._said().splitlines()[-_LOG_TAIL_LINES:])
@@ -355,17 +373,7 @@ class EmbeddedBroker:
 
     def _explain_death(self) -> NoReturn:
         """Raise the cause of the server's death, as the log shows it."""
-        words = self._last_words()
-        if "address already in use" in words:
-            raise InUse(
-                "something else listens on the broker's port",
-                got=self._port,
-                allowed="a free port",
-                todo="stop that process, choose another port, or give its url if it is a broker",
-            )
-        if "no space left" in words:
-            raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
-        raise BrokerUnavailable("the broker ended at start", got=words, todo=f"look at {self.log_path}")
+        raise cause_of_death(self._last_words(), f"{self._host}:{self._port}", self.store_dir, self.log_path)
 
     def _fail_on(self, error: OSError) -> NoReturn:
         """Raise the operating system's error about the store directory."""
@@ -390,8 +398,3 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def bracketed(host: str) -> str:
-    """Return a host as it stands before a port: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host

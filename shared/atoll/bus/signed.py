@@ -6,9 +6,20 @@ they are for, and believes only what somebody signed who may write on that subje
 
 A message travels as its JSON and, behind a line break, its signature: people and old tools still read the first line. Chunks
 are not signed one by one: a signed message names them by a BLAKE3 (`atoll.wire.blobs`), so nobody can exchange them. The event
-log and the taps are for people; nothing in Atoll acts on them, and they carry no signature.
+log is for people; nothing in Atoll acts on it, and it carries no signature. Nor do words with the keeper of a region, which is
+a broker's: it could withhold what they are about anyhow. A tap shows what a stream keeps, so its body is checked as that is.
 
 Answers go to an inbox that only the broker knows beforehand, so they are signed as answers of the run and not for a subject.
+Those of a region's synchronizer go to subjects of its region and are signed for them.
+
+A signature also covers the *founding*: the nonce of the run record, which alone is signed without one. So what a former run of
+this id has stored cannot be shown to the next. The bus learns the founding from the record when that passes, and asks for it
+where it needs it first.
+
+The broker says on which subject a message comes. A message is believed only if the filter that asked for it covers that one.
+
+The broker drops what bears an id that it knows, whoever chose it. A learner that knows what another's ids are made of could
+send its next ids first, and its messages would be lost. So ids are hashed with a secret of this bus.
 
 A message that nobody vouches for is not an error of the bus: readers meet wrong messages anyway, and know what each means for
 them. The bus hands up in its place why it is not believed, and `decode` refuses that like any other unreadable message.
@@ -16,14 +27,19 @@ them. The bus hands up in its place why it is not believed, and `decode` refuses
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from atoll.base.errors import PeerMisbehaved
+from atoll.base.errors import PeerMisbehaved, RunReplaced
 from atoll.wire.blobs import Upload
+from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, matches
 
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Record, StoredEvent, Subscription
@@ -32,33 +48,58 @@ if TYPE_CHECKING:
     from atoll.wire.traffic import BusStats
 
 INBOX: Final = "_INBOX."
+UNSIGNED: Final = ("ev", "tap", "rg")
+ID_BYTES: Final = 16
+LIVE_BYTES_MAX: Final = 1 << 17
+"""No core message of ours is longer, but for what shards ask regions; a longer one is not worth a look at its signature."""
+LOOK_AGAIN_S: Final = 2.0
+"""So often a message that is not believed has the run record read again: the run may have been founded anew."""
 
 
 class Signatures(Protocol):
     """One identity's signatures, and its belief in those of others."""
 
-    def signed(self, subject: str, message: bytes) -> bytes:
-        """Return a message with our signature for `subject`."""
+    def signed(self, subject: str, message: bytes, founding: str = "") -> bytes:
+        """Return a message with our signature for `subject` in a founding of the run."""
 
-    def opened(self, subject: str, data: bytes) -> bytes:
-        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`."""
+    def opened(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
+        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
+
+        What is `live` was said just now; what is stored may be older than the end of its signer's key.
+        """
+
+
+@dataclass(slots=True)
+class Founding:
+    """The founding of a run that a process takes part in, as its buses know it; empty while they do not."""
+
+    nonce: str = ""
+    looked_s: float = 0.0
 
 
 def is_signed(subject: str) -> bool:
-    """Return whether messages on `subject` carry a signature: all of a run, but its event log and its taps."""
+    """Return whether messages on `subject` carry a signature: all of a run, but its events, its taps and words with keepers."""
     levels = subject.split(".", 3)
-    return len(levels) > 2 and levels[0] == "atoll" and levels[2] not in ("ev", "tap")
+    return len(levels) > 2 and levels[0] == "atoll" and levels[2] not in UNSIGNED
+
+
+def tapped(subject: str) -> str:
+    """Return the subject whose message a tap shows; empty if `subject` is no tap."""
+    levels = subject.split(".", 3)
+    return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
 
 
 class SignedBus:
     """Another bus whose messages carry signatures; see the module."""
 
-    def __init__(self, inner: Bus, run: str, signatures: Signatures) -> None:
-        """Sign and check what goes through `inner`, which this bus closes with itself."""
+    def __init__(self, inner: Bus, run: str, signatures: Signatures, founding: Founding | None = None) -> None:
+        """Sign and check what goes through `inner`, which this bus closes with itself; buses of a process share `founding`."""
         self.signatures = signatures
         self.stats: BusStats = inner.stats
         self._inner = inner
-        self._answer = Subjects(run).answer
+        self._subjects = Subjects(run)
+        self._founding = founding or Founding()
+        self._ids = secrets.token_bytes(ID_BYTES)
 
     # --- what is written --------------------------------------------------------------------------------------------
 
@@ -72,21 +113,28 @@ class SignedBus:
         reconnects: int | None = None,
     ) -> int:
         """Sign, then as `Bus.put_record`. A signature is the same each time, so a retry finds its own record."""
-        signed = self._signed(subject, data)
-        return await self._inner.put_record(subject, signed, expected=expected, info=info, reconnects=reconnects)
+        signed = await self._signed(subject, data)
+        revision = await self._inner.put_record(subject, signed, expected=expected, info=info, reconnects=reconnects)
+        if subject == self._subjects.run_record:
+            self._learn(data)
+        return revision
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Sign, then as `Bus.publish`."""
-        await self._inner.publish(subject, self._signed(subject, data), msg_id=msg_id, info=info)
+        """Sign, then as `Bus.publish`, under an id that nobody else can choose."""
+        own = hashlib.blake2b(msg_id.encode(), key=self._ids, digest_size=ID_BYTES).hexdigest()
+        await self._inner.publish(subject, await self._signed(subject, data), msg_id=own, info=info)
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Sign, then as `Bus.tell`; what goes to an inbox is an answer."""
-        await self._inner.tell(subject, self._signed(subject, data))
+        await self._inner.tell(subject, await self._signed(subject, data))
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
-        """Sign the question, then as `Bus.ask`, and check the answer."""
-        answer = await self._inner.ask(subject, self._signed(subject, data), timeout_s=timeout_s)
-        return None if answer is None else self._opened(self._answer, answer)
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
+        """Sign the question, then as `Bus.ask`, and check the answer: where it is for a subject, who may write there."""
+        signed = await self._signed(subject, data)
+        answer = await self._inner.ask(subject, signed, timeout_s=timeout_s, answer_at=answer_at)
+        if answer is None or not is_signed(subject):
+            return answer
+        return await self._opened(answer_at or self._subjects.answer, answer, live=True)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store as `Bus.put_blob`; the reference's digest cannot be met by other bytes."""
@@ -99,29 +147,39 @@ class SignedBus:
     async def get_record(self, subject: str) -> Record | None:
         """Read as `Bus.get_record`, and check."""
         record = await self._inner.get_record(subject)
-        return None if record is None else self._record(record)
+        if record is None:
+            return None
+        record = replace(record, data=await self.believed(subject, record.subject, record.data))
+        if subject == self._subjects.run_record:
+            self._learn(record.data)
+        return record
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Read as `Bus.get_records`, and check each."""
-        return [self._record(record) for record in await self._inner.get_records(subject_filter)]
+        """Read as `Bus.get_records`, and check each; what was not asked for is no answer."""
+        return [
+            replace(record, data=await self.believed(subject_filter, record.subject, record.data))
+            for record in await self._inner.get_records(subject_filter)
+            if matches(subject_filter, record.subject)
+        ]
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Read as `Bus.replay`, and check what is signed; the event log is not."""
         found = await self._inner.replay(subject_filter, after=after, limit=limit)
         return [
-            replace(entry, data=self._opened(entry.subject, entry.data)) if is_signed(entry.subject) else entry
+            replace(entry, data=await self.believed(subject_filter, entry.subject, entry.data))
             for entry in found
+            if matches(subject_filter, entry.subject)
         ]
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
         """Consume as `Bus.consume`, and check each message."""
         consumer = await self._inner.consume(subject_filter, durable=durable, takeover=takeover)
-        return _SignedConsumer(consumer, self)
+        return _SignedConsumer(consumer, self, subject_filter)
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
         """Listen as `Bus.listen`, and check each message."""
         heard = await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
-        return _SignedSubscription(heard, self)
+        return _SignedSubscription(heard, self, subject_filter)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Read as `Bus.get_blob`."""
@@ -153,29 +211,59 @@ class SignedBus:
         """Close the bus below."""
         await self._inner.close()
 
-    def core_message(self, heard: CoreMessage) -> CoreMessage:
-        """Return a core message with its signature checked and taken off."""
-        if not is_signed(heard.subject):
-            return heard
-        return replace(heard, data=self._opened(heard.subject, heard.data))
+    # --- belief -----------------------------------------------------------------------------------------------------
 
-    def delivery(self, held: Delivery) -> _SignedDelivery:
-        """Return a delivery with its signature checked and taken off."""
-        return _SignedDelivery(held, held.subject, self._opened(held.subject, held.data), held.redelivered)
+    async def believed(self, subject_filter: str, subject: str, data: bytes, *, live: bool = False) -> bytes:
+        """Return a message that was asked for by `subject_filter` without its signature, or why it is not believed."""
+        if not matches(subject_filter, subject):
+            return unproven(f"it was not asked for: {subject}")
+        if shown := tapped(subject):
+            # Taps of old have no body.
+            return await self._opened(shown, data, live=False) if data and is_signed(shown) else data
+        if live and len(data) > LIVE_BYTES_MAX and not subject.startswith(self._subjects.premerge("")):
+            return unproven(f"it is too long: {len(data)} bytes")
+        return await self._opened(subject, data, live=live) if is_signed(subject) else data
 
-    def _record(self, record: Record) -> Record:
-        return replace(record, data=self._opened(record.subject, record.data))
-
-    def _signed(self, subject: str, data: bytes) -> bytes:
-        if subject.startswith(INBOX):
-            subject = self._answer
-        return self.signatures.signed(subject, data) if is_signed(subject) else data
-
-    def _opened(self, subject: str, data: bytes) -> bytes:
+    async def _opened(self, subject: str, data: bytes, *, live: bool) -> bytes:
+        founding = await self._founding_of(subject)
         try:
-            return self.signatures.opened(subject, data)
+            return self.signatures.opened(subject, data, founding, live=live)
         except PeerMisbehaved as error:
-            return unproven(f"{error.what}: {error.got}" if error.got else error.what)
+            reason = f"{error.what}: {error.got}" if error.got else error.what
+        if await self._is_refounded(founding):
+            return await self._opened(subject, data, live=live)
+        return unproven(reason)
+
+    async def _signed(self, subject: str, data: bytes) -> bytes:
+        if subject.startswith(INBOX):
+            subject = self._subjects.answer
+        return self.signatures.signed(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
+
+    async def _founding_of(self, subject: str) -> str:
+        """Return the founding that a signature for `subject` covers: of the run record none, for it is what tells."""
+        if subject == self._subjects.run_record:
+            return ""
+        if not self._founding.nonce:
+            await self._look()
+        return self._founding.nonce
+
+    async def _is_refounded(self, founding: str) -> bool:
+        """Return whether the run has another founding by now than `founding`; look for it now and then only."""
+        now_s = asyncio.get_running_loop().time()
+        if founding and now_s - self._founding.looked_s > LOOK_AGAIN_S:
+            self._founding.looked_s = now_s
+            await self._look()
+        return bool(founding) and self._founding.nonce != founding
+
+    async def _look(self) -> None:
+        """Read the run record, if there is one."""
+        with contextlib.suppress(RunReplaced):  # the broker has no streams of this run
+            await self.get_record(self._subjects.run_record)
+
+    def _learn(self, record: bytes) -> None:
+        """Take the founding from a run record; one that cannot be read is its reader's trouble."""
+        with contextlib.suppress(PeerMisbehaved):
+            self._founding.nonce = decode(RunRecord, record).nonce
 
 
 def signatures_of(bus: Bus) -> Signatures | None:
@@ -209,13 +297,18 @@ class _SignedConsumer:
 
     consumer: Consumer
     bus: SignedBus
+    wanted: str
 
     async def next(self, timeout_s: float) -> Delivery | None:
         found = await self.consumer.next(timeout_s)
-        return None if found is None else self.bus.delivery(found)
+        return None if found is None else await self._believed(found)
 
     async def arrived(self, most: int) -> Sequence[Delivery]:
-        return [self.bus.delivery(one) for one in await self.consumer.arrived(most)]
+        return [await self._believed(one) for one in await self.consumer.arrived(most)]
+
+    async def _believed(self, held: Delivery) -> Delivery:
+        data = await self.bus.believed(self.wanted, held.subject, held.data)
+        return _SignedDelivery(held, held.subject, data, held.redelivered)
 
     async def discard(self, deliveries: Sequence[Delivery]) -> None:
         await self.consumer.discard([one.held if isinstance(one, _SignedDelivery) else one for one in deliveries])
@@ -233,14 +326,18 @@ class _SignedSubscription:
 
     heard: Subscription
     bus: SignedBus
+    wanted: str
 
     async def __aiter__(self) -> AsyncIterator[CoreMessage]:
         async for core_message in self.heard:
-            yield self.bus.core_message(core_message)
+            yield await self._believed(core_message)
 
     async def next(self, timeout_s: float) -> CoreMessage | None:
         found = await self.heard.next(timeout_s)
-        return None if found is None else self.bus.core_message(found)
+        return None if found is None else await self._believed(found)
+
+    async def _believed(self, heard: CoreMessage) -> CoreMessage:
+        return replace(heard, data=await self.bus.believed(self.wanted, heard.subject, heard.data, live=True))
 
     async def close(self) -> None:
         await self.heard.close()

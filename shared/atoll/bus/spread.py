@@ -246,9 +246,9 @@ class SpreadBus:
         """Send as `Bus.tell`."""
         await self._open[HOME].tell(subject, data)
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Ask as `Bus.ask`."""
-        return await self._open[HOME].ask(subject, data, timeout_s=timeout_s)
+        return await self._open[HOME].ask(subject, data, timeout_s=timeout_s, answer_at=answer_at)
 
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the home answers; see `Bus`."""

@@ -9,6 +9,11 @@ Every stream has the same number of copies, each on another node, and a consumer
 None may have fewer: a run needs all of its streams, so it would stop with the node that holds the only copy. Where copies lie
 is the cluster's choice. What is synced before an answer is the broker's (`atoll broker --sync`), the same for all of its
 streams.
+
+The broker republishes what watchers need under `tap.`, as it was stored: with its JSON, and in a locked run with the line of
+its signature (ADR 50). Chunks, leases of shards and leases of data have no tap. Heartbeats and presences are core messages,
+which nobody stores; so a further stream, in memory, keeps the last one of each sender for a moment (`live_plan`). Shards see to
+it. A run does not need it: without it only watchers miss something.
 """
 
 from __future__ import annotations
@@ -19,15 +24,22 @@ from typing import Literal
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.wire.limits import INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, matches
 
 MIB, GIB = 1 << 20, 1 << 30
 LENT_AGE_S = 600.0
+LIVE_AGE_S = 120.0
+LIVE_BYTES = 8 * MIB
+"""Of memory: the last heartbeat of 10,000 learners. A broker that limits its memory counts this bound, used or not."""
+KEPT_AGE_S = 2 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """One stream: `per_subject` bounds a subject's stored messages (0: none), `tap` is the subtree it republishes."""
+    """One stream: `per_subject` bounds a subject's stored messages (0: none), `tap` is the subtree that it republishes.
+
+    An empty `tap` stands for all that the stream keeps. `copies` names another stream and one of its subjects, kept here too.
+    """
 
     name: str
     subjects: tuple[str, ...]
@@ -38,6 +50,8 @@ class StreamPlan:
     age_max_s: float = 0.0
     dedup_s: float = 600.0
     tap: str | None = None
+    copies: tuple[str, str] | None = None
+    storage: Literal["file", "memory"] = "file"
     append_only: bool = False
     replicas: int = 1
 
@@ -56,7 +70,7 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
         StreamPlan(f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, tap="up.m"),
         StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
-        StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1),
+        StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1, tap="mb.learner"),
         StreamPlan(
             f"atoll_{run}_PS", (f"{p}.ps.>",), per_subject=1, bytes_max=min(GIB, bytes_max), age_max_s=LENT_AGE_S
         ),
@@ -72,11 +86,44 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
     )
 
 
+def live_plan(run: str, replicas: int = 1) -> StreamPlan:
+    """Return the stream of what was heard last of each process; the run record passes through it, for its tap.
+
+    The stream of records cannot have two taps, and one subtree holds no chunk.
+    """
+    s = Subjects(run)
+    return StreamPlan(
+        f"atoll_{run}_LV",
+        (s.beat("*"), s.presence("*")),
+        discard="old",
+        per_subject=1,
+        bytes_max=LIVE_BYTES,
+        age_max_s=LIVE_AGE_S,
+        dedup_s=LIVE_AGE_S,
+        tap="",
+        copies=(f"atoll_{run}_GL", s.run_record),
+        storage="memory",
+        replicas=replicas,
+    )
+
+
+def outbox_plan(run: str, domain: str, bytes_max: int = 8 * GIB) -> StreamPlan:
+    """Return the stream at the leaf of a region that keeps what it could not send yet; nothing in it ages."""
+    return StreamPlan(f"atoll_{run}_OUT", (f"{Subjects(run).outbox(domain)}.>",), bytes_max=bytes_max)
+
+
+def kept_plan(run: str, domain: str, bytes_max: int = 8 * GIB) -> StreamPlan:
+    """Return the stream at the leaf of a region that keeps the chunks of contributions which the region folds itself."""
+    subjects = (f"{Subjects(run).kept(domain)}.>",)
+    return StreamPlan(
+        f"atoll_{run}_KEEP", subjects, discard="old", per_subject=1, bytes_max=bytes_max, age_max_s=KEPT_AGE_S
+    )
+
+
 def stream_of(plans: tuple[StreamPlan, ...], subject_filter: str) -> StreamPlan:
     """Return the stream that keeps everything under `subject_filter`; `ProtocolMisuse` if there is none."""
     for plan in plans:
-        # Every plan keeps whole subtrees.
-        if any(subject_filter.startswith(kept.removesuffix(">")) for kept in plan.subjects):
+        if any(matches(kept, subject_filter) for kept in plan.subjects):
             return plan
     raise ProtocolMisuse(
         "no stream keeps this subject",

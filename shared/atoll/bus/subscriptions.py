@@ -1,6 +1,7 @@
 """A bounded live feed of core messages that another thread may fill.
 
-The newest message is worth most: if the reader falls behind, the feed drops the oldest core message and counts it.
+The newest message is worth most: if the reader falls behind, the feed drops the oldest core messages and counts them. It holds
+`len_max` messages and `BYTES_MAX`, whichever is less: messages of strangers may be as large as the broker takes.
 Filling never waits and never fails; it wakes only the reader's own loop. Both adapters return this one class.
 
 A feed that is never empty must not keep the loop from everything else. So whoever iterates lets the loop go on after every
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from atoll.bus.interface import CoreMessage
 
 RUN_LENGTH = 16
+BYTES_MAX = 64 << 20
 
 
 class BufferedSubscription:
@@ -27,6 +29,7 @@ class BufferedSubscription:
     ) -> None:
         """Belong to the running loop."""
         self._waiting: deque[CoreMessage] = deque()
+        self._waiting_bytes = 0
         self._len_max = max(1, len_max)
         self._on_drop = on_drop
         self._on_close = on_close
@@ -41,10 +44,12 @@ class BufferedSubscription:
         with self._lock:
             if self._ended:
                 return
-            if len(self._waiting) >= self._len_max:
-                self._waiting.popleft()
-                self._on_drop()
             self._waiting.append(core_message)
+            self._waiting_bytes += len(core_message.data)
+            # The newest stays, however large it is.
+            while len(self._waiting) > 1 and (len(self._waiting) > self._len_max or self._waiting_bytes > BYTES_MAX):
+                self._pop()
+                self._on_drop()
             if not self._woken and not self._loop.is_closed():
                 self._woken = True  # until the reader has looked
                 self._loop.call_soon_threadsafe(self._news.set)
@@ -60,11 +65,16 @@ class BufferedSubscription:
         """Return the oldest core message; without one, arm the wake-up."""
         with self._lock:
             if self._waiting:
-                return self._waiting.popleft()
+                return self._pop()
             if not self._ended:
                 self._woken = False
                 self._news.clear()
             return None
+
+    def _pop(self) -> CoreMessage:
+        oldest = self._waiting.popleft()
+        self._waiting_bytes -= len(oldest.data)
+        return oldest
 
     async def next(self, timeout_s: float) -> CoreMessage | None:
         """Return the next core message, or None if none came within `timeout_s` or the feed has ended."""
@@ -101,6 +111,7 @@ class BufferedSubscription:
         with self._lock:
             first, self._ended = not self._ended, True
             self._waiting.clear()
+            self._waiting_bytes = 0
         self.end()
         if first:
             await self._on_close(self)

@@ -1,6 +1,6 @@
 """`atoll archive`: the checkpoints that an archive holds of one run or of all (`show`), and signatures for them (`sign`).
 
-`show` looks at manifests only and checks no signatures: it needs no identity.
+`show` looks at manifests only. It needs no identity, and checks signatures only if it is given one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,27 @@ def show(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every object too and compare it with its name.")
     ] = False,
+    identity: Annotated[
+        Path | None,
+        typer.Option(help="An identity of the run: show only what its shards signed, as a rebuilding sees it."),
+    ] = None,
 ) -> None:
     """Print a line per checkpoint and one per shard in it; leave with 2 if there is none."""
     from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.archive.object_store import open_archive  # noqa: PLC0415
-    from atoll.base.errors import CheckpointError  # noqa: PLC0415
+    from atoll.base.errors import CheckpointError, for_a_terminal  # noqa: PLC0415
+    from atoll.wire.subjects import is_token  # noqa: PLC0415
 
+    signatures = None
+    if identity is not None:
+        from atoll.keys.identity import read_identity  # noqa: PLC0415
+
+        signatures = read_identity(identity).signatures()
     object_store = open_archive(url)
-    found = {name.path.split("/")[0] for name in object_store.names("") if "/" in name.path}
+    folders = {name.path.split("/")[0] for name in object_store.names("") if "/" in name.path}
+    found = {folder for folder in folders if is_token(folder)}
+    for folder in sorted(folders - found):
+        say(f"not a run: {for_a_terminal(folder)}")
     runs = sorted(found) if run is None else [run]
     if not found & set(runs):
         raise CheckpointError(
@@ -55,7 +68,7 @@ def show(
             todo="check the URL and --run",
         )
     for name in runs:
-        store = CheckpointStore(object_store, name)
+        store = CheckpointStore(object_store, name, signatures)
         say(f"run {name}")
         for checkpoint in store.checkpoints():
             for line in lines(store, checkpoint, verify=verify):
@@ -86,8 +99,8 @@ def sign(
             todo="give the operator's identity (--identity KEYS/identities/operator.toml)",
         )
     object_store = open_archive(url)
-    there, ours = CheckpointStore(object_store, run), CheckpointStore(object_store, run, held.signatures())
-    parts = [part for part in there.parts() if not part.opened]
+    store = CheckpointStore(object_store, run, held.signatures())
+    parts = store.parts()
     if not parts:
         raise CheckpointError(
             "the archive holds nothing of this run", got=f"{run} in {url}", todo="check the URL and --run"
@@ -95,11 +108,13 @@ def sign(
     signed = 0
     for part in parts:
         try:
-            ours.publish(there.read(part))
+            store.endorse(part)
         except CheckpointError as error:
             say(f"not signed: {error.what}: {error.got}")
         else:
             signed += 1
+            if part.opened:
+                say(f"signed, too: shard {part.shard} goes on in epoch {part.epoch}, from checkpoint {part.number} on")
     say(f"signed {signed} of {len(parts)} manifests of run {run} as {held.kind} {held.name}")
 
 

@@ -4,12 +4,17 @@ It is nats-server itself, from the wheel or the machine. A server that dies is s
 as there is room. With `--cluster` it is one of several nodes (`atoll.bus.cluster`). With `--keys` it is behind a locked door:
 TLS, and only who is on the roll of that folder (`atoll keys`), each with the rights of its kind. For accounts of another kind,
 add a file of nats-server's own configuration (`--include`).
+
+With `--leaf-port` it is the hub of regions, and with `--leaf-of` the broker of one (`broker_links`). `atoll broker status` asks
+the nodes of a locked one what they are (`broker_status`).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -17,17 +22,42 @@ from atoll.cli.look import say
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode
+    from atoll.cli.broker_links import Side
     from atoll.keys.locked import LockedDoor
 
 PORT, CLUSTER_PORT = 4222, 6222
+DURABLE: Final = {
+    "always": "an answer means that the disk has it",
+    "os": "a power cut may lose the last seconds; a killed process loses nothing",
+}
+LeafPort = Annotated[
+    int | None, typer.Option(help="Be a hub: TCP port for the brokers of regions, often 7422.", min=1, max=65535)
+]
+LeafOf = Annotated[
+    str | None, typer.Option(help="Be the broker of a region: where the hub's --leaf-port is, nats://host:7422.")
+]
+Region = Annotated[
+    str | None, typer.Option(help="The name of this region, another one for each.  [default: one is made up]")
+]
+RegionIdentity = Annotated[
+    Path | None, typer.Option(help="Who this region is at a locked hub (`atoll keys add --kind region`).")
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(name="broker", help="Run a broker for islands, with its data in a folder, until Ctrl-C.")(broker)
+    """Add the verbs."""
+    from atoll.cli.broker_status import status  # noqa: PLC0415  (it is loaded with this verb)
+
+    verbs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+    verbs.callback(help="Run a broker for islands, with its data in a folder, until Ctrl-C.")(broker)
+    verbs.command(name="status", help="Say which roll each node of a locked broker follows, its version, its peers.")(
+        status
+    )
+    app.add_typer(verbs, name="broker")
 
 
 def broker(  # noqa: PLR0913  (one option each)
+    context: typer.Context,
     *,
     store: Annotated[Path, typer.Option(help="Folder of its data; what is there goes on.")] = Path("atoll-broker"),
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines.")] = "127.0.0.1",
@@ -50,50 +80,75 @@ def broker(  # noqa: PLR0913  (one option each)
         int | None,
         typer.Option(help=f"TCP port for the other nodes.  [default: {CLUSTER_PORT}]", min=1, max=65535),
     ] = None,
+    leaf_port: LeafPort = None,
+    leaf_of: LeafOf = None,
+    region: Region = None,
+    identity: RegionIdentity = None,
     keys: Annotated[
         Path | None, typer.Option(help="Folder of keys (`atoll keys new`): let in only who is on its roll.")
     ] = None,
+    health_file: Annotated[
+        Path | None,
+        typer.Option(help="File to touch while the server lives, for `atoll health`.", envvar="ATOLL_HEALTH_FILE"),
+    ] = None,
 ) -> None:
     """Run nats-server until SIGINT or SIGTERM."""
+    if context.invoked_subcommand is not None:
+        return
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.bus.cluster import ClusteredBroker  # noqa: PLC0415
-    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.bus.cluster import broker_of  # noqa: PLC0415
+    from atoll.cli.broker_links import LinkOptions, say_link, side_of  # noqa: PLC0415
     from atoll.local.brokers import keep  # noqa: PLC0415
 
     configure(role="broker")
     if include is not None and not include.is_file():
         raise SettingsError("there is no such file", got=include, todo="correct --include")
     member = _node(cluster, node, tuple(route or ()), cluster_port)
-    door = _door(keys, store, include, member)
-    added = include if door is None else door.config
-    added = None if added is None else added.absolute()
-    always = sync == "always"
-    served = (
-        EmbeddedBroker(store, port, sync_always=always, host=host, include=added)
-        if member is None
-        else ClusteredBroker(store, member, port, sync_always=always, host=host, include=added)
-    )
-    durable = {
-        "always": "an answer means that the disk has it",
-        "os": "a power cut may lose the last seconds; a killed process loses nothing",
-    }
+    side = side_of(LinkOptions(leaf_port, leaf_of, region, identity), store, is_node=member is not None, keys=keys)
+    door = _door(keys, store, include, member, side)
+    added = None if include is None else include.absolute()
+    served = broker_of(store, port, member, door, include=added, sync_always=sync == "always", host=host)
+    served.link = link = None if side is None else side.behind(door)
 
     def ready(url: str) -> None:
         say(f"broker at {url}, listening on {host}:{port}")
-        say(f"data in {store.absolute()}; sync {sync}: {durable[sync]}; log in {served.log_path}")
+        say(f"data in {store.absolute()}; sync {sync}: {DURABLE[sync]}; log in {served.log_path}")
         if member is not None:
-            _say_node(member, host)
+            _say_node(member, host, locked=door is not None)
+        if link is not None:
+            say_link(link, host)
         if door is not None:
-            say(f"locked: TLS, and {door.entrants} identities of {keys} may enter (`atoll keys list {keys}`)")
+            _say_door(door, keys, host)
         elif include is None:
             say("no accounts and no TLS: whoever reaches this port can read and write every run (see --keys)")
         say("Ctrl-C ends it; the data stays")
 
-    keep(served, ready, (lambda: False) if door is None else door.has_changed)
+    keep(served, ready, door, health_file)
 
 
-def _door(keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None) -> LockedDoor | None:
+def _say_door(door: LockedDoor, keys: Path | None, host: str) -> None:
+    """Say who may enter, by which names the broker is reached, and for how long its certificate holds."""
+    from atoll.base.units import as_time  # noqa: PLC0415
+
+    say(f"locked: TLS, and {door.entrants} identities of {keys} may enter (`atoll keys list {keys}`)")
+    say(f"its certificate is for {', '.join(door.hosts)} and holds for {as_time(door.left_s(time.time()))}")
+    if (elsewhere := [name for name in door.hosts if not _is_loopback(name)]) and _is_loopback(host):
+        say(
+            f"it listens on {host} only, where no other machine reaches it: for {', '.join(elsewhere)} give --host 0.0.0.0"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _door(
+    keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None, side: Side | None
+) -> LockedDoor | None:
     """Return the door that `--keys` means, None for an open broker."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
@@ -108,15 +163,8 @@ def _door(keys: Path | None, store: Path, include: Path | None, node: ClusterNod
             allowed="one of them",
             todo="leave --include away; --keys brings TLS and accounts",
         )
-    if node is not None:
-        # A cluster may forget for ever what a new account imports (nats-server issue 8560); a single server does not.
-        raise SettingsError(
-            "a node of a cluster cannot be locked yet",
-            got="--cluster beside --keys",
-            allowed="one of them",
-            todo="keep the ports of the cluster inside a network that you trust",
-        )
-    return LockedDoor(KeyFolder(keys), store)
+    is_hub, region = (False, None) if side is None else (side.region is None, side.locked_region())
+    return LockedDoor(KeyFolder(keys), store, node=node is not None, hub=is_hub, region=region)
 
 
 def _node(
@@ -145,7 +193,7 @@ def _node(
     return ClusterNode(cluster, node, cluster_port or CLUSTER_PORT, routes).check()
 
 
-def _say_node(node: ClusterNode, host: str) -> None:
+def _say_node(node: ClusterNode, host: str, *, locked: bool) -> None:
     """Say what this node is part of, and what a person must know of it."""
     say(
         f"node {node.node} of cluster {node.name}, for the others at {host}:{node.port}; they are at {', '.join(node.routes)}"
@@ -154,6 +202,9 @@ def _say_node(node: ClusterNode, host: str) -> None:
         "it answers once more than half of the nodes are up; clients take the addresses of all nodes, separated by commas, "
         "and a run keeps copies on them if it is founded with broker.replicas=3"
     )
-    say(
-        f"no lock on port {node.port} either: who reaches it can join the cluster; keep it inside a network that you trust"
-    )
+    if locked:
+        say(f"port {node.port} takes nodes with the certificate of that folder, and nobody else")
+    else:
+        say(
+            f"no lock on port {node.port}: who reaches it can join the cluster; keep it inside a network that you trust"
+        )

@@ -1,6 +1,7 @@
 """`atoll fates`: the fate of every token that a run has trained, as the broker knows it now.
 
-The verb reads records only, so it works at any time, even if every process of the run is dead. Token counts are tokens, not
+The verb reads records only, so it works at any time, even if every process of the run is dead. Of a saved run, which has no
+broker, it reads the closing ledgers in the event log of its folder. Token counts are tokens, not
 token-fragments: a token whose fragments met different fates counts for each in part. A second table shows the blocks of
 data: per epoch how many are finished, leased, returned and untouched, and how much each learner has read.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.histories import agreement_of, saved_in, view_of_saved
 from atoll.cli.options import Assignments, Broker, Config, Run
 from atoll.cli.reading import Out, opened, settings_of
 
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from atoll.protocol.data import DataLedger
+    from atoll.protocol.settings import ProtocolSettings
     from atoll.run.ledger import IncarnationAccount
+    from atoll.run.timeline import TimedView
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
 
@@ -45,13 +50,33 @@ def fates(
 ) -> None:
     """Read the ledger of a run and print it."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.run import ledger  # noqa: PLC0415
 
-    with settings_of(out, run, broker, config, assignments) as settings:
-        configure(settings.log.format, "error", role="fates", run=settings.run)
-        asyncio.run(_print(settings, as_json=json))
+    if (saved := saved_in(out, run, broker)) is not None:
+        told = _of_saved(view_of_saved(saved), agreement_of(saved))
+    else:
+        with settings_of(out, run, broker, config, assignments) as settings:
+            configure(settings.log.format, "error", role="fates", run=settings.run)
+            told = asyncio.run(_read(settings))
+    if json:
+        sys.stdout.write(ledger.as_json(told.lives, told.fragments, told.data, told.rebuilt).decode() + "\n")
+        return
+    show(told.lives, told.fragments, told.rebuilt)
+    if told.data is not None:
+        show_data(told.data)
 
 
-async def _print(settings: Settings, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class ReadFates:
+    """What was read of a run: its incarnations, its number of fragments, its blocks of data, and whether it was rebuilt."""
+
+    lives: list[IncarnationAccount]
+    fragments: int
+    data: DataLedger | None = None
+    rebuilt: Rebuilt | None = None
+
+
+async def _read(settings: Settings) -> ReadFates:
     from atoll.run import ledger  # noqa: PLC0415
     from atoll.run.record import founded_run  # noqa: PLC0415
 
@@ -59,13 +84,31 @@ async def _print(settings: Settings, *, as_json: bool) -> None:
         record = await founded_run(bus, settings.run)
         lives = await ledger.read_lives(bus, record)
         data = await ledger.read_data(bus, record)
-    fragments = len(record.layout.fragments)
-    if as_json:
-        sys.stdout.write(ledger.as_json(lives, fragments, data, record.rebuilt).decode() + "\n")
-    else:
-        show(lives, fragments, record.rebuilt)
-        if data is not None:
-            show_data(data)
+    return ReadFates(lives, len(record.layout.fragments), data, record.rebuilt)
+
+
+def _of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
+    """Return the fates of a saved run, from the ledgers that its shards have closed.
+
+    Raises:
+        SettingsError: a shard closed none, so what it settled is in no file.
+    """
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.protocol.ledger import Ledger  # noqa: PLC0415
+    from atoll.report.collect import believe_the_dead  # noqa: PLC0415
+    from atoll.run.ledger import ended_lives  # noqa: PLC0415
+
+    whole = Ledger()
+    if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.closed]:
+        raise SettingsError(
+            "the event log does not tell the fates of this run",
+            got=f"no closing ledger of {', '.join(unclosed)}",
+            todo="report.json has them, if the run came to a report",
+        )
+    for closed in view.closed.values():
+        whole.absorb(closed.ledger)
+    believe_the_dead(view, whole, view.learners)
+    return ReadFates(ended_lives(whole), protocol.fragments)
 
 
 def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | None = None) -> None:

@@ -18,12 +18,14 @@ import typer
 from atoll.cli.look import say
 
 if TYPE_CHECKING:
+    from atoll.keys.rights import Kind
     from atoll.keys.roll import KeyFolder, RollEntry
 
 DAY_S: Final = 86400.0
 Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
 Name = Annotated[str, typer.Argument(help="Name of the identity; for a learner its id.")]
 OfRun = Annotated[str, typer.Option("--run", help="Run that the identity is of.")]
+Names = Annotated[list[str], typer.Option(help="Name of an identity of this kind; repeatable.")]
 Days = Annotated[float, typer.Option(help="Days until the key ends; 0 for no end.", min=0.0, max=36500.0)]
 Hosts = Annotated[
     list[str], typer.Option("--host", help="Name or address by which clients reach the broker; repeatable.")
@@ -35,7 +37,8 @@ def register(app: typer.Typer) -> None:
     keys = typer.Typer(help="Who may enter a locked broker, and as what.", no_args_is_help=True, rich_markup_mode=None)
     keys.command(name="new", help="Make a folder of keys: an authority, a broker's certificate, an operator.")(new)
     keys.command(name="add", help="Let an identity in, and write the file to hand to its holder.")(add)
-    keys.command(name="list", help="List the identities: kind, run, state, when their keys end.")(list_keys)
+    keys.command(name="provide", help="Make what is missing, and copy each identity into a folder of its own.")(provide)
+    keys.command(name="list", help="List who may enter: kind, run, state, when their keys end.")(list_keys)
     keys.command(name="revoke", help="Let an identity in no more; if it is connected, it is cut off.")(revoke)
     keys.command(name="rotate", help="Give an identity a new key; the former one holds for a while.")(rotate)
     keys.command(name="certificate", help="Give the broker a new certificate, for these hosts.")(certificate)
@@ -56,17 +59,26 @@ def add(
     *,
     run: OfRun = "",
     kind: Annotated[
-        Literal["learner", "synchronizer", "reader", "evaluator", "operator"], typer.Option(help="What it may do.")
+        Literal["learner", "synchronizer", "reader", "evaluator", "region", "premerger", "operator"],
+        typer.Option(help="What it may do; a premerger is the synchronizer of a region, and called REGION-premerge."),
     ] = "learner",
-    founds: Annotated[bool, typer.Option("--founds", help="A learner that may also begin the run.")] = False,
+    founds: Annotated[
+        bool, typer.Option("--founds", help="A learner, or a region of one, that may also begin the run.")
+    ] = False,
     days: Days = 0.0,
 ) -> None:
     """Let an identity in."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
-    if founds and kind != "learner":
+    if founds and kind not in ("learner", "region"):
         raise SettingsError(
-            "only a learner founds a run", got=f"--founds with --kind {kind}", todo="leave --founds away"
+            "only a learner founds a run, or does it through its region",
+            got=f"--founds with --kind {kind}",
+            todo="leave --founds away",
+        )
+    if run and kind == "operator":
+        raise SettingsError(
+            "an operator is of every run", got=f"--run {run}", todo="leave --run away, or choose another kind"
         )
     if not run and kind != "operator":
         raise SettingsError("an identity is of one run", got=f"--kind {kind} without --run", todo="give --run")
@@ -78,10 +90,59 @@ def add(
     )
 
 
+def provide(  # noqa: PLR0913  (one option each)
+    folder: Folder,
+    *,
+    into: Annotated[
+        Path,
+        typer.Option(help="Below it, NAME/identity.toml for each, a region's door with it, and broker/ with the door."),
+    ],
+    run: Annotated[str, typer.Option(help="Run that the identities are of.")],
+    hosts: Hosts = ["127.0.0.1", "localhost"],  # noqa: B006  (typer copies it)
+    region: Annotated[
+        list[str], typer.Option(help="NAME or NAME=HOST,HOST of a region, and where its broker is reached; repeatable.")
+    ] = [],  # noqa: B006
+    learner: Names = [],  # noqa: B006
+    synchronizer: Names = [],  # noqa: B006
+    evaluator: Names = [],  # noqa: B006
+    reader: Names = [],  # noqa: B006
+    premerger: Names = [],  # noqa: B006
+) -> None:
+    """Make a folder of keys and identities as far as they are missing, and hand them out; again and again, if you like."""
+    from atoll.base.errors import EnvironmentFault  # noqa: PLC0415
+    from atoll.keys.handing_out import ensure, hand_out  # noqa: PLC0415
+
+    named = (each.partition("=") for each in region)
+    regions = {name: reached.split(",") if reached else [name] for name, _, reached in named}
+    kinds: dict[str, Kind] = {
+        **dict.fromkeys(regions, "region"),
+        **dict.fromkeys(learner, "learner"),
+        **dict.fromkeys(synchronizer, "synchronizer"),
+        **dict.fromkeys(evaluator, "evaluator"),
+        **dict.fromkeys(reader, "reader"),
+        **dict.fromkeys(premerger, "premerger"),
+    }
+    keys = _folder(folder)
+    try:
+        ensure(keys, run, kinds, hosts)
+        changed = hand_out(keys, run, kinds, into, regions)
+    except OSError as error:
+        raise EnvironmentFault(
+            "the keys cannot be handed out", got=f"{error.filename}: {error.strerror}", todo="see who owns that folder"
+        ) from error
+    for path in changed:
+        say(f"wrote {path}")
+    say(f"{len(kinds)} identities of run {run} in {into}; {len(changed)} files changed")
+
+
 def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print a line per identity."""
-    now_s = time.time()
-    entries = _folder(folder).read().entries
+    from atoll.base.errors import AtollError, on_one_line  # noqa: PLC0415
+    from atoll.base.units import as_time  # noqa: PLC0415
+    from atoll.keys.certificates import ends_at_s, hosts_of  # noqa: PLC0415
+
+    now_s, keys = time.time(), _folder(folder)
+    entries = keys.read().entries
     if json:
         rows = [
             {"name": one.name, "kind": one.kind, "run": one.run, "founds": one.founds, "state": one.state(now_s)}
@@ -91,12 +152,20 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
         sys.stdout.write(json_text.dumps(rows, indent=2) + "\n")
         return
     _show(entries, now_s)
+    try:
+        certificate = keys.shown(now_s).certificate
+    except AtollError as error:
+        say(on_one_line(str(error)))
+        return
+    hosts, left = ", ".join(hosts_of(certificate)), as_time(ends_at_s(certificate) - now_s)
+    say(f"these may enter; the broker's certificate is for {hosts} and holds for {left}")
 
 
 def revoke(folder: Folder, name: Name, run: OfRun = "") -> None:
     """Let an identity in no more."""
     _folder(folder).revoke(name, run, time.time())
     say(f"revoked {name}; a broker that follows {folder} has let go of it within a second")
+    say("a broker on another machine lets it in until it has the new roll.json, and so does each node of a cluster")
 
 
 def rotate(
@@ -107,19 +176,40 @@ def rotate(
         float, typer.Option(help="Minutes for which the former key still holds.", min=0.0, max=525600.0)
     ] = 60.0,
     days: Days = 0.0,
+    readmit: Annotated[bool, typer.Option("--readmit", help="Let in again who was revoked.")] = False,  # noqa: FBT002
 ) -> None:
     """Give an identity a new key."""
-    now_s = time.time()
-    path = _folder(folder).rotate(
-        name, run, now_s, overlap_s=60.0 * overlap_minutes, until_s=now_s + days * DAY_S if days else 0.0
+    now_s, keys = time.time(), _folder(folder)
+    # A revoked one has no keys, and neither has one whose keys have all ended: nothing holds on.
+    holds = any(
+        key.holds(now_s)
+        for one in keys.read().entries
+        if one.name == name and one.run in (run, "*")
+        for key in one.keys
     )
-    say(f"new key of {name}: {path}; the former one holds for {overlap_minutes:g} minutes")
+    path = keys.rotate(
+        name,
+        run,
+        now_s,
+        overlap_s=60.0 * overlap_minutes,
+        until_s=now_s + days * DAY_S if days else 0.0,
+        readmit=readmit,
+    )
+    say(f"new key of {name}: {path}")
+    if holds and overlap_minutes:
+        ends = f"the former key ends in {overlap_minutes:g} minutes"
+        say(f"send the new file to its holder, who restarts with it before {ends}")
+    elif holds:
+        say("the former key has ended; send the new file to its holder, who restarts with it")
+    else:
+        say(f"{name} is let in again; send the new file to its holder")
 
 
 def certificate(folder: Folder, hosts: Hosts) -> None:
     """Give the broker a new certificate."""
     _folder(folder).certify(hosts)
     say(f"certificate for {', '.join(hosts)}; a broker that follows {folder} uses it from its next connection on")
+    say("copy it to all nodes of a cluster in one go: they take no other certificate than their own")
 
 
 def _folder(path: Path) -> KeyFolder:
@@ -132,16 +222,14 @@ def _show(entries: tuple[RollEntry, ...], now_s: float) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from atoll.base.units import as_duration  # noqa: PLC0415
+    from atoll.base.units import as_time  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "name", "kind", "state", "keys end"):
         table.add_column(heading)
     for one in entries:
         ends = [
-            "never" if not key.until_s else f"in {as_duration(key.until_s - now_s)}"
-            for key in one.keys
-            if key.holds(now_s)
+            "never" if not key.until_s else f"in {as_time(key.until_s - now_s)}" for key in one.keys if key.holds(now_s)
         ]
         kind = f"{one.kind}, founds" if one.founds else one.kind
         table.add_row(one.run, one.name, kind, one.state(now_s), ", ".join(ends) or "-")

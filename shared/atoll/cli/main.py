@@ -18,7 +18,25 @@ from importlib.metadata import entry_points
 import typer
 
 from atoll.base.exits import guarded
-from atoll.cli import archive, broker, config, fates, keys, look, replay, runs, tap, top, up, why
+from atoll.cli import (
+    archive,
+    broker,
+    config,
+    deploy,
+    doctor,
+    fates,
+    keys,
+    look,
+    replay,
+    report,
+    runs,
+    status,
+    story,
+    tap,
+    top,
+    up,
+    why,
+)
 
 GROUP = "atoll.commands"
 
@@ -37,15 +55,20 @@ def build() -> typer.Typer:
         up.register,
         broker.register,
         keys.register,
+        deploy.register,
         runs.register,
+        report.register,
         tap.register,
         top.register,
+        status.register,
         fates.register,
         why.register,
+        story.register,
         replay.register,
         archive.register,
         config.register,
         look.register,
+        doctor.register,
     ):
         register(app)
     for point in sorted(entry_points(group=GROUP), key=lambda found: found.name):

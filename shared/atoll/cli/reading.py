@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -20,9 +20,11 @@ from atoll.cli.options import with_flags
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus
     from atoll.bus.nats.bus import JetStreamBus
+    from atoll.keys.rights import Kind
     from atoll.settings import Settings
 
 HINT_S: Final = 2.0
+WATCHERS: Final[tuple[Kind, ...]] = ("reader", "evaluator", "synchronizer", "operator")
 B = TypeVar("B", bound="Bus")
 
 Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
@@ -53,7 +55,11 @@ def settings_of(
     if file is None:
         raise SettingsError("no run lies in this folder", got=out, todo="name the --out of an `atoll up`")
     if file.broker == "simulated":
-        raise SettingsError("a simulated run has no broker", got=out, todo="read its events.jsonl and logs/sim.jsonl")
+        raise SettingsError(
+            "a simulated run has no broker",
+            got=out,
+            todo="`atoll story`, `why`, `fates`, `status` and `what-if` read its event log; its logs are in logs/sim.jsonl",
+        )
     embedded = file.broker == "embedded"
     keys = keys_of(out) if embedded else None
     identity = None if keys is None else RunKeys(keys, file.run).operator
@@ -87,9 +93,12 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
-    door = None if keys is None else LockedDoor(KeyFolder(keys), store)
-    config = None if door is None else door.config.absolute()
-    here = LocalCluster(store) if is_cluster(store) else EmbeddedBroker(store, include=config)
+    folder = None if keys is None else KeyFolder(keys)
+    here: LocalCluster | EmbeddedBroker
+    if is_cluster(store):
+        here = LocalCluster(store, door=None if folder is None else lambda node: LockedDoor(folder, node, node=True))
+    else:
+        here = EmbeddedBroker(store, include=None if folder is None else LockedDoor(folder, store).config)
     try:
         here.start()
     except InUse as error:
@@ -111,11 +120,31 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
         here.stop()
 
 
+def check_kind(settings: Settings, kinds: Sequence[Kind], what: str) -> None:
+    """Raise `SettingsError` unless our identity, if we have one, is of these kinds; `what` says why it must be."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
+
+    path = settings.broker.identity
+    if path is None or (mine := read_identity(path)).kind in kinds:
+        return
+    raise SettingsError(
+        what,
+        got=f"the identity of {mine.kind} {mine.name!r} of run {mine.run!r} ({path})",
+        allowed=" or ".join(f"that of {'the' if kind == 'operator' else 'a'} {kind}" for kind in kinds),
+        todo="name another file (broker.identity or ATOLL_BROKER__IDENTITY); the broker's operator makes them",
+    )
+
+
 @asynccontextmanager
-async def opened(settings: Settings, name: str) -> AsyncIterator[Bus]:
-    """Yield a bus that creates nothing; say so if the broker keeps us waiting."""
+async def opened(settings: Settings, name: str, *, kinds: Sequence[Kind] = WATCHERS) -> AsyncIterator[Bus]:
+    """Yield a bus that creates nothing, for identities of these kinds; say so if the broker keeps us waiting.
+
+    The event log is not open to a learner, so only what does not read it has `kinds` of its own.
+    """
     from atoll.bus.open import open_bus  # noqa: PLC0415
 
+    check_kind(settings, kinds, f"`atoll {name}` reads what no learner may")
     bus = await _patiently(settings, name, open_bus)
     try:
         yield bus

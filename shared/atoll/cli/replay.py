@@ -1,7 +1,11 @@
-"""`atoll replay`: the last facts of a machine, told to a new one; a line per fact, and where it breaks.
+"""`atoll replay`: what happened is done once more, by the same code: the facts of a machine, or all rounds of a run.
 
-A dump is written when something of ours fails, or on SIGUSR1 (`atoll.base.fact_dumps`). Replaying needs no broker: the same
-code makes the same decisions, so a bug that a dump holds is seen again, and its mending too.
+    atoll replay logs/facts-shard-0-1.jsonl         the last facts of a machine, a line per fact, and where it breaks
+    atoll replay runs/demo                          every round that a run has retained, to the same bits (`cli.replay_run`)
+    atoll replay demo --archive s3://bucket/runs    the same of a run whose folder is not here
+
+A dump is written when something of ours fails, or on SIGUSR1 (`atoll.base.fact_dumps`). The same code makes the same
+decisions, so a bug that a dump holds is seen again, and its mending too. Neither needs a broker.
 """
 
 from __future__ import annotations
@@ -18,22 +22,57 @@ BROKEN = 1
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="replay", help="Tell a machine the facts of a dump again, and print what it answers.")(replay)
+    app.command(
+        name="replay", help="Make the rounds of a run once more, or tell a machine the facts of a dump, and compare."
+    )(replay)
 
 
-def replay(
-    file: Annotated[Path, typer.Argument(help="A dump: facts-….jsonl.")],
+def replay(  # noqa: PLR0913  (one option each)
+    what: Annotated[str, typer.Argument(metavar="RUN|DUMP", help="A run's folder or id; or a dump: facts-….jsonl.")],
     *,
-    last: Annotated[int | None, typer.Option(min=1, help="Print the last lines only.")] = None,
+    archive: Annotated[
+        str | None, typer.Option(help="Where the run is archived: a folder, file:///folder or s3://bucket/prefix.")
+    ] = None,
+    fragment: Annotated[int | None, typer.Option(min=0, help="The rounds of this fragment only.")] = None,
+    version: Annotated[
+        int | None, typer.Option("--round", min=1, help="Only the round that made this version; needs --fragment.")
+    ] = None,
+    founding: Annotated[
+        str | None, typer.Option(help="Which founding of the run, if it was rebuilt.  [default: the newest]")
+    ] = None,
+    identity: Annotated[Path | None, typer.Option(help="An identity of a locked run, to check signatures.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Of a dump: print the last lines only.")] = None,
 ) -> None:
+    """Print what came out; leave with 1 when a machine breaks, or a round differs."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    if version is not None and fragment is None:
+        raise SettingsError("a round of which fragment?", got=f"--round {version}", todo="give --fragment as well")
+    if Path(what).is_file() or what.endswith(".jsonl"):
+        given = {"archive": archive, "fragment": fragment, "founding": founding, "identity": identity}
+        if named := [f"--{name}" for name, value in given.items() if value is not None]:
+            raise SettingsError("a dump is of one machine", got=", ".join(named), allowed="--last")
+        replay_dump(Path(what), last)
+        return
+    if last is not None:
+        raise SettingsError("only a dump has last lines", got=f"--last beside run {what}", todo="leave it away")
+    from atoll.cli.replay_run import Wanted, replay_run  # noqa: PLC0415
+
+    if not replay_run(what, archive, identity, Wanted(fragment, version, founding)):
+        raise typer.Exit(BROKEN)
+
+
+def replay_dump(file: Path, last: int | None) -> None:
     """Print a line per fact with the commands that it leads to; leave with 1 when the machine breaks again."""
-    from collections import deque  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from collections import deque  # noqa: PLC0415
 
     from atoll.base.errors import DataError  # noqa: PLC0415
+    from atoll.base.fact_dumps import DUMP_BYTES_MAX  # noqa: PLC0415
+    from atoll.base.regular_files import read_file  # noqa: PLC0415
     from atoll.protocol.recorder import Replay  # noqa: PLC0415
 
     try:
-        dump = Replay(file.read_bytes().splitlines())
+        dump = Replay(read_file(file, DUMP_BYTES_MAX).splitlines())
     except OSError as error:
         raise DataError("cannot read the dump", got=f"{file}: {error.strerror}") from error
     header = dump.header

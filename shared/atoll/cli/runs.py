@@ -20,7 +20,7 @@ import typer
 
 from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
-from atoll.cli.reading import opened_jetstream, settings_of
+from atoll.cli.reading import check_kind, opened_jetstream, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.nats.bus import JetStreamBus
@@ -33,6 +33,7 @@ NAMED: Final = 4
 AWAY_S: Final = 2.0
 """A further broker that does not answer within this is away: one that is gone for good must not keep a list waiting."""
 ROWS_AT_ONCE: Final = 16
+BODIES, HEADERS = "bodies", "headers"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
         list_runs
     )
     runs.command(name="remove", help="Delete all that the broker keeps of these runs: models, ledgers, events.")(remove)
+    runs.command(name="taps", help="Give the taps of a run bodies, or take them away (`atoll tap --bodies`).")(taps)
     app.add_typer(runs, name="runs")
 
 
@@ -51,6 +53,7 @@ class RunRow:
 
     run: str
     state: str
+    wire: int | None
     parameters: int | None
     tokens: int | None
     tokens_target: int | None
@@ -93,6 +96,25 @@ def remove(
         asyncio.run(_remove(settings, list(dict.fromkeys(runs)), yes=yes, force=force))
 
 
+def taps(
+    run: Annotated[str, typer.Argument(help="Run id.")],
+    content: Annotated[
+        str, typer.Argument(help="What its taps are to have: bodies or headers.", metavar="bodies|headers")
+    ],
+    *,
+    broker: Broker = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Change what the taps of a run show while it goes on; its founder chose that (`broker.taps`)."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    if content not in (BODIES, HEADERS):
+        raise SettingsError("taps have either", got=content, allowed=f"{BODIES} or {HEADERS}", todo="correct it")
+    with _settings(broker, config, assignments) as settings:
+        asyncio.run(_switch_taps(settings, run, bodies=content == BODIES))
+
+
 def show(rows: list[RunRow]) -> None:
     """Print a table."""
     from rich.console import Console  # noqa: PLC0415  (a verb loads what it needs when it runs)
@@ -103,10 +125,10 @@ def show(rows: list[RunRow]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run")
     table.add_column("state")
-    for heading in ("parameters", "tokens", "of", "members", "on disk", "at most", "last written"):
+    for heading in ("wire", "parameters", "tokens", "of", "members", "on disk", "at most", "last written"):
         table.add_column(heading, justify="right")
     for row in rows:
-        numbers = (row.parameters, row.tokens, row.tokens_target, row.members)
+        numbers = (row.wire, row.parameters, row.tokens, row.tokens_target, row.members)
         told = ["-" if number is None else f"{number:,}" for number in numbers]
         written = "-" if row.written_ago_s is None else f"{as_duration(row.written_ago_s)} ago"
         table.add_row(row.run, row.state, *told, as_size(row.size_bytes), as_size(row.bounds_bytes), written)
@@ -121,6 +143,7 @@ def _settings(broker: str | None, config: Path | None, assignments: list[str] | 
     from atoll.base.logs import configure  # noqa: PLC0415
 
     with settings_of(None, None, broker, config, assignments) as settings:
+        check_kind(settings, ("operator",), "`atoll runs` looks at every run of a broker")
         configure(settings.log.format, "error", role="runs")
         yield settings
 
@@ -142,10 +165,11 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
     from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
     from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
-    state, parameters, tokens, target, members = "not founded", None, None, None, None
+    state, wire, parameters, tokens, target, members = "not founded", None, None, None, None, None
     try:
         record = await read_run(bus, Subjects(stored.run))
         if record is not None:
+            wire = record.schema
             progress = await recorded_progress(bus, record)
             parameters, tokens = sum(record.layout.fragment_sizes()), progress.tokens
             target = record.protocol.tokens_target or None
@@ -163,7 +187,8 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
     except AtollError:
         state = "unreadable"
     ago_s = None if stored.written_s is None else max(0.0, time.time() - stored.written_s)
-    return RunRow(stored.run, state, parameters, tokens, target, members, stored.size_bytes, stored.bounds_bytes, ago_s)
+    sizes = stored.size_bytes, stored.bounds_bytes
+    return RunRow(stored.run, state, wire, parameters, tokens, target, members, *sizes, ago_s)
 
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
@@ -204,6 +229,19 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
                 say(f"left on a broker that is away: fragments of {run}")
             await bus.beside(run).remove_run()
             say(f"removed {run}: {as_size(size_bytes)}")
+
+
+async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    async with opened_jetstream(settings, "runs") as bus:
+        there = [stored.run for stored in await bus.stored_runs()]
+        if run not in there:
+            raise SettingsError("the broker keeps no such run", got=run, allowed=", ".join(there) or "it keeps none")
+        async with _further(settings, bus.beside(run)) as further:
+            changed = [await each.switch_taps(bodies=bodies) for each in (bus.beside(run), *further)]
+    have = BODIES if bodies else f"{HEADERS} only"
+    say(f"the taps of {run} have {have}; {sum(changed) or 'no'} streams changed")
 
 
 @asynccontextmanager

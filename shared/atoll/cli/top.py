@@ -1,27 +1,33 @@
 """`atoll top`: the processes of a run and the bytes on their links, for any run on any broker.
 
-It draws the same picture as `atoll up`: a row per learner and per synchronizer process, with steps, loss, speed, lag, and
-the bytes on its link per second and in all. Heartbeats and presences arrive live; older link totals come from the event
-log. The verb only reads.
+On a terminal it is an application with panels and keys (`atoll.local.console_app`): learners, shards, the map of fragments,
+rounds, faults and quarantine. Without a terminal it prints a line every ten seconds, and with `--once` one table: a row per
+learner and per synchronizer process, as `atoll up` draws. Heartbeats and presences arrive live; everything else comes from
+the event log. The verb only reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, opened, settings_of
+from atoll.cli.reading import Out, settings_of
+from atoll.cli.watching import watched
 
 if TYPE_CHECKING:
-    from atoll.protocol.settings import ProtocolSettings
+    from atoll.cli.watching import WatchedRun
     from atoll.settings import Settings
 
 SHOW_S = 0.5
-BEATS_HEARD = 2.5
-"""How many heartbeats `--once` waits for: two make a pace."""
+RECORD_S = 5.0
+UNANSWERED_S = 5.0
+"""After how long without an answer the broker counts as away: ten readings of the event log."""
 
 
 def register(app: typer.Typer) -> None:
@@ -46,38 +52,66 @@ def top(
         asyncio.run(_show(settings, once=once))
 
 
-def _beat_s(protocol: ProtocolSettings) -> float:
-    """Return the longest interval between two signs of life that a live process may have, in seconds."""
-    from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
-    from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
-
-    return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
-
-
 async def _show(settings: Settings, *, once: bool) -> None:
-    from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.local.console import ConsolePicture, draw_once, make_face  # noqa: PLC0415
-    from atoll.run.record import founded_run  # noqa: PLC0415
-    from atoll.run.view import RunView  # noqa: PLC0415
-    from atoll.run.watch import Watch  # noqa: PLC0415
+    async with watched(settings, "top") as there:
+        if once:
+            await _print_once(there)
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            await _in_panels(there)
+        else:
+            await _in_lines(there)
 
-    clock, view = SystemClock(), RunView()
-    async with opened(settings, "top") as bus:
-        record = await founded_run(bus, settings.run)
-        watch = Watch(bus, settings.run, view, clock)
-        face, began_s = make_face(clock), clock.monotonic()
-        following = asyncio.create_task(watch.follow())
-        try:
-            await watch.catch_up()
-            await asyncio.sleep(BEATS_HEARD * _beat_s(record.protocol) if once else SHOW_S)
-            while not following.done():
-                picture = ConsolePicture(view, settings.run, record.protocol, began_s, clock.monotonic())
-                if once:
-                    draw_once(picture)
-                    return
-                face.show(picture)
-                await asyncio.sleep(SHOW_S)
-            following.result()
-        finally:
-            face.rest()
-            following.cancel()
+
+async def _print_once(there: WatchedRun) -> None:
+    from atoll.local.console import draw_once  # noqa: PLC0415
+
+    await there.hear()
+    draw_once(there.picture())
+
+
+async def _in_lines(there: WatchedRun) -> None:
+    """Print a line now and then, for a file or a pipe, until an error ends it."""
+    from atoll.local.console import make_face  # noqa: PLC0415
+
+    face = make_face(there.clock)
+    try:
+        while not there.following.done():
+            await asyncio.sleep(SHOW_S)
+            face.show(there.picture())
+    finally:
+        face.rest()
+
+
+async def _in_panels(there: WatchedRun) -> None:
+    """Show the panels until the person leaves them; signals leave them too, so that the terminal is whole again."""
+    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.local.console_app import INTERRUPTED, TopApp  # noqa: PLC0415
+    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
+
+    closing = there.record.closing
+
+    async def look_for_the_end() -> None:
+        nonlocal closing
+        while not closing:
+            await asyncio.sleep(RECORD_S)
+            with suppress(AtollError):  # the heading tells of a broker that does not answer
+                closing = (await founded_run(there.bus, there.run)).closing
+
+    def moment() -> TopMoment:
+        timeline, answered_s = there.view.timeline, there.watch.answered_s
+        timeline.on_heartbeats(iter(there.view.learners.values()))
+        picture = there.picture()
+        silent_s = picture.now_s - (there.began_s if answered_s is None else answered_s)
+        unanswered_s = silent_s if silent_s > UNANSWERED_S else 0.0
+        return TopMoment(picture, timeline, there.clock.wall(), closing, unanswered_s)
+
+    app, loop = TopApp(moment), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, app.action_interrupt)
+    looking = asyncio.create_task(look_for_the_end())
+    try:
+        if await app.run_async() == INTERRUPTED:
+            raise KeyboardInterrupt
+    finally:
+        looking.cancel()

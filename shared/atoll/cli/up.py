@@ -29,8 +29,17 @@ Brokers = Annotated[
     int | None,
     typer.Option(help="Nodes of the run's own broker: 3 bear the loss of one, 5 of two.  [default: 1]"),
 ]
+Dashboard = Annotated[
+    bool | None,
+    typer.Option("--dashboard", help="Serve the live page of the run beside it, and open it where there is a screen."),
+]
 Locked = Annotated[
-    bool, typer.Option("--locked", help="Lock the run's own broker: only who has an identity of its folder may enter.")
+    bool | None,
+    typer.Option(
+        "--locked/--open",
+        help="Whether only identities of the run's folder may enter the run's own broker.  [default: locked]",
+        show_default=False,
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(help="Folder of the run; one that holds a run continues it.  [default: runs/<run id>]")
@@ -55,7 +64,7 @@ def up(  # noqa: PLR0913  (one option each)
     out: Out = None,
     broker: Broker = None,
     brokers: Brokers = None,
-    locked: Locked = False,
+    locked: Locked = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the run's own broker.  [default: a free one]")
     ] = None,
@@ -69,6 +78,7 @@ def up(  # noqa: PLR0913  (one option each)
     config: Config = None,
     like: Like = None,
     assignments: Assignments = None,
+    dashboard: Dashboard = None,
     again: Again = False,
     resume: Resume = False,
 ) -> None:
@@ -83,13 +93,14 @@ def up(  # noqa: PLR0913  (one option each)
     from atoll.base.extras import require  # noqa: PLC0415
 
     require("flax", "learner", "`atoll up`")
+    if dashboard:
+        require("starlette", "monitor", "`atoll up --dashboard`")
     from atoll.local.options import UpRequest, plan  # noqa: PLC0415
     from atoll.local.supervisor import run_up  # noqa: PLC0415
 
     if file is not None and config is not None:
-        raise SettingsError(
-            "two files of settings", got=f"{file} and --config {config}", allowed="one of them", todo="leave one away"
-        )
+        got = f"{file} and --config {config}"
+        raise SettingsError("two files of settings", got=got, allowed="one of them", todo="leave one away")
     flags = with_flags(
         assignments, protocol__shards=shards, seed=seed, broker__url=broker, protocol__tokens_target=tokens
     )
@@ -109,7 +120,7 @@ def up(  # noqa: PLR0913  (one option each)
         brokers=brokers,
         locked=locked,
         like=like,
+        dashboard=dashboard,
     )
-    code = run_up(plan(request))
-    if code:
+    if code := run_up(plan(request)):
         raise typer.Exit(code)

@@ -6,7 +6,8 @@ argument is refused by its name, with what is allowed. What the values mean is c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,8 @@ from atoll.wire.subjects import token
 log = get(__name__)
 
 Kinds = tuple[type, ...]
+IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
+"""The setting `broker.identity` as a variable of the environment; of all settings a loop takes this one only."""
 
 OPTIONS: Final[Mapping[str, Kinds]] = {
     "donated": (bool,),
@@ -32,7 +35,8 @@ OPTIONS: Final[Mapping[str, Kinds]] = {
     "seed": (int,),
     "stream_bytes_max": (int, type(None)),
     "replicas": (int,),
-    "bulk": (tuple,),
+    "region": (str,),
+    "bulk": (Sequence,),
     "patience_s": (int, float),
     "health_file": (Path, type(None)),
     "home": (LoopThread, type(None)),
@@ -46,6 +50,12 @@ def check_place(broker: object, run: object) -> None:
         raise _refused("broker", broker, "the broker's URL, or a coroutine function that opens a bus")
     if not isinstance(run, str):
         raise _refused("run", run, "a string")
+
+
+def identity_file(broker: object, identity: Path | str | None) -> Path | None:
+    """Return the file that says who we are at a broker with an address: the one given, else that of the environment."""
+    told = identity if identity is not None or not isinstance(broker, str) else os.environ.get(IDENTITY) or None
+    return None if told is None else Path(told)
 
 
 def check_joining(learner: object, protocol: object, options: object, kind: type) -> None:
@@ -109,9 +119,15 @@ def _check_fields(options: Any) -> None:  # noqa: ANN401  (a dataclass of option
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             raise _refused(f"options.{name}", value, f"{allowed}")
+    if isinstance(options.bulk, str) or not all(isinstance(address, str) for address in options.bulk):
+        raise _refused("options.bulk", options.bulk, "a list or tuple of addresses")
     if options.replicas not in COPIES:
         allowed = ", ".join(map(str, COPIES))
         raise SettingsError("options.replicas is out of range", got=options.replicas, allowed=allowed)
+    if options.taps not in ("bodies", "headers"):
+        raise SettingsError("options.taps is unknown", got=repr(options.taps), allowed='"bodies" or "headers"')
+    if options.region:
+        token(options.region, "region")
     merge = options.merge
     if not isinstance(merge, Mapping) or not all(isinstance(pattern, str) for pattern in merge):
         raise _refused(

@@ -40,7 +40,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.local_refusals import LocalRefusals
+from atoll.client.local_refusals import LocalRefusals, tell_verdict
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
 from atoll.client.run_progress import RunProgress
@@ -122,7 +122,7 @@ class IslandDriver:
         self._loop = asyncio.get_running_loop()
         self.background = BackgroundTasks(self._fail)
         self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
-        self.pusher = Pusher(bus, run, member, clock)
+        self.pusher = Pusher(bus, run, member, clock, self.steps)
         self._refusals = LocalRefusals(run.layout, clock)
         self._encoder: Encoder | None = None
 
@@ -244,6 +244,7 @@ class IslandDriver:
             p, version = item.frame.fragment, item.frame.version
             cause = id_of("head", p, version)
             self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
+            self.pusher.adopted(p, version)
             log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
             with self._lock:
                 self._anchors[p] = item.frame
@@ -280,7 +281,7 @@ class IslandDriver:
         verdict = decode(Verdict, core_message.data)
         if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.intervals:
             return
-        log.warning("push.refused", fragment=verdict.fragment, push=verdict.push, reason=verdict.reason)
+        tell_verdict(verdict)
         if verdict.reason == "quarantined" and not self._asking_why:
             self._asking_why = True
             self.background.spawn(self._ask_why(verdict.fragment))

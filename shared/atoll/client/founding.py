@@ -10,6 +10,7 @@ time-out. Heads are created with revision 0, so a head that exists is never repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ log = get(__name__)
 
 FOUNDED_S: Final = 600.0
 ASKED_EVERY_S: Final = 0.5
+TOLD_EVERY_S: Final = 30.0
+WHO_FOUNDS: Final = "start a learner that founds (`atoll keys add NAME --run RUN --founds`), or correct the run id"
 
 
 class Origin(Mapping[int, Vector]):
@@ -66,18 +69,31 @@ async def await_founding(bus: Bus, subjects: Subjects) -> None:
     """
     if await read_run(bus, subjects) is not None:
         return
-    log.info("run.awaited", run=subjects.run, why="this identity may not found it", patience_s=FOUNDED_S)
+    now_s = asyncio.get_running_loop().time
+    deadline_s = now_s() + FOUNDED_S
     try:
         async with asyncio.timeout(FOUNDED_S):
-            while await read_run(bus, subjects) is None:  # noqa: ASYNC110  (a record sets no event)
-                await asyncio.sleep(ASKED_EVERY_S)
+            while not await _founded_within(bus, subjects, TOLD_EVERY_S, left_s=deadline_s - now_s()):
+                pass
     except TimeoutError:
         raise AccessDenied(
             f"nobody has founded run {subjects.run!r}, and this identity may not",
             got=f"no run record for {FOUNDED_S:g} s",
-            allowed="a learner that founds (`atoll keys add --founds`)",
-            todo="start that learner first, or check the run id",
+            allowed="a learner that founds",
+            todo=WHO_FOUNDS,
         ) from None
+
+
+async def _founded_within(bus: Bus, subjects: Subjects, within_s: float, *, left_s: float) -> bool:
+    """Say that we wait and for whom, and return whether somebody founds the run within so many seconds."""
+    why = "nobody has founded this run, and our identity may not"
+    log.warning("run.awaited", run=subjects.run, why=why, todo=WHO_FOUNDS, trying_for_s=round(left_s))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while await read_run(bus, subjects) is None:  # noqa: ASYNC110  (a record sets no event)
+                await asyncio.sleep(ASKED_EVERY_S)
+            return True
+    return False
 
 
 async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:

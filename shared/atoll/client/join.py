@@ -7,9 +7,9 @@
             params = island.step(params, tokens=batch_tokens, loss=float(loss))
 
 `join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
-parameters of a completed step, adopts the fragments that have arrived, and returns the parameters to go on with. It
-never waits for the network. At the end of the block the learner pushes the last pseudo-gradient and writes its final
-counts. On an exception it leaves at once: what was not pushed counts as lost, as for a killed process.
+parameters of a completed step, adopts the fragments that have arrived, and returns the parameters to go on with; it never waits
+for the network. At the end of the block, and on Ctrl-C or `SystemExit`, the learner pushes the last pseudo-gradient and writes
+its final counts. On another exception it leaves at once: what was not pushed counts as lost, as for a killed process.
 
 A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.keeping`):
 
@@ -27,9 +27,8 @@ them to its next step must say `donated=True`: then each step copies them to hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +44,15 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.arguments import check_joining, check_offer, check_place, has_left, warn_of_ignored
+from atoll.client.arguments import check_joining, check_offer, check_place, has_left, identity_file, warn_of_ignored
 from atoll.client.device_encoding import checked
-from atoll.client.leaf_rules import Rule, frozen_leaves
+from atoll.client.join_options import DEFAULTS, JoinOptions
+from atoll.client.leaf_rules import frozen_leaves
 from atoll.client.merged import SETTLE_S, ReadModel, read_model
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
 from atoll.client.peer_recovery import Borrowed, believed, borrow
+from atoll.client.samples import checked_pause
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
@@ -70,51 +71,10 @@ T = TypeVar("T")
 
 DRAIN_S = 60.0
 STOP_S = 10.0
+INTERRUPTED_S = 8.0
+"""Who stops a process usually kills it after 10 s."""
 RECOVER_S = 8.0
 UNPUSHED_NAMED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """What a caller of `join` may choose beside the run and its parameters.
-
-    Attributes:
-        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.leaf_rules`. The
-            founder's hold for the run.
-        donated: the training step donates its parameters, so snapshots are copied.
-        encode: where to make pseudo-gradients (`client.device_encoding`): "host", "device" (if possible) or "auto".
-        model: a description of the model, kept in the run record.
-        data: fingerprint of the data; two learners of a run must agree on it when both give one.
-        data_blocks: blocks of leased data, 0 for a loop that brings its own.
-        seed: the run's seed.
-        stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
-        replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
-        bulk: addresses of further brokers, over which the founder spreads the run's fragments, see `atoll.bus.spread`.
-        patience_s: how long to try to reach the broker, seconds.
-        identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`).
-        health_file: touched with every heartbeat that reached the broker.
-        clock: another clock, for tests.
-        home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
-    """
-
-    merge: Mapping[str, Rule] = field(default_factory=dict)
-    donated: bool = False
-    encode: str = "auto"
-    model: str = ""
-    data: str = ""
-    data_blocks: int = 0
-    seed: int = 0
-    stream_bytes_max: int | None = None
-    replicas: int = 1
-    bulk: tuple[str, ...] = ()
-    patience_s: float = 30.0
-    identity: Path | str | None = None
-    health_file: Path | None = None
-    clock: Clock | None = None
-    home: LoopThread | None = None
-
-
-DEFAULTS = JoinOptions()
 
 
 def join(
@@ -145,7 +105,8 @@ def join(
     """
     check_place(broker, run)
     check_joining(learner, protocol, options, JoinOptions)
-    identity = None if options.identity is None else learner_identity(options.identity, run, learner)
+    file = identity_file(broker, options.identity)
+    identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
     settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
     clock = options.clock or SystemClock()
@@ -161,7 +122,7 @@ def join(
         data=options.data,
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
-        bulk=options.bulk,
+        bulk=tuple(options.bulk),
         schema=SCHEMA_OF_BULK if options.bulk else SCHEMA,
     )
     check_offer(record)
@@ -175,6 +136,8 @@ def join(
         donated=options.donated,
         bytes_max=options.stream_bytes_max,
         founds=identity is None or identity.founds,
+        region=options.region,
+        sample_s=checked_pause(options.sample_s),
     )
 
     opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
@@ -188,7 +151,14 @@ def join(
 
 async def _opened(url: str, run: str, learner: str, options: JoinOptions, identity: HeldIdentity | None) -> Bus:
     known = None if identity is None else identity.credentials()
-    given = BusOptions(patience_s=options.patience_s, replicas=options.replicas, bulk=options.bulk, credentials=known)
+    given = BusOptions(
+        patience_s=options.patience_s,
+        replicas=options.replicas,
+        taps=options.taps,
+        region=options.region,
+        bulk=tuple(options.bulk),
+        credentials=known,
+    )
     return await open_bus(url, run, name=learner, options=given)
 
 
@@ -331,10 +301,12 @@ class IslandHandle(StepHook):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain and leave; after an exception leave without draining."""
+        """Drain and leave; after an exception that is no interrupt leave without draining."""
         del error, trace
         if kind is None:
             self.close()
+        elif issubclass(kind, KeyboardInterrupt | SystemExit):
+            self._leave_interrupted()
         else:
             self._abandon()
 
@@ -366,6 +338,23 @@ class IslandHandle(StepHook):
             if self._kept is not None:
                 self._kept.leave()
             self._shut()
+
+    def _leave_interrupted(self) -> None:
+        """Push what the steps so far have learnt and say goodbye; the exception that interrupts the loop goes on.
+
+        The parameters are those of the last completed step, whatever the interrupted one has done. What the loop keeps beside
+        them may be changed half-way, so no last checkpoint is written.
+        """
+        log.info(
+            "learner.interrupted", drain_s=INTERRUPTED_S, todo="wait for the last pushes; Ctrl-C again ends at once"
+        )
+        kept, self._kept = self._kept, None
+        try:
+            self.close(INTERRUPTED_S)
+        except AtollError as failure:
+            log.warning("learner.unpushed", reason=str(failure))
+        if kept is not None:
+            kept.finish(STOP_S)
 
     def _unpushed(self) -> str:
         """Say which pushes are still on their way."""

@@ -1,4 +1,4 @@
-"""Tells of pseudo-gradients that are not sent because they are not finite.
+"""Tells of pseudo-gradients that a shard refuses, and of those that are not sent because they are not finite.
 
 A loop that has run into NaN goes on as if nothing were wrong: its steps succeed, and each of its pushes is refused at home. A
 NaN does not heal, so a person should hear of it at once, by the name of a leaf. The line is written for the first refused push
@@ -18,10 +18,20 @@ from atoll.base.errors import FrameRejected, on_one_line
 from atoll.base.logs import get
 from atoll.model.layout import Layout
 from atoll.protocol.events import Push
+from atoll.wire.messages import Verdict
 
 log = get(__name__)
 
 QUIET_S: Final = 60.0
+
+
+def tell_verdict(verdict: Verdict) -> None:
+    """Log that a shard has refused a push; one that came too late is part of a normal run, at its beginning above all."""
+    facts = {"fragment": verdict.fragment, "push": verdict.push, "reason": verdict.reason}
+    if verdict.reason == "stale":
+        log.info("push.refused", **facts, why="newer versions were there first; harmless unless it goes on")
+    else:
+        log.warning("push.refused", **facts)
 
 
 class LocalRefusals:

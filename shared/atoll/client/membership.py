@@ -21,10 +21,12 @@ import contextlib
 
 import msgspec
 
+from atoll import __version__
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus, Record
+from atoll.bus.signed import signatures_of
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
@@ -36,20 +38,24 @@ IDENTIFY_TIMEOUT_S = 1.0
 CLAIM_ATTEMPTS = 32
 
 
-async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None) -> Member:
-    """Return this process's membership: the next incarnation of `learner`.
+async def claim(
+    bus: Bus, subjects: Subjects, learner: str, clock: Clock, identity: Identity | None = None, region: str = ""
+) -> Member:
+    """Return this process's membership: the next incarnation of `learner`, in a region or in none.
 
     Raises:
         IdentityTaken: a live process answers to the id, or another one was faster.
         SettingsError: the id cannot be part of a subject.
     """
     token(learner, "learner id")
-    identity = identity or this_process()
+    identity, locked = identity or this_process(), signatures_of(bus) is not None
     for _ in range(CLAIM_ATTEMPTS):
         record = await bus.get_record(subjects.member(learner))
         holder = None if record is None else readable(Member, record)
         if record is not None and (holder is None or not holder.left):
-            await _ask_whether_it_lives(bus, subjects, learner, holder)
+            answering = await _living(bus, subjects, learner, holder)
+            if answering is not None:
+                raise _taken(learner, answering, locked=locked)
         member = Member(
             learner=learner,
             incarnation=_next_incarnation(record, holder),
@@ -57,12 +63,14 @@ async def claim(bus: Bus, subjects: Subjects, learner: str, clock: Clock, identi
             host=identity.host,
             pid=identity.pid,
             claimed_at_s=clock.wall(),
+            region=region,
+            software=__version__,
         )
         with contextlib.suppress(RecordConflict):
             await bus.put_record(subjects.member(learner), encode(member), expected=record.revision if record else 0)
             return member
         # Somebody wrote the record meanwhile: another process, which answers when it is asked, or one that writes junk.
-    raise _taken(learner, None)
+    raise _taken(learner, None, locked=locked)
 
 
 def _next_incarnation(record: Record | None, holder: Member | None) -> int:
@@ -74,13 +82,12 @@ def _next_incarnation(record: Record | None, holder: Member | None) -> int:
     return holder.incarnation + 1
 
 
-async def _ask_whether_it_lives(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> None:
-    """Raise `IdentityTaken` if the holder of an id answers; an answer that is not the holder's own is none."""
+async def _living(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> Member | None:
+    """Return the holder of an id if it answers; an answer that is not the holder's own is none."""
     question = encode(Control(verb="identify", sender=learner))
     answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
     answering = None if answer is None else _answering(answer)
-    if answering is not None and (holder is None or answering.nonce == holder.nonce):
-        raise _taken(learner, answering)
+    return answering if answering is not None and (holder is None or answering.nonce == holder.nonce) else None
 
 
 async def release(bus: Bus, subjects: Subjects, member: Member) -> None:
@@ -152,11 +159,15 @@ def _replaced(run: RunRecord, got: str) -> RunReplaced:
     )
 
 
-def _taken(learner: str, holder: Member | None) -> IdentityTaken:
-    where = f"held by process {holder.pid} on {holder.host}" if holder else "claimed by another process at this moment"
+def _taken(learner: str, holder: Member | None, *, locked: bool) -> IdentityTaken:
+    where = f"process {holder.pid} on {holder.host}" if holder else "another process"
+    # Behind a locked door the identity fixes the id.
+    todo = (
+        "if it is not yours, your identity was copied: ask for a new key" if locked else "or choose another learner.id"
+    )
     return IdentityTaken(
         f"a learner named {learner!r} is already in this run",
-        got=where,
+        got=f"held by {where}" if holder else "claimed by another process at this moment",
         allowed="one live process per learner id",
-        todo="choose another learner.id, or stop the other process",
+        todo=f"stop {where}{';' if locked else ','} {todo}",
     )

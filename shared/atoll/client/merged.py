@@ -24,7 +24,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.arguments import check_place
+from atoll.client.arguments import check_place, identity_file
 from atoll.client.leaf_rules import digest_of
 from atoll.client.parameters import ParameterShape
 from atoll.keys.identity import run_credentials
@@ -82,7 +82,8 @@ def read_model(  # noqa: PLR0913  (one keyword each)
         like: a pytree of arrays of the run's model. The result has its structure; each leaf is of its kind, dtype and device.
         settle_s: wait so long for the end of a run that has a token target, seconds.
         patience_s: how long to try to reach the broker, seconds.
-        identity: file that says who reads, for a broker behind a locked door (`atoll keys add --kind reader`).
+        identity: file that says who reads, for a broker behind a locked door (`atoll keys add --kind reader`);
+            None: the one that ATOLL_BROKER__IDENTITY names, if it names one.
         home: a loop thread to share with others.
 
     Raises:
@@ -92,7 +93,8 @@ def read_model(  # noqa: PLR0913  (one keyword each)
     """
     check_place(broker, run)
 
-    credentials = None if identity is None else run_credentials(Path(identity), run)
+    file = identity_file(broker, identity)
+    credentials = None if file is None else run_credentials(file, run)
     options = BusOptions(patience_s=patience_s, credentials=credentials)
 
     async def open_url() -> Bus:

@@ -6,6 +6,9 @@ the manifest may have arrived. It does so only when nothing got through for some
 
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
+The manifest carries notes for people (`atoll.wire.push_notes`): since when the learner is on the base version, its step time,
+and how long the upload took.
+
 With `error_feedback` a learner keeps the rounding residual of its pseudo-gradient and adds it to the fragment's next
 one. If a push is given up, the residual that it should have carried stays for the next push. If a shard refuses a push,
 everything in it is lost.
@@ -20,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base import scratch_arrays
+from atoll.base import scratch_arrays, spans
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import AccessDenied, BrokerUnavailable, BusError, StorageFull
@@ -28,8 +31,10 @@ from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
+from atoll.protocol.pacing import StepTimes
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
+from atoll.wire.push_notes import PushNotes
 
 PUSH_PATIENCE_S = 60.0
 AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
@@ -38,14 +43,23 @@ AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
 class Pusher:
     """Sends the pseudo-gradients of one incarnation."""
 
-    def __init__(self, bus: Bus, run: RunRecord, member: Member, clock: Clock) -> None:
-        """Send nothing yet."""
+    def __init__(self, bus: Bus, run: RunRecord, member: Member, clock: Clock, steps: StepTimes | None = None) -> None:
+        """Send nothing yet; `steps` are the learner's step times, which its manifests tell."""
         self._bus = bus
         self._run = run
         self._member = member
         self._clock = clock
         self._subjects = run.subjects
         self._residues: dict[int, Any] = {}
+        self._steps = steps
+        self._began_at_s = clock.wall()
+        self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
+
+    def adopted(self, fragment: int, version: int) -> None:
+        """Note that the learner has just begun a local interval on this version."""
+        # The former version stays known: a push of the values before this adoption may still be on its way.
+        spans.instant(f"fragment {fragment} adopted", version=version)
+        self._adopted[fragment] = (*self._adopted.get(fragment, ())[-1:], (version, self._clock.wall()))
 
     async def push(
         self, action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
@@ -56,6 +70,7 @@ class Pusher:
             FrameRejected: it would not arrive finite; nothing of it stays on the broker.
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
+        began_s = self._clock.monotonic()
         fragment, protocol = action.fragment, self._run.protocol.of(action.fragment)
         rest = self._residues.pop(fragment, None)  # a concurrent push must not send it too
         kept = None if rest is None else np.asarray(rest)
@@ -68,8 +83,8 @@ class Pusher:
 
         framing = Framing(origin.size, protocol.codec_up)
         encoder = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
-        blob = await self._stored(action, Upload(encoder), kept)
-        await self._queue(action, blob, encoder.norms(), await loss())
+        blob, full_s = await self._stored(action, Upload(encoder), kept)
+        await self._queue(action, blob, encoder.norms(), await loss(), self._notes(action, began_s, full_s))
         self._keep(fragment, residue)
 
     async def push_made(
@@ -86,7 +101,7 @@ class Pusher:
             FrameRejected, RuntimeError: `make` did, in a worker thread; nothing was sent.
             BusError, BrokerUnavailable, StorageFull: it was given up.
         """
-        fragment = action.fragment
+        began_s, fragment = self._clock.monotonic(), action.fragment
         kept = self._residues.pop(fragment, None)
         try:
             vector, residue = await asyncio.to_thread(make, kept)
@@ -94,8 +109,8 @@ class Pusher:
         except BaseException:
             self._keep(fragment, kept)
             raise
-        blob = await self._stored(action, Upload(made), kept)
-        await self._queue(action, blob, made.norms(), await loss())
+        blob, full_s = await self._stored(action, Upload(made), kept)
+        await self._queue(action, blob, made.norms(), await loss(), self._notes(action, began_s, full_s))
         self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
@@ -104,31 +119,53 @@ class Pusher:
         if residue is not None:
             self._residues[fragment] = residue if there is None else there + residue
 
-    async def _stored(self, action: Push, upload: Upload, kept: Any) -> BlobRef:  # noqa: ANN401  (as in `_keep`)
-        """Store the segments while sending may go on.
+    def _notes(self, action: Push, began_s: float, full_s: float) -> PushNotes:
+        """Return what a manifest tells people of a push whose last segment has just been stored."""
+        began_at_s = dict(self._adopted.get(action.fragment, ())).get(action.base_version, self._began_at_s)
+        return PushNotes(
+            adopted_at_s=round(began_at_s, 3),
+            step_s=0.0 if self._steps is None else round(self._steps.mean_s, 5),
+            upload_s=round(max(0.0, self._clock.monotonic() - began_s), 4),
+            full_s=round(full_s, 3),
+        )
+
+    async def _stored(self, action: Push, upload: Upload, kept: Any) -> tuple[BlobRef, float]:  # noqa: ANN401  (as in `_keep`)
+        """Store the segments while sending may go on; return them, and the seconds of waiting for room at the broker.
 
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
         carried is `kept` for the next one.
         """
         member = self._member
         stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
+        full_s = 0.0
+
+        def hindered(error: Exception, seconds: float) -> None:
+            nonlocal full_s
+            full_s += seconds if isinstance(error, StorageFull) else 0.0
+
         try:
-            return await patiently(
-                lambda: self._bus.put_blob(stem, upload),
-                "a contribution's pieces",
-                on=AWAY_OR_REFUSED,
-                patience_s=PUSH_PATIENCE_S,
-                progress=lambda: len(upload.missing()),
-                now_s=self._clock.monotonic,
-            )
+            # Encoding overlaps with sending: each piece is made when it is sent.
+            with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
+                blob = await patiently(
+                    lambda: self._bus.put_blob(stem, upload),
+                    "a contribution's pieces",
+                    on=AWAY_OR_REFUSED,
+                    patience_s=PUSH_PATIENCE_S,
+                    progress=lambda: len(upload.missing()),
+                    now_s=self._clock.monotonic,
+                    hindered=hindered,
+                )
         except BaseException:
             self._keep(action.fragment, kept)
             # Behind a locked door a learner may remove nothing; the broker drops chunks that are two hours old.
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull, AccessDenied):
                 await self._bus.purge(f"{stem}.*")
             raise
+        return blob, full_s
 
-    async def _queue(self, action: Push, blob: BlobRef, norms: list[float], loss: float | None) -> None:
+    async def _queue(
+        self, action: Push, blob: BlobRef, norms: list[float], loss: float | None, notes: PushNotes
+    ) -> None:
         """Count the frame and queue its manifest until it is durable."""
         self._bus.stats.frame_bytes_up += blob.size_bytes
         member, p = self._member, action.fragment
@@ -149,14 +186,22 @@ class Pusher:
             final=action.final,
             cause_id=action.cause_id,
             sent_at_s=self._clock.wall(),
+            notes=notes,
         )
         subject = self._subjects.contribution(self._run.protocol.shard_of(p), p, member.learner)
         # Not the incarnation: a rebuilt run may give it out again, and the queue would then confuse the two pushes.
         msg_id = f"{member.nonce}-{p}-{action.push}"
-        info = {"fragment": p, "push": action.push, "base": action.base_version, "tokens": action.tokens}
+        info = {
+            "incarnation": member.incarnation,
+            "fragment": p,
+            "push": action.push,
+            "base": action.base_version,
+            "tokens": action.tokens,
+        }
         data = encode(manifest)
-        await patiently(
-            lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info),
-            "a contribution's manifest",
-            on=AWAY_OR_REFUSED,
-        )
+        with spans.span(f"queue manifest of fragment {p}", push=action.push, base=action.base_version):
+            await patiently(
+                lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info),
+                "a contribution's manifest",
+                on=AWAY_OR_REFUSED,
+            )

@@ -19,7 +19,7 @@ from typing import Any
 
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
-from atoll.base.health import show_life
+from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
@@ -29,19 +29,20 @@ from atoll.client.driver import IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
+from atoll.client.samples import SAMPLE_S, pause_of, sample_of
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import check_run
 from atoll.run.stream_room import provide
-from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event, event_info
+from atoll.wire.event_log import event_info
+from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
 
 FETCHES_AT_ONCE = 4
 LENDING_STEPS_MIN = 8
-REACH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class JoinRequest:
 
     `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
     step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
-    One that may not found waits until the run is there.
+    One that may not found waits until the run is there. `region` is where its contributions are folded, empty for nowhere.
+    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`).
     """
 
     learner: str
@@ -62,6 +64,8 @@ class JoinRequest:
     donated: bool = False
     bytes_max: int | None = None
     founds: bool = True
+    region: str = ""
+    sample_s: float = SAMPLE_S
 
 
 class Session:
@@ -93,19 +97,19 @@ class Session:
         self._began_s = clock.monotonic()
 
     async def open(self) -> list[AdoptableFragment]:
-        """Claim the id, found or join the run, and return the run's frames, ready to adopt."""
+        """Found or join the run, claim the id, and return the run's frames, ready to adopt."""
         self.bus = await self.opener()
         self._opened = True
         offer = self._request.record
         if self._request.founds:
             await provide(self.bus, offer, self._request.bytes_max)
-        else:
-            await await_founding(self.bus, offer.subjects)
-        self.member = await claim(self.bus, offer.subjects, self._request.learner, self._clock, self._identity)
-        if self._request.founds:
             self.run, self._founder = await found_or_join(self.bus, offer)
         else:
+            await await_founding(self.bus, offer.subjects)
             self.run = await check_run(self.bus, offer)
+        # Only now: what is signed says of which founding it is, a member record too.
+        who = self._request.learner
+        self.member = await claim(self.bus, offer.subjects, who, self._clock, self._identity, self._request.region)
         if self._founder:
             await publish_origin(self.bus, self.run, self._request.origin, self._identity)
         heads = await wait_for_heads(self.bus, self.run, self._clock)
@@ -143,7 +147,9 @@ class Session:
         await self.driver.start()
         self._state = "training"
         await self.lender.start()
-        self.driver.background.spawn(self._beat_for_ever(), self._write_down_moved(), self.leases.renew_for_ever())
+        self.driver.background.spawn(
+            self._beat_for_ever(), self._write_down_moved(), self._write_down_samples(), self.leases.renew_for_ever()
+        )
         took_s = self._clock.monotonic() - self._began_s
         versions = max(interval.anchor for interval in self.driver.machine.intervals.values())
         await self.record(
@@ -190,6 +196,7 @@ class Session:
                 except QueueFull as error:  # shards that are away have not read the last ones: our silence tells them
                     log.warning("farewell.not_stored", shard=shard, reason=str(error))
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
+            await self.record("sample", **sample_of(await self._beat()))  # where the curve ends
             await self._record_moved()
             await self.record("left", incarnation=self.member.incarnation, **_account(machine))
             await release(self.bus, subjects, self.member)
@@ -238,6 +245,16 @@ class Session:
                 await self._record_moved()
             except (BusError, BrokerUnavailable, StorageFull) as error:
                 log.warning("moved.unrecorded", reason=str(error))
+
+    async def _write_down_samples(self) -> None:
+        """Write samples of our heartbeats to the event log; one that fails is a gap in a curve."""
+        began_s = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(pause_of(self._clock.monotonic() - began_s, self._request.sample_s))
+            try:
+                await self.record("sample", **sample_of(await self._beat()))
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                log.warning("sample.unrecorded", reason=str(error))
 
     async def _record_moved(self) -> None:
         moved = moved_by(self.bus.stats)

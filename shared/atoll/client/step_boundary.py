@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, SupportsFloat
 
 from atoll.base.logs import get
+from atoll.base.quantities import FIGURE_MAX
 from atoll.client.adoption import AdoptableFragment
 
 log = get(__name__)
@@ -59,10 +60,11 @@ class LossReader:
     async def read(self, loss: SupportsFloat | None) -> float | None:
         """Return the newest `loss` as a number, or the last known one if this takes too long.
 
-        Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none.
+        Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none. One beyond
+        `FIGURE_MAX`, for which messages have no room, has diverged: it is infinite.
         """
         if loss is None or isinstance(loss, float | int):
-            self.known = None if loss is None else float(loss)
+            self.known = None if loss is None else _told(loss)
             return self.known
         if self._reading is not None and self._reading.done():
             self._take(self._reading)
@@ -82,9 +84,14 @@ class LossReader:
     def _number(self, loss: SupportsFloat) -> float:
         """Return a loss as a number, in a worker thread."""
         try:
-            return float(loss)
+            return _told(loss)
         except Exception as error:  # noqa: BLE001  (the caller's object: a lost device raises any error)
             if repr(error) != self._failed:
                 self._failed = repr(error)
                 log.warning("loss.unreadable", reason=self._failed)
             return math.nan
+
+
+def _told(loss: SupportsFloat) -> float:
+    number = float(loss)
+    return math.inf if abs(number) > FIGURE_MAX else number

@@ -3,23 +3,37 @@
 A broker's certificate says under which names and addresses it is reached. Clients trust this one authority and no other, so
 a stranger's broker with a certificate of a public authority is refused, too. Whoever has an authority already brings its own
 certificates: the folder of keys holds plain PEM files.
+
+The nodes of a cluster show each other the same certificate, on both ends of a connection. So it also serves as a client's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from atoll.base.errors import SettingsError
 
 AUTHORITY_DAYS: Final = 3650
 BROKER_DAYS: Final = 825
+_BOTH_ENDS: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+_COMMON_NAME_MAX: Final = 64
+"""X.509 allows no longer one. It tells people whose certificate it is; clients look at the names of hosts."""
+_HOST: Final = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
 _SKEW: Final = timedelta(hours=1)
 """Clocks of machines differ: a certificate holds from a little before it is made."""
 
@@ -35,7 +49,7 @@ class Certified:
 def new_authority(name: str) -> Certified:
     """Return an authority that signs certificates of brokers and nothing else."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = _named(name)
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -58,27 +72,92 @@ def new_authority(name: str) -> Certified:
 
 
 def broker_certificate(authority: Certified, hosts: Sequence[str], days: int = BROKER_DAYS) -> Certified:
-    """Return a broker's certificate for `hosts` (names and IP addresses), signed by `authority`."""
+    """Return a broker's certificate for `hosts` (names and IP addresses), signed by `authority`.
+
+    Raises:
+        ValueError: the authority's parts are not PEM, do not fit each other, or its key is not one for elliptic curves.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.load_pem_x509_certificate(authority.certificate.encode())
-    signer = serialization.load_pem_private_key(authority.key.encode(), password=None)
+    signer = _key_of(authority)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise TypeError("an authority of ours has an elliptic-curve key")
+        raise ValueError("a key of another kind than ours")  # noqa: TRY004  (a file is wrong, not a caller)
+    issuer = x509.load_pem_x509_certificate(authority.certificate.encode())
     certificate = (
-        _begun(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), issuer.subject, key.public_key(), days)
+        _begun(_named(hosts[0]), issuer.subject, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName([_reached(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
     return _pem(certificate, key)
 
 
-def days_left(certificate: str) -> float:
-    """Return for how many days a certificate still holds."""
-    until = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
-    return (until - datetime.now(UTC)) / timedelta(days=1)
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raise `SettingsError` for what is neither a host name nor an address."""
+    for host in hosts:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            if not _HOST.fullmatch(host):
+                raise SettingsError(
+                    "this is no name of a host",
+                    got=repr(host),
+                    allowed="a name (hub.example.org) or an IP address",
+                    todo="correct --host",
+                ) from None
+
+
+def check_shown(shown: Certified, now_s: float) -> None:
+    """Raise `ValueError` unless a server can show this certificate: it has not ended, and the key is its own."""
+    _key_of(shown)
+    if now_s >= ends_at_s(shown.certificate):
+        raise ValueError("the certificate has ended")
+
+
+def check_authority(certificate: str) -> None:
+    """Raise `ValueError` unless this is the certificate of an authority; an empty text would mean every public one."""
+    x509.load_pem_x509_certificate(certificate.encode())
+
+
+def begins_at_s(certificate: str) -> float:
+    """Return from when on a certificate holds, in seconds since the epoch."""
+    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_before_utc.timestamp()
+
+
+def ends_at_s(certificate: str) -> float:
+    """Return until when a certificate holds, in seconds since the epoch."""
+    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc.timestamp()
+
+
+def hosts_of(certificate: str) -> tuple[str, ...]:
+    """Return the names and addresses of hosts in a certificate."""
+    try:
+        names = x509.load_pem_x509_certificate(certificate.encode()).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+    except x509.ExtensionNotFound:
+        return ()
+    return (
+        *names.value.get_values_for_type(x509.DNSName),
+        *(str(address) for address in names.value.get_values_for_type(x509.IPAddress)),
+    )
+
+
+def serves_nodes(certificate: str) -> bool:
+    """Return whether the nodes of a cluster may show a certificate to each other, as servers and as clients."""
+    try:
+        uses = x509.load_pem_x509_certificate(certificate.encode()).extensions.get_extension_for_class(
+            x509.ExtendedKeyUsage
+        )
+    except x509.ExtensionNotFound:
+        return True
+    return set(_BOTH_ENDS) <= set(uses.value)
+
+
+def pin(certificate: str) -> str:
+    """Return what nats-server calls the pin of a certificate: SHA-256 of its public key, in hex."""
+    return hashlib.sha256(_public_bytes(x509.load_pem_x509_certificate(certificate.encode()).public_key())).hexdigest()
 
 
 def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
@@ -92,6 +171,28 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
         .not_valid_before(now - _SKEW)
         .not_valid_after(now + timedelta(days=days))
     )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_COMMON_NAME_MAX])])
+
+
+def _key_of(certified: Certified) -> PrivateKeyTypes:
+    """Return the key of a certificate; raise `ValueError` if one of them is none, or they do not fit each other."""
+    certificate = x509.load_pem_x509_certificate(certified.certificate.encode())
+    try:
+        key = serialization.load_pem_private_key(certified.key.encode(), password=None)
+    except TypeError:
+        raise ValueError("the key is encrypted") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("the key is damaged") from None  # the library's words are long and say no more
+    if _public_bytes(key.public_key()) != _public_bytes(certificate.public_key()):
+        raise ValueError("the certificate is of another key")
+    return key
+
+
+def _public_bytes(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _reached(host: str) -> x509.GeneralName:

@@ -4,10 +4,18 @@ Rights on subjects alone do not close a broker. A client chooses the subject to 
 check that against the client's rights: a learner that may read could have the answer stored as another learner's contribution
 (measured with nats-server 2.15; the same hole is open for the subjects of consumers). So every identity of an isolated kind has
 an *account* of its own. Accounts share no subjects; what may pass is written down, one import for each right. An answer returns
-into the account of who asked, and nowhere else. Within its account an identity has the same rights again, as permissions: so
-the broker says at once what it refuses, instead of leaving a request without an answer.
+into the account of who asked, and nowhere else. A message that came into `core` in this way goes on to nobody's import of a
+stream. So what a learner tells is also imported from its own account, by those accounts that may hear it. Within its account an
+identity has the same rights again, as permissions: so the broker says at once what it refuses, instead of leaving a request
+without an answer.
 
 Streams are in the account `core`, with synchronizers and operators, which are trusted with a whole run.
+
+The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
+other, of whatever authority.
+
+At the hub the account of the operator may ask all nodes what they are (`atoll.bus.nodes`); of those in it, the operator alone
+may send that question. Nothing else of the system account is open to anybody.
 
 The text is complete: whoever is not on the roll, or whose keys have expired, cannot connect. It holds public keys only.
 """
@@ -19,11 +27,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.keys.rights import ISOLATED, Kind, Rights, rights_of, synchronizer_hears, synchronizer_publishes
+from atoll.base.errors import SettingsError
+from atoll.bus.nodes import NODES, PING, SYSTEM
+from atoll.keys.rights import (
+    ISOLATED,
+    Kind,
+    Rights,
+    at_leaf,
+    check_name,
+    region_hears,
+    region_publishes,
+    rights_of,
+    synchronizer_hears,
+    synchronizer_publishes,
+)
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.subjects import matches
 
 CORE = "core"
-CONNECTIONS_MAX = 64
-PAYLOAD_MAX = "4MB"
+CONNECTIONS_MAX = 8
+"""A learner's process opens three: for messages, for chunks that it writes, and for chunks that it reads. Two processes of it
+overlap when one takes over from the other, and the server sees the end of a connection that was cut only after seconds."""
+SUBSCRIPTIONS_MAX = 1000
+"""Of one connection. A process of ours has some tens: one for each feed, and one for each answer that it waits for."""
+PAYLOAD_MAX = CHUNK_BYTES + (1 << 14)
+"""A chunk with its headers: of larger messages fewer would fill what waits for those who hear them."""
+PENDING_MAX = "max_pending: 64MB\n"
+"""What may wait at the server for a connection that does not read: twice what a bus asks for at once (`atoll.bus.nats.bus`).
+For a single server: the bound would hold for the routes of a cluster, too, and copies that catch up need more."""
 TLS_TIMEOUT_S = 5
 
 
@@ -43,31 +74,93 @@ class Entrant:
         return f"{self.run}/{self.name}" if self.kind in ISOLATED else CORE
 
 
+def check_entrants(entrants: Sequence[Entrant]) -> None:
+    """Raise `SettingsError` if the server could not take these over, or somebody would have the rights of others."""
+    holders: dict[str, Entrant] = {}
+    for one in entrants:
+        check_name(one.kind, one.run, one.name)
+        for key in one.keys:
+            if (other := holders.setdefault(key, one)) is not one:
+                raise SettingsError(
+                    "two identities of the roll have one public key",
+                    got=f"{other.name!r} of run {other.run!r}, and {one.name!r} of run {one.run!r}",
+                    allowed="a key of its own for each",
+                    todo="give one of them a new key (`atoll keys rotate`) without overlap, and hand its file out",
+                )
+
+
 def inbox(key: str) -> str:
     """Return the prefix of the subjects on which the holder of a public key receives answers."""
     return f"_INBOX.{key}"
 
 
-def doors(entrants: Sequence[Entrant], certificate: Path, key: Path) -> str:
+def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str = "") -> str:
     """Return the part of nats-server's configuration that lets exactly `entrants` in, over TLS.
+
+    At the leaf of a region, the region's own identity is among them, for its keeper.
 
     Args:
         entrants: who may enter.
         certificate: the broker's certificate (PEM), as the server finds it.
         key: its private key (PEM).
+        domain: that of the leaf's JetStream, if the broker is the leaf of a region.
     """
     isolated = [one for one in entrants if one.kind in ISOLATED and one.keys]
     trusted = [one for one in entrants if one.kind not in ISOLATED]
     granted = {one.account: rights_of(one.kind, one.run, one.name, founds=one.founds) for one in isolated}
-    accounts = [_core(trusted, granted), *(_isolated(one, granted[one.account]) for one in isolated)]
-    return (
-        f"tls {{ cert_file: {_text(certificate)}, key_file: {_text(key)}, timeout: {TLS_TIMEOUT_S}, "
-        f'min_version: "1.3" }}\n'
-        f"accounts {{\n{''.join(accounts)}}}\n"
-    )
+    if domain:
+        granted |= {one.account: at_leaf(one.run, granted[one.account], domain) for one in isolated}
+    accounts = [
+        *([] if domain else [_system()]),
+        _core(_users(trusted, in_region=domain != ""), granted, asks_nodes=not domain),
+        *(_isolated(one, granted) for one in isolated),
+    ]
+    return f"{_tls(certificate, key)}accounts {{\n{''.join(accounts)}}}\n"
 
 
-def _core(trusted: Iterable[Entrant], granted: dict[str, Rights]) -> str:
+def routes(certificate: Path, key: Path, authority: Path, pinned: str) -> str:
+    """Return the part of a cluster's block that lets in exactly those nodes that hold `key`.
+
+    Args:
+        certificate: the broker's certificate (PEM), the same for all nodes.
+        key: its private key (PEM).
+        authority: the certificate (PEM) of who signed it.
+        pinned: the pin of the certificate (`atoll.keys.certificates.pin`).
+    """
+    # The authority may be one that signs for many. The pin keeps out what else it has signed.
+    only = f"ca_file: {_text(authority)}, verify: true, pinned_certs: [{_text(pinned)}]"
+    return _tls(certificate, key, only)
+
+
+def leaves(certificate: Path, key: Path) -> str:
+    """Return the part of a hub's block for leaves: they come over TLS, as users of the accounts."""
+    return _tls(certificate, key)
+
+
+def remote(hubs: Sequence[str], seed: str, authority: Path) -> str:
+    """Return the part of a leaf's block that says where its hub is, and who it is there; it holds a secret.
+
+    Args:
+        hubs: addresses of the hub's port for leaves.
+        seed: secret half of the region's key, as an nkey seed.
+        authority: the certificate (PEM) of who vouches for the hub.
+    """
+    who = f"account: {CORE}, nkey: {_text(seed)}, tls {{ ca_file: {_text(authority)}, timeout: {TLS_TIMEOUT_S} }}"
+    return f"remotes: [{{ urls: {_list(hubs)}, compression: off, {who} }}]\n"
+
+
+def _tls(certificate: Path, key: Path, more: str = "") -> str:
+    files = f"cert_file: {_text(certificate)}, key_file: {_text(key)}"
+    return f'tls {{ {files}, timeout: {TLS_TIMEOUT_S}, min_version: "1.3"{more and ", "}{more} }}\n'
+
+
+def _system() -> str:
+    """Return what the system account lets the account of the streams ask: every server answers, so there are many answers."""
+    question = f"{{ service: {_text(PING)}, response_type: stream, accounts: {_list([CORE])} }}"
+    return _account(SYSTEM, "", [], exports=[question])
+
+
+def _core(users: Sequence[str], granted: dict[str, Rights], *, asks_nodes: bool) -> str:
     """Return the account of the streams; it exports each right to those accounts that have it."""
     services, answers, streams = _by_subject(granted)
     exports = [
@@ -78,20 +171,35 @@ def _core(trusted: Iterable[Entrant], granted: dict[str, Rights]) -> str:
         ),
         *(f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in streams.items()),
     ]
-    return _account(CORE, "jetstream: enabled", _users(trusted), exports=exports)
+    ask = f"{{ service: {{ account: {_text(SYSTEM)}, subject: {_text(PING)} }}, to: {_text(NODES)} }}"
+    return _account(CORE, "jetstream: enabled", users, exports=exports, imports=[ask] if asks_nodes else [])
 
 
-def _isolated(one: Entrant, rights: Rights) -> str:
-    """Return the account of one identity, which imports its rights."""
+def _isolated(one: Entrant, granted: dict[str, Rights]) -> str:
+    """Return the account of one identity, which imports its rights and exports what it tells to who may hear that."""
+    rights = granted[one.account]
     imports = [
         f"{{ {what}: {{ account: {CORE}, subject: {_text(subject)} }} }}"
         for what, subjects in (("service", _services(rights) + rights.reads), ("stream", rights.hears))
-        for subject in subjects
+        for subject in dict.fromkeys(subjects)  # twice the same import is a configuration that the server refuses
     ]
+    imports += [
+        f"{{ stream: {{ account: {_text(other)}, subject: {_text(subject)} }} }}"
+        for other, theirs in granted.items()
+        for subject in theirs.tells
+        if _hears(rights, subject)
+    ]
+    heard = {subject: [to for to, theirs in granted.items() if _hears(theirs, subject)] for subject in rights.tells}
+    exports = [f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in heard.items() if to]
     publishes = (*_services(rights), *rights.reads, *rights.own)
     users = [_user(key, (*publishes, f"{inbox(key)}.>"), (*rights.hears, f"{inbox(key)}.>")) for key in one.keys]
-    limits = f"limits: {{ max_connections: {CONNECTIONS_MAX}, max_payload: {PAYLOAD_MAX} }}"
-    return _account(one.account, limits, users, imports=imports)
+    most = {"max_connections": CONNECTIONS_MAX, "max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
+    limits = f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
+    return _account(one.account, limits, users, exports=exports, imports=imports)
+
+
+def _hears(rights: Rights, subject: str) -> bool:
+    return any(matches(pattern, subject) for pattern in rights.hears)
 
 
 def _by_subject(
@@ -103,7 +211,7 @@ def _by_subject(
     streams: dict[str, list[str]] = {}
     for account, rights in granted.items():
         for table, subjects in ((services, _services(rights)), (answers, rights.reads), (streams, rights.hears)):
-            for subject in subjects:
+            for subject in dict.fromkeys(subjects):
                 table.setdefault(subject, []).append(account)
     return services, answers, streams
 
@@ -112,27 +220,43 @@ def _services(rights: Rights) -> tuple[str, ...]:
     return (*rights.stores, *rights.tells, *rights.asks)
 
 
-def _users(trusted: Iterable[Entrant]) -> list[str]:
-    """Return the users of the core account; an operator has every right, and hears no inbox but its own."""
+def _users(trusted: Iterable[Entrant], *, in_region: bool) -> list[str]:
+    """Return the users of the core account; an operator has every right, and hears no inbox but its own.
+
+    Synchronizers may answer each other, once each question: a shard asks the synchronizer of a region.
+
+    A region has every right at its own leaf. At the hub the rights of its user are those of the connection.
+    """
     users = []
     for one in trusted:
         for key in one.keys:
             mine = f"{inbox(key)}.>"
             if one.kind == "operator":
-                users.append(_user(key, (">",), ("atoll.>", mine)))
+                users.append(_user(key, (">",), ("atoll.>", mine), taps="*"))
+            elif one.kind == "region" and in_region:
+                users.append(_user(key, (">",), (">",)))
+            elif one.kind == "region":
+                sends = region_publishes(one.run, one.name, founds=one.founds)
+                users.append(_user(key, sends, (*region_hears(one.run, one.name), mine)))
             else:
-                users.append(_user(key, (*synchronizer_publishes(one.run), mine), (*synchronizer_hears(one.run), mine)))
+                sends, hears = synchronizer_publishes(one.run), synchronizer_hears(one.run)
+                users.append(_user(key, (*sends, mine), (*hears, mine), "allow_responses: true", taps=one.run))
     return users
 
 
-def _user(key: str, publishes: Iterable[str], subscribes: Iterable[str]) -> str:
-    return f"{{ nkey: {key}, permissions: {{ publish: {_list(publishes)}, subscribe: {_list(subscribes)} }} }}"
+def _user(key: str, publishes: Iterable[str], subscribes: Iterable[str], more: str = "", taps: str = "") -> str:
+    """Return a user; `taps` are the runs on whose taps it may not send although it may send on what is above them."""
+    sends = _list(publishes)
+    if taps:  # only the broker writes there: a watcher reads what was stored
+        sends = f"{{ allow: {sends}, deny: {_list((f'atoll.{taps}.tap.>',))} }}"
+    lists = f"publish: {sends}, subscribe: {_list(subscribes)}"
+    return f"{{ nkey: {key}, permissions: {{ {lists}{more and ', '}{more} }} }}"
 
 
 def _account(
     name: str, setting: str, users: Sequence[str], *, exports: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> str:
-    parts = [f"  {_text(name)}: {{\n    {setting}\n", _block("users", users)]
+    parts = [f"  {_text(name)}: {{\n", *([f"    {setting}\n"] if setting else []), _block("users", users)]
     parts += [_block("exports", exports)] if exports else []
     parts += [_block("imports", imports)] if imports else []
     return "".join([*parts, "  }\n"])

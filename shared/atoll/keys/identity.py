@@ -12,6 +12,7 @@ mode 0600. No message, log line or error shows a seed.
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ import nkeys
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.options import Credentials
+from atoll.keys.certificates import check_authority
 from atoll.keys.rights import EVERY_RUN, KINDS, Kind
 from atoll.keys.signatures import IdentitySignatures
 from atoll.wire.subjects import token
@@ -128,9 +130,15 @@ def read_identity(path: Path) -> HeldIdentity:
     """
     try:
         mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise _no_identity(path, "not a regular file")  # a pipe or a device may have no end
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError("there is no such identity", got=path, todo="correct broker.identity") from None
+        raise SettingsError(
+            "there is no such identity",
+            got=path,
+            todo="correct broker.identity, ATOLL_BROKER__IDENTITY or JoinOptions(identity=…)",
+        ) from None
     except UnicodeDecodeError:
         raise _no_identity(path, "not text") from None
     except OSError as error:
@@ -178,6 +186,10 @@ def _parsed(path: Path, text: str) -> HeldIdentity:
         identity.signatures()
     except ValueError as error:
         raise _no_identity(path, f"that does not fit together: {error}") from None
+    try:
+        check_authority(identity.authority)
+    except ValueError:
+        raise _no_identity(path, "with an authority that is no certificate") from None
     return identity
 
 

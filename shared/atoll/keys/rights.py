@@ -12,24 +12,72 @@ subjects. Five verbs need five lists, because the broker treats each of them in 
 A `learner` contributes, leases data and keeps its member record. It cannot delete, so chunks that it abandons stay until they
 are two hours old. It cannot ask other learners for anything: no subject of another is open to it. A learner that `founds` may
 also create the streams of a run and write version 0; whoever may do that is trusted as a synchronizer is. A `reader` reads all
-of a run and writes nothing; an `evaluator` also writes events of its measurements. A `synchronizer` owns a run. An `operator`
+of a run and writes nothing; an `evaluator` also writes events of its measurements. Which kinds of event each may write follows
+from the table of the event log (`atoll.wire.event_log`), which readers ask, too. A `synchronizer` owns a run. An `operator`
 may do everything in every run.
+
+A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
+together, for whom it does it, and copy the global stream. Nothing that it writes itself is believed. Its name is the region's,
+so it hears what shards ask this region, and no other.
+
+A `premerger` is the synchronizer of a region (`atoll synchronizer --region`): it hears what shards ask its region, answers,
+stores sums, and reads what they are made of. At its region's leaf those are the chunks that stay there, at the hub all
+contributions. It can neither queue a manifest, nor write a head, nor change a stream. Its name says which region is its own.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
-from atoll.bus.streams import stream_plan
-from atoll.wire.subjects import Subjects, matches
+from atoll.base.errors import SettingsError
+from atoll.bus.regions import HUB_DOMAIN
+from atoll.bus.streams import kept_plan, live_plan, stream_plan
+from atoll.wire.event_log import EVALUATOR, kinds_of
+from atoll.wire.subjects import SUM, Subjects, matches, token
 
-Kind = Literal["learner", "synchronizer", "reader", "evaluator", "operator"]
+Kind = Literal["learner", "synchronizer", "reader", "evaluator", "region", "premerger", "operator"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-ISOLATED: frozenset[Kind] = frozenset({"learner", "reader", "evaluator"})
+ISOLATED: frozenset[Kind] = frozenset({"learner", "reader", "evaluator", "premerger"})
 """Kinds that have an account of their own: an answer can then reach only who asked (see `atoll.keys.doors`)."""
 EVERY_RUN = "*"
+_NOT_A_LEARNER: Final = re.compile(rf"all|bye|{EVALUATOR}|{SUM}|shard-[0-9]+")
+"""What stands where a learner's name does: commands go to `all` and `shard-0`, events come from shards and evaluators, chunks
+are of sums."""
+_PREMERGER: Final = "-premerge"
+
+
+def check_name(kind: Kind, run: str, name: str) -> None:
+    """Raise `SettingsError` unless an identity of this kind can have this name: its rights would be another's."""
+    token(name, "name of an identity")
+    if kind != "operator" or run != EVERY_RUN:
+        token(run, "run id")
+    if kind == "learner" and _NOT_A_LEARNER.fullmatch(name):
+        raise SettingsError(
+            "no learner can have this name: it means others in the subjects of a run",
+            got=name,
+            allowed=f"a name other than all, bye, {EVALUATOR}, {SUM} and shard-<number>",
+            todo="choose another name for the learner",
+        )
+    if kind == "premerger" and not premerged(name):
+        raise SettingsError(
+            "the name of a premerger says whose sums it may send",
+            got=name,
+            allowed=f"REGION{_PREMERGER}, for example {premerger_of('eu')}",
+            todo="name it after its region",
+        )
+
+
+def premerger_of(region: str) -> str:
+    """Return the name of the identity of a region's synchronizer."""
+    return f"{region}{_PREMERGER}"
+
+
+def premerged(name: str) -> str:
+    """Return the region whose synchronizer has an identity of this name, empty if it is no such name."""
+    return name.removesuffix(_PREMERGER) if name.endswith(_PREMERGER) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +94,13 @@ class Rights:
 
 
 def rights_of(kind: Kind, run: str, name: str, *, founds: bool = False) -> Rights:
-    """Return the rights of an isolated identity: a learner, a reader or an evaluator."""
+    """Return the rights of an isolated identity: a learner, a reader, an evaluator or a premerger."""
     if kind == "learner":
         return _learner(run, name, founds=founds)
-    writes = (Subjects(run).event("validation", "*"),) if kind == "evaluator" else ()
-    return _reader(run, writes)
+    if kind == "premerger":
+        return _premerger(run, premerged(name))
+    s = Subjects(run)
+    return _reader(run, tuple(s.event(one, EVALUATOR) for one in kinds_of("evaluator")) if kind == "evaluator" else ())
 
 
 def may_write(kind: Kind, run: str, name: str, subject: str, *, founds: bool = False) -> bool:
@@ -63,11 +113,100 @@ def _written_by(kind: Kind, run: str, name: str, *, founds: bool) -> tuple[str, 
     if kind == "operator":
         return ("atoll.>",) if run == EVERY_RUN else ()
     s = Subjects(run)
+    if kind == "region":
+        return ()
     if kind == "synchronizer":
         return (f"{s.prefix}.>",)
     rights = rights_of(kind, run, name, founds=founds)
     answers = (s.answer,) if kind == "learner" else ()
     return (*rights.stores, *rights.tells, *rights.own, *answers)
+
+
+def region_rights(run: str, name: str, *, founds: bool = False) -> Rights:
+    """Return what all learners, readers and evaluators of a run and the premerger of region `name` may do together.
+
+    Without the reading of contributions: those that the premerger reads are at the leaf.
+    """
+    learner, evaluator = _learner(run, "*", founds=founds), rights_of("evaluator", run, "*")
+    premerger = _premerger(run, name)
+    return Rights(
+        stores=learner.stores + evaluator.stores,
+        tells=learner.tells + premerger.tells,
+        asks=learner.asks + evaluator.asks,
+        reads=learner.reads + evaluator.reads,
+        hears=learner.hears + evaluator.hears + premerger.hears,
+    )
+
+
+def region_publishes(run: str, name: str, *, founds: bool = False) -> tuple[str, ...]:
+    """Return what region `name` may send to the hub: what its learners may, in JetStream's words for who is behind a leaf.
+
+    The hub tells a leaf of a subscription only if the leaf may send on all that it covers. So what streams keep is whole
+    subtrees here, as the streams keep them.
+    """
+    rights, stream, s = region_rights(run, name, founds=founds), _stream(run, "GL"), Subjects(run)
+    kinds = ("UPC", "UPM", "MB", "EV", *(("GL",) if founds else ()))
+    stored = [subject for plan in stream_plan(run) if plan.name.endswith(kinds) for subject in plan.subjects]
+    copying = (f"STREAM.INFO.{stream}", f"CONSUMER.CREATE.{stream}", f"CONSUMER.CREATE.{stream}.>")
+    return (
+        *stored,
+        *rights.tells,
+        s.region_answer(name, "*"),
+        *(far(subject) for subject in (*rights.asks, *rights.reads, *(f"$JS.API.{call}" for call in copying))),
+        "$JS.FC.>",
+    )
+
+
+def region_hears(run: str, name: str) -> tuple[str, ...]:
+    """Return what the hub may send to a region: what is heard there, words to its keeper, answers, the copy of the stream."""
+    return (*region_rights(run, name).hears, Subjects(run).region_kept(name), "_R_.>", "$JSC.>", "$JS.M.>")
+
+
+def at_leaf(run: str, rights: Rights, domain: str) -> Rights:
+    """Return the rights that an identity has at the leaf of a region, where the run's streams are behind `HUB_DOMAIN`.
+
+    It may also read the mirror, and leave in the outbox what it may send. A learner may let the chunks of its contributions
+    stay there, and who reads contributions at the hub reads those that stay.
+    """
+    s = Subjects(run)
+    later = tuple(s.outbox(domain, subject) for subject in rights.stores if _may_wait(s, subject))
+    stays = tuple(s.kept(domain, subject) for subject in rights.stores if _may_stay(s, subject))
+    kept = (_stream(run, "GL"), f"atoll_{run}_OUT")
+
+    def there(subject: str) -> str:
+        # Messages only: who founds a run asks the hub for the stream itself.
+        if subject.endswith(f".GET.{_stream(run, 'UPC')}"):
+            return subject.replace(_stream(run, "UPC"), kept_plan(run, domain).name)
+        return far(subject)
+
+    return Rights(
+        stores=(*rights.stores, *later, *stays),
+        tells=rights.tells,
+        asks=(
+            *(there(subject) for subject in rights.asks),
+            # Without this one, nats-server 2.15 answers the others with "JetStream not enabled for account".
+            "$JS.API.INFO",
+            *(f"$JS.API.STREAM.INFO.{stream}" for stream in kept),
+            f"$JS.API.STREAM.MSG.GET.{kept[0]}",
+            s.region(domain),
+        ),
+        reads=(*(there(subject) for subject in rights.reads), f"$JS.API.DIRECT.GET.{kept[0]}"),
+        hears=rights.hears,
+        own=rights.own,
+    )
+
+
+def far(subject: str) -> str:
+    """Return a subject of JetStream's API as who is behind a leaf addresses the hub by it; others unchanged."""
+    return subject.replace("$JS.API.", f"$JS.{HUB_DOMAIN}.API.", 1)
+
+
+def _may_wait(s: Subjects, subject: str) -> bool:
+    return subject.startswith((f"{s.prefix}.up.", f"{s.prefix}.ev."))
+
+
+def _may_stay(s: Subjects, subject: str) -> bool:
+    return subject.startswith(f"{s.prefix}.up.c.") and not subject.startswith(f"{s.prefix}.up.c.{SUM}.")
 
 
 def synchronizer_publishes(run: str) -> tuple[str, ...]:
@@ -83,6 +222,9 @@ def synchronizer_publishes(run: str) -> tuple[str, ...]:
         *(f"$JS.API.CONSUMER.{verb}.{queue}.>" for verb in ("CREATE", "INFO", "DELETE", "MSG.NEXT")),
         f"$JS.API.CONSUMER.DURABLE.CREATE.{queue}.>",
         f"$JS.ACK.{queue}.>",
+        # On a cluster it keeps the leaders together (`atoll.bus.nats.leaders`).
+        *(f"$JS.API.STREAM.LEADER.STEPDOWN.{name}" for name in _streams(run)),
+        f"$JS.API.CONSUMER.LEADER.STEPDOWN.{queue}.>",
     )
 
 
@@ -108,7 +250,7 @@ def _learner(run: str, name: str, *, founds: bool) -> Rights:
             f"{s.prefix}.up.m.*.*.{name}",
             s.member(name),
             s.data,
-            s.event("*", name),
+            *(s.event(kind, name) for kind in kinds_of("learner")),
             *founding,
         ),
         tells=(s.beat(name),),
@@ -123,19 +265,35 @@ def _learner(run: str, name: str, *, founds: bool) -> Rights:
     )
 
 
+def _premerger(run: str, region: str) -> Rights:
+    s, reads = Subjects(run), ("GL", "ST", "UPC")
+    return Rights(
+        stores=(f"{s.prefix}.up.c.{SUM}.*.{region}.>",),
+        tells=(s.premerge_answer(region, "*"),),
+        asks=("$JS.API.INFO", *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in reads)),
+        reads=tuple(f"$JS.API.DIRECT.GET.{_stream(run, one)}" for one in reads),
+        hears=(s.premerge(region),),
+    )
+
+
 def _reader(run: str, writes: tuple[str, ...]) -> Rights:
     s = Subjects(run)
-    kept = ("GL", "MB", "ST", "EV")
+    kept = ("GL", "MB", "ST", "EV", "LV")
     return Rights(
         stores=writes,
-        asks=("$JS.API.INFO", *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in kept)),
+        asks=(
+            "$JS.API.INFO",
+            *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in kept),
+            # How full each stream is (`atoll.bus.nats.stream_states`): numbers, and nothing of what they keep.
+            *(f"$JS.API.STREAM.INFO.{stream}" for stream in _streams(run)),
+        ),
         reads=tuple(f"$JS.API.DIRECT.GET.{_stream(run, one)}" for one in kept),
         hears=(s.tap(), s.beat("*"), s.presence("*"), s.call("*"), s.control(">")),
     )
 
 
 def _streams(run: str) -> tuple[str, ...]:
-    return tuple(plan.name for plan in stream_plan(run))
+    return tuple(plan.name for plan in (*stream_plan(run), live_plan(run)))
 
 
 def _stream(run: str, kind: str) -> str:

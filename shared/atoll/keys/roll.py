@@ -15,32 +15,36 @@ one valid for a while, so that a learner that trains can be given the new one in
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import EnvironmentFault, InUse, SettingsError
-from atoll.keys.certificates import Certified, broker_certificate, new_authority
+from atoll.keys.certificates import (
+    Certified,
+    broker_certificate,
+    check_authority,
+    check_hosts,
+    check_shown,
+    new_authority,
+    serves_nodes,
+)
 from atoll.keys.doors import Entrant
 from atoll.keys.identity import FOLDER_MODE, HeldIdentity, new_key, write_identity, write_secret
-from atoll.keys.rights import EVERY_RUN, Kind
+from atoll.keys.rights import EVERY_RUN, Kind, check_name
 from atoll.keys.signatures import Root, Voucher, signing_public
-from atoll.wire.subjects import token
 
 OPERATOR: Final = "operator"
 ROLL: Final = "roll.json"
 ROOT: Final = "root.key"
+AUTHORITY_KEY: Final = "authority.key"
 ENTRIES_MAX: Final = 100_000
-_HOST: Final = re.compile(
-    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
-)
 _PUBLIC: Final = r"^U[A-Z2-7]{55}$"
 
 
@@ -97,9 +101,22 @@ class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def next_end_s(self, now_s: float) -> float:
         """Return when the next key ends, infinity if none does."""
-        return min(
-            (key.until_s for one in self.entries for key in one.keys if key.until_s > now_s), default=float("inf")
-        )
+        return min((key.until_s for one in self.entries for key in one.keys if key.until_s > now_s), default=inf)
+
+    def ending(self, now_s: float, within_s: float) -> list[str]:
+        """Return the runs and names of those whose last key ends within `within_s`."""
+        valid = [one for one in self.entries if one.state(now_s) == "valid"]
+        return [
+            f"{one.run}/{one.name}" for one in valid if max(key.until_s or inf for key in one.keys) - now_s <= within_s
+        ]
+
+
+class Shown(NamedTuple):
+    """What a broker shows: its certificate and the key of it, and nodes the authority's certificate too, as PEM texts."""
+
+    certificate: str
+    key: str
+    authority: str = ""
 
 
 class KeyFolder:
@@ -110,6 +127,7 @@ class KeyFolder:
         self.path = path
         self.certificate_path = path / "broker.pem"
         self.key_path = path / "broker.key"
+        self.authority_path = path / "authority.pem"
 
     @property
     def roll_path(self) -> Path:
@@ -141,10 +159,26 @@ class KeyFolder:
 
     def certify(self, hosts: Sequence[str]) -> None:
         """Replace the broker's certificate by one for `hosts`."""
-        check_hosts(hosts)
         with self._changing():
-            authority = Certified(*(self._text(f"authority.{end}") for end in ("pem", "key")))
-            self._write_certified("broker", broker_certificate(authority, hosts))
+            self._write_certified("broker", self.certified(hosts))
+
+    def certified(self, hosts: Sequence[str]) -> Certified:
+        """Return a new certificate of a broker at `hosts`, signed by this folder's authority; nothing is written.
+
+        Raises:
+            SettingsError: a host is neither a name nor an address, or the authority is missing or cannot sign.
+        """
+        check_hosts(hosts)
+        authority = Certified(self._authority(), self._text(AUTHORITY_KEY))
+        try:
+            return broker_certificate(authority, hosts)
+        except ValueError as error:
+            raise SettingsError(
+                "the authority of this folder signs no certificate",
+                got=f"{self.path / AUTHORITY_KEY}: {error}",
+                allowed="the key that `atoll keys new` made with authority.pem, without a passphrase",
+                todo="restore it from a copy; or have your own authority sign, and replace broker.pem and broker.key",
+            ) from None
 
     def read(self) -> Roll:
         """Return the roll.
@@ -167,17 +201,47 @@ class KeyFolder:
                 "the roll of keys cannot be read", got=f"{self.roll_path}: {error.strerror}"
             ) from error
 
+    def shown(self, now_s: float, *, node: bool = False) -> Shown:
+        """Return what the broker shows at its door, and to the others if it is a `node` of a cluster.
+
+        Raises:
+            SettingsError: a file is missing, a server cannot show the certificate, or it is none for nodes.
+        """
+        certificate, key = self._text(self.certificate_path.name), self._text(self.key_path.name)
+        try:
+            check_shown(Certified(certificate, key), now_s)
+        except ValueError as error:
+            raise SettingsError(
+                "the broker's certificate cannot be used",
+                got=f"{self.certificate_path}, {self.key_path}: {error}",
+                allowed="a certificate in PEM that holds, and its own key without a passphrase",
+                todo="replace both files, or make new ones (`atoll keys certificate`)",
+            ) from None
+        if not node:
+            return Shown(certificate, key)
+        if not self.authority_path.is_file():
+            raise SettingsError(
+                "nodes of a cluster need the certificate of their authority",
+                got=f"no {self.authority_path}",
+                todo="copy authority.pem from the operator's folder",
+            )
+        if not serves_nodes(certificate):
+            raise SettingsError(
+                "the broker's certificate is for servers alone, and nodes of a cluster are clients of each other, too",
+                got=self.certificate_path,
+                allowed="one for clientAuth and serverAuth",
+                todo="make another (`atoll keys certificate`), or bring one that says so",
+            )
+        return Shown(certificate, key, self._authority())
+
     def add(self, name: str, kind: Kind, run: str, now_s: float, *, founds: bool = False, until_s: float = 0.0) -> Path:
         """Let a new identity in and return the file that makes its holder that one.
 
         Raises:
-            SettingsError: the name or run cannot be part of a subject, or the name is taken.
+            SettingsError: the name or run cannot be part of a subject, or the name is taken or reserved.
         """
-        token(name, "name of an identity")
-        if kind == "operator":
-            run = EVERY_RUN
-        else:
-            token(run, "run id")
+        run = EVERY_RUN if kind == "operator" else run
+        check_name(kind, run, name)
         with self._changing():
             roll = self.read()
             if (there := roll.of(run, name)) is not None:
@@ -189,10 +253,22 @@ class KeyFolder:
             entry = RollEntry(name, kind, run, (), founds or kind == "operator")
             return self._issue(roll, entry, now_s, until_s)
 
-    def rotate(self, name: str, run: str, now_s: float, *, overlap_s: float, until_s: float = 0.0) -> Path:
-        """Give an identity a new key and return its file; former keys end after `overlap_s`. A revoked one is let in again."""
+    def rotate(
+        self, name: str, run: str, now_s: float, *, overlap_s: float, until_s: float = 0.0, readmit: bool = False
+    ) -> Path:
+        """Give an identity a new key and return its file; former keys end after `overlap_s`.
+
+        Raises:
+            SettingsError: there is none of this name, or it is revoked and nobody said `readmit`.
+        """
         with self._changing():
             roll, entry = self._found(name, run)
+            if entry.revoked_at_s and not readmit:
+                raise SettingsError(
+                    "this identity is revoked, and a new key would let it in again",
+                    got=f"{entry.kind} {name!r} of run {entry.run!r}",
+                    todo="give --readmit if that is meant",
+                )
             end_s = now_s + overlap_s
             former = tuple(
                 msgspec.structs.replace(key, until_s=min(key.until_s or end_s, end_s))
@@ -217,7 +293,7 @@ class KeyFolder:
     def _issue(self, roll: Roll, entry: RollEntry, now_s: float, until_s: float) -> Path:
         """Write a new key of an entry: first the identity, then the roll, so that no key without a holder opens the door."""
         pair = new_key()
-        path, authority = self.identity_path(entry), self._text("authority.pem")
+        path, authority = self.identity_path(entry), self._authority()
         root = self._root()
         voucher = root.vouch(
             Voucher(entry.name, entry.kind, entry.run, signing_public(pair.seed), entry.founds, until_s)
@@ -256,35 +332,58 @@ class KeyFolder:
         write_secret(self.path / f"{name}.key", certified.key)
         write_whole(self.path / f"{name}.pem", certified.certificate.encode())
 
+    def _authority(self) -> str:
+        """Return the authority's certificate, which goes into identities."""
+        text = self._text(self.authority_path.name)
+        try:
+            check_authority(text)
+        except ValueError:
+            raise SettingsError(
+                "the certificate of the authority is damaged",
+                got=self.authority_path,
+                allowed="a certificate in PEM",
+                todo="restore it from a copy: identities with another one refuse the broker",
+            ) from None
+        return text
+
     def _text(self, name: str) -> str:
-        return (self.path / name).read_text(encoding="utf-8")
+        """Return the text of a file of the folder; raise `SettingsError` if it is not there or not a text."""
+        path = self.path / name
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise SettingsError(
+                "a file of this folder of keys is missing", got=f"no {path}", todo=f"restore {name} from a copy"
+            ) from None
+        except UnicodeDecodeError:
+            raise SettingsError(
+                "a file of this folder of keys is damaged",
+                got=f"{path} is no text",
+                todo=f"restore {name} from a copy",
+            ) from None
+        except OSError as error:
+            raise EnvironmentFault(
+                "a file of this folder of keys cannot be read", got=f"{path}: {error.strerror}"
+            ) from error
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Hold the folder while it is changed."""
-        if not self.path.is_dir():
+        """Hold the folder while it is changed; only the operator's own is, with the root key in it."""
+        if not self.roll_path.exists():
             self.read()
+        if not (self.path / ROOT).exists():
+            raise SettingsError(
+                "this folder of keys has no root key, so it is a copy for a broker",
+                got=f"no {self.path / ROOT}",
+                allowed="changes in the operator's own folder",
+                todo="change that one and copy it again; if this is the operator's, restore root.key from a backup",
+            )
         with _told(self.path):
             lock = hold(self.path / "lock")
             if lock is None:
                 raise InUse("another command changes these keys", got=self.path, todo="wait until it is done")
             with lock:
                 yield
-
-
-def check_hosts(hosts: Sequence[str]) -> None:
-    """Raise `SettingsError` for what is neither a host name nor an address."""
-    for host in hosts:
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            if not _HOST.fullmatch(host):
-                raise SettingsError(
-                    "this is no name of a host",
-                    got=repr(host),
-                    allowed="a name (hub.example.org) or an IP address",
-                    todo="correct --host",
-                ) from None
 
 
 @contextmanager

@@ -10,11 +10,15 @@ A signature is one line behind the message:
     signed:<voucher>.<signature of the voucher by the root>.<signature of the message>
 
 in base64 without padding. The signature covers the subject, so a message moved to another run, learner, fragment or shard is
-refused; one that is repeated on its own subject meets the versions, epochs and push numbers that refuse it on an open run, too.
-A reader asks of the voucher what the broker asks of a connection (`atoll.keys.rights`): one table says who may write where.
+refused. It covers the founding of the run, so nothing passes from a run to a later one of the same id. A message that is
+repeated where it was meets the versions, epochs and push numbers that refuse it on an open run, too. A reader asks of the
+voucher what the broker asks of a connection (`atoll.keys.rights`): one table says who may write where.
 
 The key that signs is not the key that opens the broker's door, but derived from it. At the door an identity signs a number that
 the broker chooses. A broker that chooses a message as its number must not get a signature of that message.
+
+A voucher may have an end. The broker lets nobody in after it, and readers believe nothing that is said then. What is stored was
+let in before, and stays true: the record of a run must outlive the key of its founder.
 
 What signatures cannot do: they do not hide anything; a reader without memory can be shown an old head; a key that is revoked is
 unknown to the broker, yet to readers its voucher holds until it ends. All signatures are Ed25519 (RFC 8032).
@@ -37,6 +41,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.parsing import parsed
 from atoll.keys.rights import Kind, may_write
 from atoll.wire.signature_line import SIGNATURE
 
@@ -46,6 +51,7 @@ VOUCHERS_KNOWN: Final = 4096
 _PURPOSE: Final = b"atoll signature"
 _OF_VOUCHER: Final = b"atoll voucher 1\0"
 _OF_MESSAGE: Final = b"atoll message 1\0"
+_OF_FOUNDING: Final = b"atoll message of a founding 1\0"
 
 
 class Voucher(msgspec.Struct, frozen=True):
@@ -108,13 +114,16 @@ class IdentitySignatures:
         if not fits:
             raise ValueError("the voucher is of another key")
 
-    def signed(self, subject: str, message: bytes) -> bytes:
-        """Return a message with our signature for `subject`; the same bytes each time."""
-        signature = _text(self._key.sign(_signed(subject, message)))
+    def signed(self, subject: str, message: bytes, founding: str = "") -> bytes:
+        """Return a message with our signature for `subject` in a founding of the run; the same bytes each time."""
+        signature = _text(self._key.sign(_signed(subject, message, founding)))
         return b"".join((message, SIGNATURE, self._voucher.encode(), b".", signature.encode()))
 
-    def opened(self, subject: str, data: bytes) -> bytes:
-        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`."""
+    def opened(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
+        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
+
+        What is `live` was said just now, so the signer's key must hold now; what is stored may be older than the key's end.
+        """
         message, mark, signature = data.rpartition(SIGNATURE)
         if not mark:
             raise PeerMisbehaved("nobody signed this", got="no signature")
@@ -123,13 +132,13 @@ class IdentitySignatures:
             raise PeerMisbehaved("nobody signed this", got="a signature that is none")
         voucher = self._vouched(parts[0], parts[1])
         who = f"{voucher.kind} {voucher.name!r} of run {voucher.run!r}"
-        if voucher.until_s and self._wall() >= voucher.until_s:
+        if live and voucher.until_s and self._wall() >= voucher.until_s:
             raise PeerMisbehaved("the signer's key has ended", got=who)
         if not may_write(voucher.kind, voucher.run, voucher.name, subject, founds=voucher.founds):
             raise PeerMisbehaved("the signer may not write here", got=f"{who}, on {subject}")
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(voucher.public)).verify(
-                _bytes(parts[2]), _signed(subject, message)
+                _bytes(parts[2]), _signed(subject, message, founding)
             )
         except (InvalidSignature, ValueError):
             raise PeerMisbehaved("the signature does not fit", got=f"{who}, on {subject}") from None
@@ -140,15 +149,17 @@ class IdentitySignatures:
         try:
             told = _bytes(claims)
             self._root.verify(_bytes(signature), _OF_VOUCHER + told)
-            return msgspec.json.decode(told, type=Voucher)
+            return parsed(told, Voucher)
         except (InvalidSignature, ValueError, msgspec.MsgspecError):
             raise PeerMisbehaved(
                 "the operator of the run does not vouch for the signer", got="another's voucher"
             ) from None
 
 
-def _signed(subject: str, message: bytes) -> bytes:
-    """Return what a signature covers; a subject has no zero byte, so nothing can be moved from one part to the other."""
+def _signed(subject: str, message: bytes, founding: str) -> bytes:
+    """Return what a signature covers; neither subject nor founding has a zero byte, so nothing moves from part to part."""
+    if founding:
+        return b"".join((_OF_FOUNDING, founding.encode(), b"\0", subject.encode(), b"\0", message))
     return b"".join((_OF_MESSAGE, subject.encode(), b"\0", message))
 
 

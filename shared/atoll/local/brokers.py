@@ -4,20 +4,18 @@ Our own broker is a child of `up`, not a part of it: Ctrl-C in a terminal goes t
 the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file; a
 restarted host finds its port there. A broker of several nodes has a host for each.
 
-A server whose disk was full refuses every write, even after there is room again, because it remembers the first error of a
-file until it restarts. So the host restarts the server as soon as there is room. This loses nothing, because the server
-has acknowledged nothing since.
+A server that lives and does not serve is restarted, too (`atoll.local.broker_watches`).
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,12 +23,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from atoll.base.atomic_files import write_whole
-from atoll.base.errors import BrokerUnavailable
+from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
 from atoll.base.exits import guarded
+from atoll.base.health import show_life
 from atoll.base.logs import configure, get
+from atoll.bus.regions import RegionSide
+from atoll.local.broker_watches import FROZEN_S, RoomWatch, SilenceWatch, processor_s
 
 if TYPE_CHECKING:
-    from atoll.bus.cluster import ClusterNode
+    from atoll.bus.cluster import ClusterNode, Door
+    from atoll.bus.nats.region_keeper import RegionKeeper
     from atoll.bus.options import BusOptions
     from atoll.bus.server import EmbeddedBroker
 
@@ -38,8 +40,6 @@ RESTARTS_MAX = 5
 RESTARTS_S = 600.0
 """A server that dies so often within so long will not get better."""
 WATCH_S = 0.25
-ROOM_BYTES = 64 << 20
-FULL_WORDS = b"no space left on device"
 
 log = get(__name__)
 
@@ -75,26 +75,28 @@ def host(store_dir: Path, url_file: Path, port: int, node: str, keys: str) -> No
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times.
     """
-    from atoll.bus.cluster import ClusteredBroker, ClusterNode  # noqa: PLC0415
-    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
+    from atoll.bus.cluster import ClusterNode, broker_of  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
     configure("json", role="broker")
     port = _former_port(url_file) or port
-    door = LockedDoor(KeyFolder(Path(keys)), store_dir) if keys else None
-    broker = (
-        ClusteredBroker(store_dir, msgspec.json.decode(node, type=ClusterNode), port)
-        if node
-        else EmbeddedBroker(store_dir, port, include=None if door is None else door.config.absolute())
-    )
-    keep(broker, lambda url: _announce(url_file, url), (lambda: False) if door is None else door.has_changed)
+    door = LockedDoor(KeyFolder(Path(keys)), store_dir, node=bool(node)) if keys else None
+    member = msgspec.json.decode(node, type=ClusterNode) if node else None
+    broker = broker_of(store_dir, port, member, door)
+    keep(broker, lambda url: _announce(url_file, url), door)
 
 
-def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Callable[[], bool] = lambda: False) -> None:
+def keep(
+    broker: EmbeddedBroker,
+    ready: Callable[[str], None],
+    door: Door | None = None,
+    health_file: Path | None = None,
+) -> None:
     """Start a broker, tell `ready` its address, and keep it running until SIGTERM or SIGINT.
 
-    It reads its configuration again whenever that `has_changed`.
+    It reads its configuration again whenever its `door` has changed. While the server lives, `health_file` is touched; that of
+    a region's leaf while its hub answers, too.
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
@@ -106,22 +108,29 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Call
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    with broker:
+    with broker, _region_of(broker) as keeper:
         deaths: deque[float] = deque(maxlen=RESTARTS_MAX)
-        room = RoomWatch(broker.log_path)
+        room, frozen = RoomWatch(broker.log_path), SilenceWatch(broker.answers, lambda: processor_s(broker.pid))
         ready(broker.url)
         while not stop.wait(WATCH_S):
+            is_frozen = frozen.is_frozen()
+            if broker.pid and frozen.answers and (keeper is None or keeper.hub_answers):
+                show_life(health_file)
             often = len(deaths) == RESTARTS_MAX and time.monotonic() - deaths[0] < RESTARTS_S
             if not broker.pid and not often:
                 deaths.append(time.monotonic())
                 log.warning("broker.restarted", reason="it died", restarts=len(deaths))
-                broker.restart()
+                _start_again(broker)
+            elif broker.pid and is_frozen:
+                log.warning("broker.restarted", reason=f"it said and did nothing for {FROZEN_S:g} s")
+                broker.kill()
+                _start_again(broker)
             elif broker.pid and room.is_back():
                 log.warning("broker.restarted", reason="its disk was full and has room again")
-                broker.restart()
+                _start_again(broker)
                 room = RoomWatch(broker.log_path)
-            elif broker.pid and has_changed():
-                broker.reload()
+            elif broker.pid and door is not None and door.has_changed():
+                _take_over(broker, door)
             elif not broker.pid:
                 raise BrokerUnavailable(
                     "the broker dies again and again",
@@ -130,33 +139,44 @@ def keep(broker: EmbeddedBroker, ready: Callable[[str], None], has_changed: Call
                 )
 
 
-class RoomWatch:
-    """Tells when a server that ran out of disk has room again, by reading what the server appends to its log."""
+@contextlib.contextmanager
+def _region_of(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
+    """Keep the runs of the region whose leaf the broker is, if it is one; give the keeper."""
+    if not isinstance(broker.link, RegionSide):
+        yield None
+        return
+    from atoll.bus.nats.region_keeper import RegionKeeper  # noqa: PLC0415  (all other brokers need no client)
 
-    def __init__(self, log_path: Path) -> None:
-        """Begin at the present end of the log."""
-        self._log_path = log_path
-        self._read_bytes = log_path.stat().st_size if log_path.exists() else 0
-        self._full = False
+    keeper = RegionKeeper(broker.url, broker.link.keeper)
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
 
-    def is_back(self) -> bool:
-        """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
-        self._full = self._full or FULL_WORDS in self._news()
-        if not self._full or shutil.disk_usage(self._log_path.parent).free < ROOM_BYTES:
-            return False
-        self._full = False
-        return True
 
-    def _news(self) -> bytes:
-        """Return what was appended to the log; a log that shrank was rotated, and is read from its beginning."""
-        size_bytes = self._log_path.stat().st_size
-        if size_bytes == self._read_bytes:
-            return b""
-        with self._log_path.open("rb") as server_log:
-            server_log.seek(self._read_bytes if size_bytes > self._read_bytes else 0)
-            news = server_log.read()
-            self._read_bytes = server_log.tell()
-        return news
+def _start_again(broker: EmbeddedBroker) -> None:
+    """Start a server that was there before; one that does not come up is tried again."""
+    try:
+        broker.restart()
+    except BrokerUnavailable as error:
+        log.warning("broker.not_back", reason=on_one_line(str(error)))
+
+
+def _take_over(broker: EmbeddedBroker, door: Door) -> None:
+    """Have the server take over a door that has changed.
+
+    One that it refuses is put back, so that it can start again. One of which it says nothing stays: it may hold nobody who was
+    let go, and the server is told once more.
+    """
+    try:
+        broker.reload()
+    except SettingsError as error:
+        door.put_back()
+        log.warning("broker.door_refused", reason=on_one_line(str(error)), holds="the former doors")
+    except BrokerUnavailable as error:
+        door.tell_again()
+        log.warning("broker.door_unconfirmed", reason=on_one_line(str(error)))
 
 
 def _former_port(url_file: Path) -> int:

@@ -21,12 +21,15 @@ from rich.text import Text
 
 from atoll.base.clock import Clock
 from atoll.base.units import as_duration, as_size
+from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.view import HostView, LearnerView, RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
 STATUS_EVERY_S: Final = 10.0
+BEATS_UNHEARD: Final = 2.0
+"""How many usual pauses between heartbeats one who has just begun to listen waits before it calls a learner silent."""
 FRAGMENTS_SHOWN: Final = 48
 WIDE: Final = 100
 _HEADINGS: Final = (
@@ -86,12 +89,17 @@ class ConsolePicture:
     def state(self, learner: LearnerView) -> str:
         """Return what a learner is doing, or that it is silent."""
         life = learner.latest
-        if life is None or life.beat is None:
-            return "joining" if life is not None and not life.left else "left"
-        if life.left:
+        if life is None or life.left:
             return "left"
+        if life.beat is None:
+            return "silent" if self.has_listened else "joining"
         silent = learner.heard_s is None or self.now_s - learner.heard_s > self.silence_s
         return "silent" if silent else life.beat.state
+
+    @property
+    def has_listened(self) -> bool:
+        """Return whether every live learner must have been heard by now: what says nothing since we listen is silent."""
+        return self.now_s - self.began_s >= BEATS_UNHEARD * self.silence_s / BEATS_PER_SILENCE
 
     def hosts(self) -> list[HostView]:
         """Return the synchronizer processes heard of lately, by the shards that they have owned."""
@@ -271,7 +279,9 @@ def status_line(picture: ConsolePicture) -> str:
     goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
-    training = sum(picture.state(learner) == "training" for learner in view.learners.values())
+    states = [picture.state(learner) for learner in view.learners.values()]
+    training, silent = states.count("training"), states.count("silent")
+    unheard = f" · {silent} not heard" if silent else ""
     quorum = picture.protocol.quorum
     few = f" · below the quorum of {quorum}: no round is merged" if 0 < training < quorum else ""
     ledger = byte_ledger(view, picture.protocol.fragments)
@@ -280,6 +290,7 @@ def status_line(picture: ConsolePicture) -> str:
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{as_duration(picture.now_s - picture.began_s)} · {training} training{few} · {view.run_tokens:,}{target} tokens"
-        f" · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}{goodput}{quality}{left}"
+        f"{as_duration(picture.now_s - picture.began_s)} · {training} training{unheard}{few} · "
+        f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}"
+        f"{goodput}{quality}{left}"
     )

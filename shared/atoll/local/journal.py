@@ -65,7 +65,6 @@ class Journal:
     def save(self) -> None:
         """Write `run.json` as things stand. Raises `StorageFull` without room."""
         self._session.wall_s = self._clock.monotonic() - self.began_s
-        self._session.present_s, self._session.stepping_s = self._view.present_s, self._view.stepping_s
         self._session.bytes_up, self._session.bytes_down = self._view.moved_bytes
         self.file.tokens = max(self.file.tokens, self._view.run_tokens)
         self.file.versions = max(self.file.versions, sum(f.version for f in self._view.fragments.values()))

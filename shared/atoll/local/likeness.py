@@ -1,8 +1,8 @@
 """`atoll up --like`: a new run, set as an earlier one was.
 
 What is read is the earlier run's `report.json` or `run.json`, or the folder that holds them. Both tell every setting, those of
-the section `up` included. A new run takes all of them but what belongs to that one run: its id, its folder, its broker and the
-relays to it. Flags, `--set`, environment and `--config` go before, as everywhere.
+the section `up` included. A new run takes all of them but what belongs to that one run: its id, its folder, its broker with its
+door, and the relays to it. Flags, `--set`, environment and `--config` go before, as everywhere.
 
 A dimension of the model that merely followed from another (the width from `model.size`) is not taken over: it follows again.
 So `--like report.json --set model.size=m` begins a larger model, and not a mixture of two.
@@ -25,6 +25,7 @@ import atoll
 from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.provenance import EDITED, UNKNOWN, commit
+from atoll.base.regular_files import NotRegular, TooLarge, read_file
 from atoll.local.environment import flat
 from atoll.run.folder import EMBEDDED, RunFile
 from atoll.settings import SettingsFallback, load
@@ -32,7 +33,7 @@ from atoll.settings import SettingsFallback, load
 BYTES_MAX: Final = 64 << 20
 """A report is some hundred kilobytes; no report of ours is larger."""
 _DERIVED: Final = ("model.", "train.")
-_NOT_TAKEN: Final = ("run", "health_file")
+_NOT_TAKEN: Final = ("run", "health_file", "up.locked")
 
 
 class _ReportedRun(msgspec.Struct, kw_only=True):
@@ -114,12 +115,12 @@ def read_earlier(path: Path) -> EarlierRun:
     file = path
     if path.is_dir():
         file = next((path / name for name in ("report.json", "run.json") if (path / name).is_file()), path / "run.json")
-    if file.exists() and not file.is_file():
-        raise SettingsError("this is no file to begin like", got=file, todo="correct --like")
     try:
-        if file.stat().st_size > BYTES_MAX:
-            raise SettingsError(f"{file} is too large to be a report", todo="correct --like")
-        data = file.read_bytes()
+        data = read_file(file, BYTES_MAX)
+    except NotRegular:
+        raise SettingsError("this is no file to begin like", got=file, todo="correct --like") from None
+    except TooLarge:
+        raise SettingsError(f"{file} is too large to be a report", todo="correct --like") from None
     except OSError as error:
         raise SettingsError(
             "there is no run to begin like",

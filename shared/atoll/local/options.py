@@ -54,11 +54,12 @@ class UpRequest:
     again: bool = False
     standbys: int | None = None
     brokers: int | None = None
-    locked: bool = False
+    locked: bool | None = None
     resume: bool = False
     run: str = ""
     fresh: bool = False
     like: Path | None = None
+    dashboard: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +143,12 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     if former is not None:
         check_same_brokers(former, settings, out)
     copies = copies_of(settings, loaded.origins, stated)
-    keys = keys_for(settings, out, stated, aside=aside)
+    keys = keys_for(settings, out, stated, former, flag=request.locked, fresh=aside or request.fresh)
+    locked = settings.up.locked if "broker.url" in stated else keys is not None
     broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
     settings = settings.model_copy(
         update={
-            "up": settings.up.model_copy(update={"throttle": throttle}),
+            "up": settings.up.model_copy(update={"throttle": throttle, "locked": locked}),
             "broker": settings.broker.model_copy(update=broker),
         }
     )
@@ -184,10 +186,11 @@ def _flags(request: UpRequest) -> dict[str, Any]:
         "learners": request.learners,
         "standbys": request.standbys,
         "brokers": request.brokers,
-        "locked": request.locked or None,
+        "locked": request.locked,
         "minutes": request.minutes,
         "corpus": [str(path) for path in request.corpus] or None,
         "port": request.port,
+        "dashboard": request.dashboard,
         "out": None if request.out is None else str(request.out),
         **{f"throttle.{name}": factor for name, factor in _pairs("throttle", request.throttle, "learner=factor")},
         **{f"via.{name}": url for name, url in _pairs("via", request.via, f"name={ADDRESSES}")},

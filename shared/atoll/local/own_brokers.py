@@ -49,11 +49,19 @@ def copies_of(settings: Settings, origins: Mapping[str, str], stated: Container[
     return copies
 
 
-def keys_for(settings: Settings, out: Path, stated: Container[str], *, aside: bool) -> Path | None:
-    """Return the folder of keys of our own broker, None for an open one or somebody else's."""
+def keys_for(
+    settings: Settings, out: Path, stated: Container[str], former: RunFile | None, *, flag: bool | None, fresh: bool
+) -> Path | None:
+    """Return the folder of keys of our own broker, None for an open one or somebody else's.
+
+    `former` is the run in `out` that is continued. If it is `fresh`, what lies in `out` counts for nothing. `flag` is --locked,
+    --open or neither. A setting that is true says no more than the default: a printed file has it beside every broker.
+    """
+    told = flag if flag is not None or settings.up.locked else False
     if "broker.url" not in stated:
-        return wanted_keys(out, locked=settings.up.locked, nodes=settings.up.brokers, aside=aside)
-    if settings.up.locked:
+        was = None if former is None else bool(former.settings.get("up.locked", False))
+        return wanted_keys(out, told=told, former=was, fresh=fresh)
+    if flag:
         raise SettingsError(
             "--locked and --broker contradict each other",
             got=f"{redacted(settings.broker.url)} is not our own broker",

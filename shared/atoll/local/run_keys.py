@@ -1,22 +1,22 @@
-"""The keys of a run on this machine: `atoll up --locked` locks its own broker and gives each program an identity of its own.
+"""The keys of a run on this machine: `atoll up` locks its own broker and gives each program an identity of its own.
 
 Loopback is no lock: every program of every user of a machine reaches a port there. The folder of keys lies in the folder of the
 run, which only its owner may look into. A learner of the run can write as no other, and the evaluator can write nothing but its
 measurements. Whoever may read the folder is the operator: verbs with `--out` find the identity there.
 
-What a broker has stored belongs to the accounts of its door. So a store that was begun open stays open, and one that was
-begun locked stays locked.
+What a broker has stored belongs to the accounts of its door. So a store that was begun open (`--open`) stays open, and one that
+was begun locked stays locked.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import SettingsError
-from atoll.keys.rights import EVERY_RUN, Kind
+from atoll.keys.handing_out import ensure
+from atoll.keys.rights import Kind
 from atoll.keys.roll import OPERATOR, KeyFolder
 
 KEYS: Final = "keys"
@@ -30,30 +30,32 @@ def keys_of(out: Path) -> Path | None:
     return keys if KeyFolder(keys).roll_path.exists() else None
 
 
-def wanted_keys(out: Path, *, locked: bool, nodes: int, aside: bool) -> Path | None:
-    """Return where the keys of a run are, or will be if it is to be `locked`; None if its own broker is open.
+def wanted_keys(out: Path, *, told: bool | None, former: bool | None, fresh: bool) -> Path | None:
+    """Return where the keys of a run are, or will be; None if its own broker is open.
 
-    `aside`: what lies in `out` is moved away first. Raises `SettingsError` for a broker that cannot be locked.
+    Args:
+        out: the run's folder.
+        told: whether the broker shall be locked, None if nobody said so.
+        former: whether the run in `out` that is continued was locked, None for a new run.
+        fresh: whether what lies in `out` counts for nothing.
+
+    Raises:
+        SettingsError: a broker that was begun open shall be locked, or the other way round.
     """
-    if not aside and keys_of(out) is not None:
-        return out / KEYS
-    if not locked:
-        return None
-    if nodes > 1:
-        # A cluster may forget for ever what a new account imports (nats-server issue 8560); a single server does not.
+    keys, store = out / KEYS, out / STORE
+    # A locked run whose keys are lost does not become an open one: with new keys its signatures are refused.
+    locked = not fresh and (bool(former) or keys_of(out) is not None)
+    begun = locked or former is not None or (not fresh and store.is_dir() and any(store.iterdir()))
+    if begun and told is not None and told is not locked:
+        was, flag = ("locked", "--open") if locked else ("open", "--locked")
         raise SettingsError(
-            "a broker of several nodes cannot be locked yet",
-            got=f"--locked beside --brokers {nodes}",
-            allowed="one of them",
-            todo="leave one away",
+            f"the broker of this run was begun {was}, and stays so",
+            got=flag,
+            todo=f"leave {flag} away, or start a new run in another --out",
         )
-    if not aside and (out / STORE).is_dir() and any((out / STORE).iterdir()):
-        raise SettingsError(
-            "the broker of this run was begun open, and stays so",
-            got="--locked",
-            todo="leave --locked away, or start a new run in another --out",
-        )
-    return out / KEYS
+    if begun:
+        return keys if locked else None
+    return None if told is False else keys
 
 
 class RunKeys:
@@ -74,11 +76,5 @@ class RunKeys:
         return self._folder.path / "identities" / self._run / f"{name}.toml"
 
     def make(self, kinds: Mapping[str, Kind]) -> None:
-        """Make the folder, and the identities that are not on its roll yet. Learners may found the run: any may be first."""
-        now_s = time.time()
-        if not self._folder.roll_path.exists():
-            self._folder.create(HOSTS, now_s)
-        roll = self._folder.read()
-        for name, kind in kinds.items():
-            if roll.of(self._run, name) is None and roll.of(EVERY_RUN, name) is None:
-                self._folder.add(name, kind, self._run, now_s, founds=kind == "learner")
+        """Make the folder, and the identities that are not on its roll yet."""
+        ensure(self._folder, self._run, kinds, HOSTS)

@@ -1,4 +1,4 @@
-"""Looks at a founded run from outside: whether its store still holds it, which data it trains on, and its token target.
+"""Looks at a founded run from outside: whether its store still holds it, its token target, and what its report reads of it.
 
 The founder writes the run record once. Only the token target may change later, and only while none of the run's processes
 runs, because they read the record when they start.
@@ -11,10 +11,12 @@ import msgspec
 from atoll.base.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.ledger import Ledger
+from atoll.report.write import BrokerFacts
 from atoll.run.delta_chain import read_values
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.run.view import RunView
+from atoll.story.history_view import HistoryView
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -83,10 +85,19 @@ def _lost(what: str) -> RunLost:
     )
 
 
-async def data_hash(bus: Bus, run: str) -> str:
-    """Return the fingerprint of the run's data, empty if the run is not founded or names none."""
+async def last_facts(bus: Bus, run: str, view: HistoryView) -> BrokerFacts:
+    """Return what the report of a run reads from its broker, and the history of a `view` that has followed it to its end.
+
+    There is nothing of it for a run that nobody founded.
+
+    Raises:
+        BrokerUnavailable: the broker did not answer.
+    """
     record = await _read(bus, run)
-    return "" if record is None else decode(RunRecord, record.data).data
+    if record is None:
+        return BrokerFacts()
+    there = decode(RunRecord, record.data)
+    return BrokerFacts(there.data, await kept_ledger(bus, run, view), view.history)
 
 
 async def kept_ledger(bus: Bus, run: str, view: RunView) -> Ledger | None:

@@ -7,6 +7,7 @@ on top. Programs run under this very interpreter.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +23,14 @@ from atoll.local.processes import ChildPlan
 from atoll.local.recovery import archive_url
 from atoll.local.run_keys import RunKeys
 from atoll.run.folder import RunFolder
+from atoll.settings.sections import MonitorSettings
 
 BROKER: Final = "broker"
 BULK: Final = "bulk"
 EVALUATOR: Final = "evaluator"
 DATA: Final = "data"
 EXPORT: Final = "export"
+DASHBOARD: Final = "dashboard"
 RESTARTS_MAX: Final = 5
 SYNCHRONIZERS: Final = "synchronizers"
 
@@ -90,12 +93,15 @@ class Services:
             kinds: dict[str, Kind] = {SYNCHRONIZERS: "synchronizer", EVALUATOR: "evaluator", EXPORT: "reader"}
             self._keys.make({**dict.fromkeys(self._up.learners, "learner"), **kinds})
 
-    @property
-    def place(self) -> str:
-        """Return the options by which a person reaches the run: its folder has the identity that a locked broker asks for."""
-        if self._keys is not None:
-            return f"--out {self._up.out}"
-        return f"--run {self._up.settings.run} --broker {redacted(self._url)}"
+    def greeting(self) -> list[str]:
+        """Return the lines that tell a person what runs where, who may enter, and how to watch it."""
+        run, url = self._up.settings.run, redacted(self._url)
+        lines = [f"run {run}: {len(self._up.learners)} learners, {url}"]
+        if self._up.broker is None and self._keys is None:
+            lines.append("its broker is open to every user of this machine")
+        # The folder has the identity that a locked broker asks for.
+        place = f"--run {run} --broker {url}" if self._keys is None else f"--out {self._up.out}"
+        return [*lines, f"watch it with: {_program()} tap {place}"]
 
     @property
     def data_dir(self) -> Path:
@@ -133,6 +139,28 @@ class Services:
     def evaluator(self) -> ChildPlan:
         """Return the plan of the process that measures the merged model while the run goes on."""
         return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
+
+    @property
+    def wants_page(self) -> bool:
+        """Return whether a monitor shows the run while it goes on."""
+        return self._up.settings.up.dashboard
+
+    @property
+    def page_url(self) -> Path:
+        """Return the file to which that monitor writes its address."""
+        return self._folder.path("logs", f"{DASHBOARD}.url").absolute()
+
+    def dashboard(self) -> ChildPlan:
+        """Return the plan of that monitor; the port that every monitor has unless it is told may be taken."""
+        port = self._up.settings.monitor.port
+        own = {
+            **self._identity(EXPORT),
+            "monitor.port": 0 if port == MonitorSettings().port else port,
+            "monitor.url_file": str(self.page_url),
+            "up.out": str(self._folder.out.absolute()),
+            "monitor.folder": str(self._folder.path("logs", "monitor").absolute()),
+        }
+        return ChildPlan(DASHBOARD, (sys.executable, "-m", "atoll_monitor"), self._environment(own))
 
     def synchronizer(self, name: str, number: int) -> ChildPlan:
         """Return the plan of a process that wants shard `number`."""
@@ -187,9 +215,9 @@ class Services:
         }
         if self._url:
             shared["broker.url"] = self._url
-        values = {**flat(self._up.settings), **shared, **own}
         # The section is ours alone, and `up.via` may hold a secret that is meant for one child.
-        values = {name: value for name, value in values.items() if not name.startswith("up.")}
+        values = {name: value for name, value in flat(self._up.settings).items() if not name.startswith("up.")}
+        values |= {**shared, **own}
         # The threads of NumPy's algebra spin while they wait: on cores that also train a norm takes 200 times as long.
         return {
             "OPENBLAS_NUM_THREADS": "1",
@@ -197,3 +225,11 @@ class Services:
             "PYTHONUNBUFFERED": "1",
             **variables(values),
         }
+
+
+def _program() -> str:
+    """Return the command by which a person reaches this Atoll."""
+    if shutil.which("atoll"):
+        return "atoll"
+    program = Path(sys.executable).with_name("atoll")
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from atoll.base.clock import Clock, SystemClock
@@ -28,18 +25,18 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.local.brokers import check_broker_at
 from atoll.local.console import ConsolePicture, RunConsole, make_face
-from atoll.local.environment import redacted
+from atoll.local.dashboard import DashboardPage
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
-from atoll.local.run_probe import close_run, data_hash, go_on, kept_ledger
-from atoll.local.services import DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
-from atoll.report.write import summary, write_report
+from atoll.local.run_probe import close_run, go_on, last_facts
+from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
+from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.folder import RunFolder, move_aside
-from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import bus_options
+from atoll.story.history_view import HistoryView
 from atoll.wire.messages import Control, encode
 from atoll.wire.subjects import Subjects
 
@@ -55,6 +52,7 @@ SHARDS_LEAVE_S: Final = 30.0
 EVALUATOR_LEAVE_S: Final = 60.0
 EXPORT_S: Final = 900.0
 BROKER_LEAVE_S: Final = 10.0
+PAGE_LEAVE_S: Final = 5.0
 CLOSE_S: Final = 5.0
 
 
@@ -89,8 +87,9 @@ class Supervisor:
         self._fleet = fleet
         self._face = face
         self._clock = clock
-        self._view = RunView()
+        self._view = HistoryView()
         self._services = Services(up, folder)
+        self._page = DashboardPage(self._services, fleet, face)
         self._journal = Journal(up, folder, self._view, clock)
         self._stopping = False
 
@@ -138,6 +137,7 @@ class Supervisor:
             self._face.say(difference)
         url = await self._whole(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
+        self._page = DashboardPage(self._services, self._fleet, self._face)
         await self._prepare_data()
         run = self._up.settings.run
         bus = await open_bus(url, run, name="up", options=self._bus_options())
@@ -146,7 +146,7 @@ class Supervisor:
         try:
             if self._up.former is not None:
                 await go_on(bus, run, self._up.settings.protocol.tokens_target)
-            self._start_services(url)
+            self._start_services()
             code = await self._train_and_end(bus, watch, following)
         finally:
             following.cancel()
@@ -154,6 +154,7 @@ class Supervisor:
                 await following
             with contextlib.suppress(TimeoutError, AtollError):
                 await asyncio.wait_for(bus.close(), CLOSE_S)
+        await self._end(DASHBOARD, PAGE_LEAVE_S)
         await self._end_all(self._services.brokers, BROKER_LEAVE_S)
         return code
 
@@ -239,7 +240,7 @@ class Supervisor:
         if self._up.like is not None:
             self._say(self._up.like.other_text(self._services.data_dir))
 
-    def _start_services(self, url: str) -> None:
+    def _start_services(self) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""
         self._journal.begin()
         self._folder.path("validation.json").unlink(missing_ok=True)
@@ -250,8 +251,9 @@ class Supervisor:
         for learner in self._up.learners:
             self._fleet.start(self._services.learner(learner))
         self._fleet.start(self._services.evaluator())
-        self._face.say(f"run {self._up.settings.run}: {len(self._up.learners)} learners, {redacted(url)}")
-        self._face.say(f"watch it with: {_program()} tap {self._services.place}")
+        self._page.start()
+        for line in self._services.greeting():
+            self._face.say(line)
 
     async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
@@ -278,6 +280,7 @@ class Supervisor:
                 saved_s = now_s
                 if (full := self._journal.save_if_room()) is not None:
                     self._face.say(f"{full}\nlearners go on; nothing is merged until there is room")
+            self._page.look()
             self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
 
@@ -305,17 +308,14 @@ class Supervisor:
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the event log to its end and write the report."""
-        fingerprint, fragment_ledger = "", None
+        last = BrokerFacts()
         try:
             await watch.catch_up()
-            fingerprint = await data_hash(bus, self._up.settings.run)
-            fragment_ledger = await kept_ledger(bus, self._up.settings.run, self._view)
+            last = await last_facts(bus, self._up.settings.run, self._view)
         except AtollError as error:
             self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.save()
-        report = write_report(
-            self._folder, self._view, self._journal.file, fingerprint, fragment_ledger=fragment_ledger
-        )
+        report = write_report(self._folder, self._view, self._journal.file, last)
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out))
         self._say(await asyncio.to_thread(unarchived, self._up))
@@ -374,7 +374,7 @@ class Supervisor:
 
     def _is_needed(self, name: str) -> bool:
         """Return whether the run is over without `name`: it survives a learner or broker of several, and the evaluator."""
-        if name in (EVALUATOR, EXPORT, DATA) or name in self._services.standbys:
+        if name in (EVALUATOR, EXPORT, DATA, DASHBOARD) or name in self._services.standbys:
             return False
         if name in self._services.home:
             return 2 * len(self._fleet.alive(self._services.home)) <= len(self._services.home)
@@ -386,14 +386,6 @@ class Supervisor:
     def _picture(self, now_s: float) -> ConsolePicture:
         settings = self._up.settings
         return ConsolePicture(self._view, settings.run, settings.protocol, self._journal.began_s, now_s)
-
-
-def _program() -> str:
-    """Return the command by which a person reaches this Atoll."""
-    if shutil.which("atoll"):
-        return "atoll"
-    program = Path(sys.executable).with_name("atoll")
-    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
 
 
 def _left_well(fleet: ProcessGroup, names: Iterable[str]) -> list[bool]:

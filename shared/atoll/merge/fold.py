@@ -25,17 +25,18 @@ A pseudo-gradient that disagrees with the outer momentum may be corrected on its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import FrameRejected, ProtocolMisuse
+from atoll.base.errors import ProtocolMisuse
 from atoll.base.parallel import each, parts
 from atoll.codec.encoded import Encoded
 from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
+from atoll.merge.norms import slice_norms
 from atoll.merge.outer import State
 from atoll.model.layout import FragmentSlice
 
@@ -50,7 +51,6 @@ NORM_MIN = 1e-20
 # keeps the mean of values, and uses it then. A slice shorter than 1e-20 counts as zero: float32 could not hold the
 # inverse of its norm.
 SMALL = 128
-CLAIM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,40 @@ class Corrections:
     by_slice: Sequence[SliceCorrection | None]
 
 
+class SliceLength(NamedTuple):
+    """What RDA keeps of a slice beside the mean of its directions.
+
+    A direction is `unit` long in that mean, 0 while nothing has a direction; `radial` is the mean length, and `heard` the share
+    of all weight that has a direction.
+    """
+
+    unit: float = 0.0
+    radial: float = 0.0
+    heard: float = 0.0
+
+    @classmethod
+    def of(cls, norm: float) -> SliceLength:
+        """Return that of one contribution."""
+        return cls(norm, norm, 1.0) if norm > NORM_MIN else cls(0.0, norm, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialMerge:
+    """What a fold has folded so far, for another fold to enter: sums of some of a round's contributions.
+
+    `total` is the running mean (layout order), in each slice as `lengths` say; `values` are the mean values of small slices by
+    number. `weight_sum`, `count` and `freshest` are the weights that counted, the number of contributions and their largest
+    staleness weight.
+    """
+
+    total: Encoded
+    lengths: Sequence[SliceLength]
+    values: Mapping[int, Vector]
+    weight_sum: float
+    count: int
+    freshest: float
+
+
 class FragmentFold:
     """The running merge of one fragment's round.
 
@@ -125,9 +159,7 @@ class FragmentFold:
         self._pass = BatchedAccumulation(self._slices)
         self._elements: int | None = None
         self._freshest = 0.0
-        self._unit = [0.0] * len(self._slices)
-        self._radial = [0.0] * len(self._slices)
-        self._heard = [0.0] * len(self._slices)
+        self._lengths = [SliceLength()] * len(self._slices)
         self._weights = [0.0] * len(self._slices)
         self._values: dict[int, Vector] = {}
         self._spent = False
@@ -174,10 +206,11 @@ class FragmentFold:
             correction = None if corrections is None else corrections.by_slice[number]
             if judgement is not None and judgement.clips[number] != 1.0:
                 correction = (correction or SliceCorrection(1.0, 0.0, norms[number])).times(judgement.clips[number])
-            take = self._share(number, norms[number] if correction is None else correction.norm, share)
+            length = SliceLength.of(norms[number] if correction is None else correction.norm)
+            take = self._share(number, length, share)
             if self._radially[number] and tensor_slice.size <= SMALL:
                 values = pseudo_gradient.part(*tensor_slice.bounds)
-                self._keep(number, values, share, (corrections, correction))
+                self._keep(number, self._bent(number, values, corrections, correction), share)
             if correction is not None:
                 added = take * correction.add if correction.add else None
                 steps.append(AccumulateStep(1.0 - share, take * correction.keep, added))
@@ -187,19 +220,48 @@ class FragmentFold:
             AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew)
         )
 
+    def enter(self, partial: PartialMerge) -> None:
+        """Fold in what another fold of the same slices and method has folded.
+
+        The result is that of its contributions one by one, but for the rounding of sums in another order. The memory of
+        `partial` must not change until the result is there.
+        """
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
+        self.count += partial.count
+        self._freshest = max(self._freshest, partial.freshest)
+        self._elements = partial.total.elements
+        if partial.weight_sum == 0.0:
+            return
+        self.weight_sum += partial.weight_sum
+        anew = partial.weight_sum / self.weight_sum == 1.0
+        steps: list[AccumulateStep | None] = []
+        for number, length in enumerate(partial.lengths):
+            self._weights[number] += partial.weight_sum
+            share = partial.weight_sum / self._weights[number]
+            take = self._share(number, length, share)
+            if number in partial.values:
+                self._keep(number, partial.values[number], share)
+            steps.append(None if anew else AccumulateStep(1.0 - share, take))
+        self._pass.add(AccumulateEntry(partial.total, steps, None, anew))
+
+    def partial(self) -> PartialMerge:
+        """Return what is folded, for another fold to `enter`; this one is then spent, because its memory is in it.
+
+        Raises:
+            ProtocolMisuse: nothing was added, or the result was given already.
+        """
+        total = Encoded.exact(self._spend())
+        return PartialMerge(total, self._lengths, self._values, self.weight_sum, self.count, self._freshest)
+
     def result(self) -> MergeResult:
         """Return the merge of all contributions; the fold is then spent, because its memory is the result.
 
         Raises:
             ProtocolMisuse: nothing was added, or the result was given already.
         """
-        if self._spent:
-            raise ProtocolMisuse("this fold has given its result already")
-        if self._elements is None:
-            raise ProtocolMisuse("nothing was folded")
-        self._spent = True
-        merged = self._pass.total(self._elements)
-        lengths = self._lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
+        merged = self._spend()
+        lengths = self._corrected_lengths(merged) if self.count > 1 else [1.0] * len(self._slices)
         pieces: list[tuple[tuple[int, int], np.float32]] = []
         for number, tensor_slice in enumerate(self._slices):
             start, stop = tensor_slice.bounds
@@ -216,74 +278,53 @@ class FragmentFold:
         each(scale, pieces, merged.size)
         return MergeResult(merged, self.weight_sum, self.count)
 
-    def _share(self, number: int, norm: float, share: float) -> float:
-        """Note that a slice of length `norm` enters with `share` of all weight; return its factor."""
+    def _spend(self) -> Vector:
+        """Return the sum of everything; nothing can be folded in any more."""
+        if self._spent:
+            raise ProtocolMisuse("this fold has given its result already")
+        if self._elements is None:
+            raise ProtocolMisuse("nothing was folded")
+        self._spent = True
+        return self._pass.total(self._elements)
+
+    def _share(self, number: int, length: SliceLength, share: float) -> float:
+        """Note that a slice of this length enters with `share` of all weight; return its factor."""
         if not self._radially[number]:
             return share
-        if share == 1.0:
-            self._unit[number] = self._radial[number] = self._heard[number] = 0.0
-        self._radial[number] += (norm - self._radial[number]) * share
-        self._heard[number] += (float(norm > NORM_MIN) - self._heard[number]) * share
-        if norm <= NORM_MIN:
-            return 0.0 if self._unit[number] else share
-        self._unit[number] = self._unit[number] or norm
-        return share * self._unit[number] / norm
+        before = SliceLength() if share == 1.0 else self._lengths[number]
+        unit = before.unit or length.unit
+        radial = before.radial + (length.radial - before.radial) * share
+        self._lengths[number] = SliceLength(unit, radial, before.heard + (length.heard - before.heard) * share)
+        if not length.unit:
+            return 0.0 if before.unit else share
+        return share * unit / length.unit
 
-    def _keep(
-        self, number: int, values: Vector, share: float, bent: tuple[Corrections | None, SliceCorrection | None]
-    ) -> None:
+    def _bent(
+        self, number: int, values: Vector, corrections: Corrections | None, correction: SliceCorrection | None
+    ) -> Vector:
+        """Return the values of a small slice as they enter."""
+        if correction is None:
+            return values
+        bent: Vector = np.float32(correction.keep) * values
+        if corrections is not None and correction.add:
+            bounds = self._slices[number].bounds
+            bent = bent + np.float32(correction.add) * corrections.momentum[slice(*bounds)]
+        return bent
+
+    def _keep(self, number: int, values: Vector, share: float) -> None:
         """Enter a small slice into the mean of its values."""
-        tensor_slice, (corrections, correction) = self._slices[number], bent
-        if correction is not None:
-            values = np.float32(correction.keep) * values
-        if corrections is not None and correction is not None and correction.add:
-            values = values + np.float32(correction.add) * corrections.momentum[slice(*tensor_slice.bounds)]
         before = self._values.get(number)
         if before is not None and share != 1.0:
             values = np.float32(1.0 - share) * before + np.float32(share) * values
         self._values[number] = values
 
-    def _lengths(self, merged: Vector) -> list[float]:
+    def _corrected_lengths(self, merged: Vector) -> list[float]:
         """Return the factor per slice that gives the mean of directions the mean of lengths."""
-        lengths = [1.0] * len(self._slices)
+        factors = [1.0] * len(self._slices)
         radial = [number for number in range(len(self._slices)) if self._radially[number]]
         norms = slice_norms([self._slices[number] for number in radial], Encoded.exact(merged))
         for number, norm in zip(radial, norms, strict=True):
-            unit = self._unit[number]
-            shortest = unit * self._heard[number] * self.count * ROUNDING
-            lengths[number] = self._radial[number] / norm if unit and norm > shortest else 0.0
-        return lengths
-
-
-def slice_norms(slices: Sequence[FragmentSlice], pseudo_gradient: Encoded) -> list[float]:
-    """Return the L2 norm of each slice, accumulated in float64."""
-    bounds = [tensor_slice.bounds for tensor_slice in slices]
-    return [math.sqrt(squares) for squares in pseudo_gradient.products(bounds)]
-
-
-def validated_norms(
-    norms: Sequence[float], slices: Sequence[FragmentSlice], norms_claimed: Sequence[float], norm_max: float
-) -> list[float]:
-    """Return the computed norms per slice of a finite pseudo-gradient, if they match the claims and are not absurd.
-
-    A norm is a claim that RDA would divide by, so the shard computes it again and uses its own result. Senders claim
-    the norms of what they send, after its rounding, so the tolerance is small.
-
-    Raises:
-        FrameRejected: `norm_claim` or `norm_bound`.
-    """
-    if len(norms_claimed) != len(norms):
-        raise FrameRejected("norm_claim", "norms for another layout", got=len(norms_claimed), allowed=len(norms))
-    for tensor_slice, norm, claimed in zip(slices, norms, norms_claimed, strict=True):
-        if not abs(norm - claimed) <= CLAIM_TOLERANCE * norm + 1e-6:
-            raise FrameRejected(
-                "norm_claim", f"{tensor_slice.tensor_name} is not as long as claimed", got=claimed, allowed=norm
-            )
-        if norm > norm_max:
-            raise FrameRejected("norm_bound", f"{tensor_slice.tensor_name} is too long", got=norm, allowed=norm_max)
-    return list(norms)
-
-
-def l2_norm(vector: Vector) -> float:
-    """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
-    return math.sqrt(*Encoded.exact(vector).products([(0, vector.size)]))
+            length = self._lengths[number]
+            shortest = length.unit * length.heard * self.count * ROUNDING
+            factors[number] = length.radial / norm if length.unit and norm > shortest else 0.0
+        return factors

@@ -15,9 +15,11 @@ import numpy as np
 
 from atoll.base.buffer_pool import Vector
 from atoll.codec.formats.interface import Halves
+from atoll.codec.kernels import ready
 from atoll.codec.kernels.later import CompiledLater
 
 STRETCH = 1024
+NAME = "nesterov"
 
 
 def _compiled() -> Callable[..., None] | None:
@@ -32,7 +34,7 @@ def _compiled() -> Callable[..., None] | None:
     return compiled(signature)(_step)
 
 
-compiled_step = CompiledLater("nesterov", _compiled)
+compiled_step = CompiledLater(NAME, _compiled, brought=lambda: ready.function(NAME))
 
 
 def _step(

@@ -113,9 +113,12 @@ class CollectedFold:
 
 def fold_of(slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> FragmentFold | CollectedFold:
     """Return the fold of a round by the run's rules: on arrival, or at its end where contributions are judged together."""
-    if settings.robust == "none" and settings.share_max == 1.0:
-        return FragmentFold(slices, settings.merge)
-    return CollectedFold(slices, settings)
+    return CollectedFold(slices, settings) if is_judged(settings) else FragmentFold(slices, settings.merge)
+
+
+def is_judged(settings: ProtocolSettings) -> bool:
+    """Return whether the contributions of a round are judged by each other, so that all of them are needed together."""
+    return settings.robust != "none" or settings.share_max < 1.0
 
 
 def shares(weights: Sequence[float], learners: Sequence[str], share_max: float) -> list[float]:

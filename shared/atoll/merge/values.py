@@ -36,9 +36,10 @@ import numpy.typing as npt
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec.encoded import Encoded
-from atoll.merge.fold import Corrections, Judgement, MergeResult, l2_norm
+from atoll.merge.fold import Corrections, Judgement, MergeResult
+from atoll.merge.norms import l2_norm
 from atoll.merge.outer import State
-from atoll.merge.robust import capped
+from atoll.merge.robust import capped, is_judged
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
@@ -122,12 +123,11 @@ class ValuesFold:
         absent = [former[learner] for learner in former if learner not in {each.learner for each in newest}]
         known = [*newest, *_credible(absent, [*newest, *absent], self._settings.outlier_ratio)]
         kept = sorted(known, key=lambda each: -each.version)[:KEPT]
-        judged = self._settings.robust != "none" or self._settings.share_max < 1.0
         return MergeResult(
             np.negative(self._mean(known)),
             sum(weight for _, _, weight in waiting),
             len(waiting),
-            (Judgement.untouched(self._slices),) * len(waiting) if judged else (),
+            (Judgement.untouched(self._slices),) * len(waiting) if is_judged(self._settings) else (),
             _packed(kept, newest[0].values.size),
         )
 

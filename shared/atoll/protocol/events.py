@@ -1,9 +1,6 @@
-"""Facts go into the machines, commands come out. Both are plain values: names and numbers, never tensors.
+"""Facts, in the past tense, go into the machines; commands, imperatives whose order a driver keeps, come out: no tensors.
 
-Every fact carries its time (`at_s`, the driver's monotonic clock, seconds) and its cause (`cause_id`, a short text that
-travels from fact to command to message to log line; `atoll.protocol.reasons` lists the ids). Facts are in the past tense,
-commands are imperatives. A driver executes the commands of one fragment in the given order: that order is the protocol
-(fold before commit, commit before acknowledge).
+Every fact carries its time (`at_s`, monotonic, seconds) and its cause (`cause_id`, for log lines; `atoll.protocol.reasons`).
 """
 
 from __future__ import annotations
@@ -72,11 +69,15 @@ class ContributionArrived(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionReady(Fact):
-    """It is decoded, finite, within bounds; `norm` is its L2 norm (0: not measured), `base_norm` the global fragment's."""
+    """It is decoded, finite, within bounds, perhaps as part of a sum (`atoll.merge.partial`): all `others` in it are, too.
+
+    `norm` is its L2 norm (0: not measured), `base_norm` the global fragment's. A sum's are of one base, final all or none.
+    """
 
     key: PushKey
     norm: float = 0.0
     base_norm: float = 0.0
+    others: tuple[tuple[PushKey, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +305,7 @@ class Refuse(Command):
 
     key: PushKey
     reason: str
+    norms: tuple[float, float] | None = None  # its length (L2) and the longest allowed, if it was refused for that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from atoll.base.quantities import Figure
 from atoll.protocol.settings import ProtocolSettings
 
 
@@ -43,14 +44,14 @@ class GraceWindow(msgspec.Struct, frozen=True):
     `bound` names the term that decided: "none" (no slack is left), "slack" (gamma times the slack) or "cap".
     """
 
-    granted_s: float
+    granted_s: Figure
     bound: Literal["none", "slack", "cap"]
-    step_s: float
-    quorum_s: float
-    sync_s: float
-    overlap_s: float
-    slack_s: float
-    cap_s: float
+    step_s: Figure
+    quorum_s: Figure
+    sync_s: Figure
+    overlap_s: Figure
+    slack_s: Figure
+    cap_s: Figure
 
     def told(self) -> str:
         """Return why the window is as long as it is."""

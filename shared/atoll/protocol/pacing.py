@@ -174,11 +174,16 @@ def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:
     return looked_s is None or at_s - looked_s >= max(LOOK_S, LOOK_S_PER_LEARNER * learners)
 
 
-def beat_s(at_s: float, due_s: float | None, interval_s: float) -> float:
-    """Return the beat that a call at `at_s` counts for; the first call begins the rhythm."""
+def beat_s(at_s: float, due_s: float | None, interval_s: float, *, between: bool = False) -> float:
+    """Return the beat that a call at `at_s` counts for: the nearest; the first call begins the rhythm.
+
+    A call `between` beats, for the last push of a learner that leaves, counts for the one before it, unless the next is near:
+    a leaving learner has all fragments called at once, and else none would be called for most of an interval after that.
+    """
     if due_s is None or interval_s <= 0.0:
         return at_s
-    return due_s + interval_s * round((at_s - due_s) / interval_s)
+    beats = (at_s - due_s) / interval_s
+    return due_s + interval_s * (math.floor(beats + EARLIER_SHARE) if between else round(beats))
 
 
 def comes_earlier(due_s: float | None, wanted_s: float, interval_s: float) -> bool:

@@ -24,6 +24,7 @@ owner judges as its predecessor did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -71,11 +72,18 @@ def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: floa
 
     `base_norm` is the L2 norm of the global fragment that it would move.
     """
-    if ratio <= 0.0 or len(measures) < MEASURES_MIN or norm <= NEGLIGIBLE_SHARE * base_norm:
-        return False
+    return norm > norm_max(measures, steps, ratio, base_norm)
+
+
+def norm_max(measures: Sequence[Measure], steps: int, ratio: float, base_norm: float = 0.0) -> float:
+    """Return the length beyond which a pseudo-gradient over so many steps is an outlier; infinite where none is."""
+    if ratio <= 0.0 or len(measures) < MEASURES_MIN:
+        return inf
     usual_norm = median(known.norm for known in measures)
     usual_steps = median(known.steps for known in measures) or 1.0
-    return usual_norm > 0.0 and norm > ratio * usual_norm * max(1.0, steps / usual_steps)
+    if usual_norm <= 0.0:
+        return inf
+    return max(NEGLIGIBLE_SHARE * base_norm, ratio * usual_norm * max(1.0, steps / usual_steps))
 
 
 def stands_alone(measures: Sequence[Measure], learner: str) -> bool:

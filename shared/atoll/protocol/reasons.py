@@ -25,10 +25,11 @@ version, `push/<learner>/<incarnation>/<fragment>/<push>` is a contribution, `co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
+from atoll.base.quantities import Count, Figure, PeerId, Text, Version
 from atoll.protocol.grace import GraceWindow
 
 NAMED_MAX: Final = 12
@@ -45,8 +46,8 @@ def id_of(kind: Literal["call", "push", "commit", "head"], *parts: str | int) ->
 class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     """Some learners: the first `NAMED_MAX` of them by name, and how many there are."""
 
-    names: tuple[str, ...] = ()
-    count: int = 0
+    names: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=NAMED_MAX)] = ()
+    count: Count = 0
 
     @classmethod
     def of(cls, learners: Iterable[str]) -> Names:
@@ -74,12 +75,12 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     opened: Opened = "never"
-    rested_s: float = 0.0
-    late_s: float = 0.0
+    rested_s: Figure = 0.0
+    late_s: Figure = 0.0
     behind_commit: bool = False
-    interval_steps: int = 0
-    step_s: float = 0.0
-    cause_id: str = ""
+    interval_steps: Count = 0
+    step_s: Figure = 0.0
+    cause_id: Text = ""
 
     def told(self, version: int) -> str:
         """Return why the round was called when it was; `version` is the one that it began with."""
@@ -122,18 +123,18 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         together: whether it waited without a bound, because the run ends together.
     """
 
-    version: int
+    version: Version
     opening: Opening = NEVER_CALLED
-    calls: int = 0
-    quorum: int = 1
-    quorum_wait_s: float = 0.0
+    calls: Count = 0
+    quorum: Count = 1
+    quorum_wait_s: Figure = 0.0
     unanswered: Names = NOBODY
-    met_by: str = ""
+    met_by: Text = ""
     grace: GraceWindow | None = None
-    grace_waited_s: float = 0.0
-    end: str = ""
+    grace_waited_s: Figure = 0.0
+    end: Text = ""
     missing: Names = NOBODY
-    reading: int = 0
+    reading: Count = 0
     together: bool = False
 
     def sentences(self) -> dict[str, str]:
@@ -180,7 +181,7 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return f"{waited}: {self.end}"
 
 
-def still_waiting(attempt: int, quorum: int, contributed: int, unanswered: Names) -> str:
+def still_waiting(attempt: int, quorum: int, contributed: int, unanswered: Names, live: int) -> str:
     """Return why a round is called again: the sentence of a round that has not ended yet."""
-    late = f"; {unanswered.told()} had not answered" if unanswered.count else "; no live learner has an answer due"
-    return f"call {attempt}: {contributed} of {quorum} learners have contributed{late}"
+    missing = f"not yet {unanswered.told()}" if unanswered.count else "none of them has an answer due"
+    return f"call {attempt}: it needs {quorum} of {live} live learners, and has {contributed}; {missing}"

@@ -115,7 +115,7 @@ class FactRecorder:
         )
         yield _SECRET.sub(b"//***@", msgspec.json.encode(header))
         for fact in facts:
-            yield _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
+            yield fact_line(fact)
 
     def _turn(self) -> list[Fact]:
         """Begin a new stretch; what came before the former one is forgotten."""
@@ -191,6 +191,17 @@ class Replay:
             fact = next(told)
             yield f"{fact.at_s:6.2f} {self.header.name:8} {said(fact)} -> BREAKS: {type(error).__name__}"
             raise
+
+
+def first_line(name: str, why: str, machine: Machine) -> bytes:
+    """Return the first line of a dump that begins now, of a machine as it is; `fact_line` gives the others."""
+    header = DumpHeader(name=name, why=why, facts=0, facts_before=0, state=msgspec.Raw(freeze(machine)))
+    return _SECRET.sub(b"//***@", msgspec.json.encode(header))
+
+
+def fact_line(fact: Fact) -> bytes:
+    """Return a fact as a line of a dump."""
+    return _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
 
 
 def _fact(row: bytes) -> Fact:

@@ -26,11 +26,8 @@ import math
 from dataclasses import dataclass, field
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.events import Acknowledge, Commit, Dismiss, Fold, Keep, PublishCall, PushKey, Share
-from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import comes_earlier
 from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons, still_waiting
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
@@ -70,7 +67,7 @@ class FragmentRound:
         grace_s: the window that was granted then.
         shares: what is folded, in folding order.
         began_s: when its version became visible here; None until the shard is told its first fact.
-        opening, unanswered, met_by, grace: notes for `RoundReasons`; they decide nothing.
+        opening, unanswered, awaited, met_by, grace: notes for `RoundReasons`; they decide nothing.
     """
 
     fragment: int
@@ -87,6 +84,7 @@ class FragmentRound:
     began_s: float | None = None
     opening: Opening = NEVER_CALLED
     unanswered: Names = NOBODY
+    awaited: int = 0
     met_by: str = ""
     grace: GraceWindow | None = None
 
@@ -112,7 +110,7 @@ class FragmentRound:
                 step_s=step_s,
                 cause_id=cause_id,
             )
-        self.unanswered = Names.of(awaited - self.answered())
+        self.unanswered, self.awaited = Names.of(awaited - self.answered()), len(awaited)
         self.attempt += 1
         return self.attempt
 
@@ -121,7 +119,7 @@ class FragmentRound:
         why = (
             ""
             if self.attempt == 1
-            else still_waiting(self.attempt, self.settings.quorum, self.contributed(), self.unanswered)
+            else still_waiting(self.attempt, self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
         )
         return PublishCall(
             fragment=self.fragment,
@@ -297,103 +295,3 @@ def staleness_weight(settings: ProtocolSettings, age: int) -> float:
     if settings.age_law == "power":
         return power
     return power * 0.5 * (1.0 + math.cos(math.pi * age / (settings.age_max + 1)))
-
-
-@dataclass(slots=True)
-class Settling:
-    """What may be settled once a ledger that knows of it is durable: refusals by key, and farewells."""
-
-    refusals: dict[PushKey, Acknowledge] = field(default_factory=dict)
-    farewells: list[Dismiss] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        """Return whether there is anything."""
-        return bool(self.refusals or self.farewells)
-
-    def commands(self) -> list[Acknowledge | Dismiss]:
-        """Return the commands that settle it."""
-        return [*self.refusals.values(), *self.farewells]
-
-
-@dataclass(slots=True)
-class FragmentSlot:
-    """What a shard keeps for one fragment: its present round, its ledger, what waits, and when it is called.
-
-    `due_s` is its next beat, `called_s` the last; `parked` offers wait for the next round. A refusal or a farewell is
-    `unkept` until the ledger is written, `keeping` while a `Keep` is under way, `committing` while a commit carries it: at
-    most one `Keep` per fragment is under way, however many refusals there are.
-    """
-
-    round: FragmentRound
-    fragment_ledger: FragmentLedger
-    offers: dict[PushKey, Offer] = field(default_factory=dict)
-    parked: list[PushKey] = field(default_factory=list)
-    called_s: float | None = None
-    due_s: float | None = None
-    unkept: Settling = field(default_factory=Settling)
-    keeping: Settling | None = None
-    committing: Settling = field(default_factory=Settling)
-
-    @property
-    def unsettled(self) -> bool:
-        """Return whether a refusal or a farewell is not durable yet."""
-        return bool(self.unkept or self.keeping is not None or self.committing)
-
-    def moves_up(self, at_s: float, interval_s: float, fragments: int) -> bool:
-        """Give it its next beat, or an earlier one when steps have become shorter; return whether that has changed.
-
-        The first beats of all fragments are staggered over one interval. Where the first step was slow, because it compiled,
-        that interval is too long: then the staggering begins again with the shorter one.
-        """
-        first_s = at_s + interval_s * (self.round.fragment + 1) / fragments
-        due_s = first_s if self.called_s is None else max(at_s, self.called_s + interval_s)
-        open_round = self.round.phase in (Phase.RESTING, Phase.COLLECTING)
-        if not open_round or not comes_earlier(self.due_s, due_s, interval_s):
-            return False
-        self.due_s = due_s
-        return True
-
-    def renew(self, version: int, at_s: float) -> list[Offer]:
-        """Begin the round on `version`; return what was parked for it."""
-        self.round = FragmentRound(self.round.fragment, version, self.round.settings, began_s=at_s)
-        parked, self.parked = self.parked, []
-        self.round.loading.update(key for key in self.offers if key not in parked)
-        return [self.offers[key] for key in parked]
-
-    def busy(self, overdue: set[str]) -> bool:
-        """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""
-        open_round = bool(self.round.shares) or self.round.phase is Phase.COMMITTING
-        return open_round or self.unsettled or any(key.learner not in overdue for key in self.offers)
-
-    def keep(self, ledger: Ledger, cause_id: str) -> list[Keep]:
-        """Return the command to keep the ledger as it is now, unless nothing waits for it or another writing is under way.
-
-        The ledger of the moment holds what a commit under way has decided; so it must not be written before that commit.
-        `ledger` is the shard's, for the learners' reports.
-        """
-        if not self.unkept or self.keeping is not None or self.round.phase is Phase.COMMITTING:
-            return []
-        self.keeping, self.unkept = self.unkept, Settling()
-        frozen = self.fragment_ledger.frozen(ledger)
-        return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
-
-    def kept(self) -> list[Acknowledge | Dismiss]:
-        """Return what may be settled now that the ledger is kept."""
-        if self.keeping is None:
-            raise ProtocolMisuse("a ledger was kept that nobody asked for", got=self.round.fragment)
-        settled, self.keeping = self.keeping.commands(), None
-        return settled
-
-    def commits(self) -> None:
-        """Note that a commit carries the ledger with all that was refused until now."""
-        self.committing, self.unkept = self.unkept, Settling()
-
-    def committed(self) -> list[Acknowledge | Dismiss]:
-        """Return what may be settled now that the commit is durable."""
-        settled, self.committing = self.committing.commands(), Settling()
-        return settled
-
-    def settles(self, key: PushKey) -> bool:
-        """Return whether a contribution is refused, and the ledger that says so is not durable yet."""
-        stages = (self.unkept, self.keeping or Settling(), self.committing)
-        return any(key in stage.refusals for stage in stages)

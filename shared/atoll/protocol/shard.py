@@ -55,10 +55,11 @@ from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner, beat_s, look_is_due, recall_s
-from atoll.protocol.quarantine import OFFENCES, Measure
+from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import Opened, id_of
-from atoll.protocol.round import PLACES, FragmentRound, FragmentSlot, Offer, Phase
+from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.slot import FragmentSlot
 
 
 class Shard:
@@ -197,20 +198,18 @@ class Shard:
 
     @_handle.register
     def _(self, event: ContributionReady) -> list[Action]:
-        slot = self.slots[event.key.fragment]
-        offer = slot.offers.get(event.key)
-        if offer is None:
-            raise ProtocolMisuse("a contribution became ready that nobody asked for", got=event.key)
-        measure = Measure(event.norm, offer.steps, event.key.learner)
-        slot.round.loading.discard(event.key)
-        if reason := slot.fragment_ledger.weigh(measure, event.base_norm, slot.round.settings):
-            actions = self._refuse(slot, offer, reason, event.cause_id)
-        elif slot.round.parks(offer):
-            slot.parked.append(event.key)
-            return []
-        else:
-            actions = self._fold(slot, [offer], event.at_s, event.cause_id)
-            if view := self.learners.get(event.key.learner):
+        slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
+        bad, again = slot.unfit(ready, event.base_norm, event.cause_id)
+        actions: list[Action] = [*again]
+        for each in bad:
+            actions += self._refuse(slot, each.offer, each.reason, event.cause_id, (each.norm, each.norm_max))
+        if not bad:
+            offers = [slot.offers[key] for key, _ in ready]
+            if slot.round.parks(offers[0]):
+                slot.parked += [key for key, _ in ready]
+                return []
+            actions += self._fold(slot, offers, event.at_s, event.cause_id)
+            for view in filter(None, (self.learners.get(key.learner) for key, _ in ready)):
                 view.pushed_s = event.at_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
@@ -314,7 +313,7 @@ class Shard:
         opened = "first" if opened == "due" and slot.called_s is None else opened
         now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
         interval_s = self.settings.interval_steps * step_s
-        slot.called_s = beat_s(at_s, slot.due_s, interval_s)
+        slot.called_s = beat_s(at_s, slot.due_s, interval_s, between=opened == "last_push")
         slot.due_s = slot.called_s + interval_s
         call = now.published(self.ledger.known_tokens, cause_id)
         again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
@@ -386,15 +385,16 @@ class Shard:
             actions += self._call(slot, at_s, final, "last_push")
         return actions
 
-    def _refuse(self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str) -> list[Action]:
+    def _refuse(
+        self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str, norms: tuple[float, float] | None = None
+    ) -> list[Action]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)
         learner, incarnation, *_ = key = offer.key
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
         slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)
-        actions = [Refuse(key=offer.key, reason=reason, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
-        offences = self.offences(learner, incarnation)
-        if reason in OFFENCES and offences == self.settings.offences_max:
+        actions = [Refuse(key=key, reason=reason, norms=norms, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
+        if reason in OFFENCES and (offences := self.offences(learner, incarnation)) == self.settings.offences_max:
             actions.append(Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason))
         return actions

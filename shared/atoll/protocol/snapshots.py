@@ -19,9 +19,10 @@ from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner
-from atoll.protocol.round import FragmentRound, FragmentSlot, Offer, Settling
+from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.slot import FragmentSlot, Settling
 from atoll.protocol.tenure import LeaseStanding, Tenure
 
 ODD_CHARS_MAX: Final = 200

@@ -36,10 +36,20 @@ _INSET: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its name and (x, y) points in order of x."""
+    """One line: its name and (x, y) points in order of x; None for a y is a gap in the line."""
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[tuple[float, float | None]]
+
+    def stretches(self) -> list[list[tuple[float, float]]]:
+        """Return the points between the gaps."""
+        found: list[list[tuple[float, float]]] = [[]]
+        for x, y in self.points:
+            if y is not None:
+                found[-1].append((x, y))
+            elif found[-1]:
+                found.append([])
+        return [stretch for stretch in found if stretch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +113,17 @@ def label(value: float) -> str:
     return f"{value:.4g}"
 
 
-def lines(series: Sequence[Series], x_label: str, y_label: str) -> str:
-    """Return a line chart for a page; a chart without points says so."""
-    drawn = [line for line in series if line.points]
+def lines(series: Sequence[Series], x_label: str, y_label: str, span: tuple[float, float] | None = None) -> str:
+    """Return a line chart for a page; a chart without points says so. `span` makes charts of one x axis."""
+    drawn = [line for line in series if line.stretches()]
     if not drawn:
         return f'<p class="none">{NOTHING}</p>'
-    return _svg(HEIGHT, _lines(drawn, x_label, y_label)) + _legend([line.name for line in drawn])
+    return _svg(HEIGHT, _lines(drawn, x_label, y_label, span)) + _legend([line.name for line in drawn])
 
 
 def lines_file(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """Return a line chart as a file of its own, its legend on top."""
-    drawn = [line for line in series if line.points]
+    drawn = [line for line in series if line.stretches()]
     nothing = f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}">{NOTHING}</text>'
     above = _LEGEND_HEIGHT * max(1, -(-len(drawn) // _LEGEND_COLUMNS))
     legend = ""
@@ -151,24 +161,27 @@ def shares_file(curves: Sequence[ShareCurve], columns: Mapping[float, str], x_la
     return _file(0.0, _SHARES_HEIGHT, "".join(body))
 
 
-def _lines(drawn: Sequence[Series], x_label: str, y_label: str) -> str:
+def _lines(drawn: Sequence[Series], x_label: str, y_label: str, span: tuple[float, float] | None = None) -> str:
     """Return axes and lines of series that all have points."""
-    xs = [x for line in drawn for x, _ in line.points]
-    ys = [y for line in drawn for _, y in line.points]
-    across = _axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT)
+    points = [point for line in drawn for stretch in line.stretches() for point in stretch]
+    xs, ys = zip(*points, strict=True)
+    low, high = span or (min(xs), max(xs))
+    across = _axis(low, high, _LEFT, WIDTH - _RIGHT)
     up = _axis(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
     marks = []
     for number, line in enumerate(drawn):
-        colour = PALETTE[number % len(PALETTE)]
-        path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in line.points)
-        title = f"<title>{escape(line.name)}: {label(line.points[0][1])} to {label(line.points[-1][1])}</title>"
-        if len(line.points) == 1:
-            x, y = path.split(",")
-            marks.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{title}</circle>')
-        else:
-            marks.append(
-                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6">{title}</polyline>'
-            )
+        colour, stretches = PALETTE[number % len(PALETTE)], line.stretches()
+        ends = f"{label(stretches[0][0][1])} to {label(stretches[-1][-1][1])}"
+        title = f"<title>{escape(line.name)}: {ends}</title>"
+        for stretch in stretches:
+            path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in stretch)
+            if len(stretch) == 1:
+                x, y = path.split(",")
+                marks.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}">{title}</circle>')
+            else:
+                marks.append(
+                    f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6">{title}</polyline>'
+                )
     return _grid(across, up, x_label, y_label) + "".join(marks)
 
 

@@ -24,9 +24,13 @@ import msgspec
 import atoll
 from atoll.base.provenance import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
+from atoll.report.over_time import curves_of_run, slow_parts
+from atoll.run.curves import first_s, thinned
 from atoll.run.folder import SessionRecord
 from atoll.run.links import as_report, byte_ledger
 from atoll.run.view import LearnerLife, LearnerView, RunView
+from atoll.story.goodput import goodput_of
+from atoll.story.history import History
 from atoll.wire.traffic import NOTHING
 
 SCHEMA: Final = 1
@@ -40,7 +44,8 @@ class Facts:
     `settings` are dotted names without secrets, `validation` is the export's measurement (empty when it failed),
     `data_hash` is the fingerprint of the token shards (empty if unknown). `ended` names the learners whose processes are
     certainly over: those that `up` itself had started. `clock` names the clock of all seconds. `fragment_ledger` is the
-    whole run's ledger from heads and leases, needed only if a shard did not close its own.
+    whole run's ledger from heads and leases, needed only if a shard did not close its own. `history` is the event log as
+    stories read it, None if it could not be read to its end.
     """
 
     run: str
@@ -51,6 +56,7 @@ class Facts:
     ended: Collection[str] = ()
     clock: Literal["wall", "virtual"] = "wall"
     fragment_ledger: Ledger | None = None
+    history: History | None = None
 
 
 def collect(view: RunView, facts: Facts) -> dict[str, Any]:
@@ -70,9 +76,12 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "bytes_merged": view.bytes_merged,
         "bytes_published": view.bytes_published,
         "moved": as_report(byte_ledger(view, fragments)),
-        "goodput": _goodput(facts.sessions),
+        "goodput": _goodput(facts.history),
         "commits": view.commits,
         "rounds": _rounds(view),
+        "curves": curves_of_run(view),
+        "slow": slow_parts(facts.history, first_s(view)),
+        "faults": None if facts.history is None else facts.history.timeline.faults_of_ended(facts.ended),
         "refused": dict(sorted(view.refused.items())),
         "quarantined": [msgspec.to_builtins(isolated) for isolated in view.quarantined],
         "learners": [_learner(learner, fragment_ledger, fragments) for _, learner in sorted(view.learners.items())],
@@ -192,10 +201,10 @@ def _averaged(bits_per_byte: float | None) -> dict[str, float]:
     return {} if bits_per_byte is None else {"average_bits_per_byte": bits_per_byte}
 
 
-def _goodput(sessions: Sequence[SessionRecord]) -> float | None:
-    """Return learner-seconds stepping over learner-seconds present, of all sessions; None before there are any."""
-    present_s = sum(session.present_s for session in sessions)
-    return round(sum(session.stepping_s for session in sessions) / present_s, 4) if present_s > 0 else None
+def _goodput(history: History | None) -> float | None:
+    """Return the goodput of all sessions (`atoll.story.goodput`); None without the event log, or if nobody stepped."""
+    share = None if history is None else goodput_of(history).share
+    return None if share is None else round(share, 4)
 
 
 def _rounds(view: RunView) -> dict[str, Any]:
@@ -265,14 +274,6 @@ def _shards(view: RunView, facts: Facts) -> list[dict[str, Any]]:
             }
         )
     return shards
-
-
-def thinned(items: list[Any], len_max: int) -> list[Any]:
-    """Return at most `len_max` of `items`, evenly chosen, always with the first and the last."""
-    if len(items) <= len_max:
-        return items
-    step = (len(items) - 1) / (len_max - 1)
-    return [items[round(i * step)] for i in range(len_max)]
 
 
 def mean(values: Sequence[float]) -> float | None:

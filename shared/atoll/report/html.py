@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from atoll.base.units import as_size
 from atoll.report.charts import Series, TimelineBar, lines, stack, timeline
-from atoll.report.collect import thinned
+from atoll.run.curves import first_s, thinned
 from atoll.run.view import RoundLine, RunView
 
 POINTS_MAX: Final = 3000
@@ -36,11 +36,13 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: .8rem; border: 1p
 def page(report: Mapping[str, Any], view: RunView, sample: str) -> str:
     """Return the page."""
     rounds: list[RoundLine] = thinned(list(view.rounds), POINTS_MAX)
-    began_s = rounds[0].at_s if rounds else 0.0
+    began_s = first_s(view)
     sections = [
         ("Summary", _summary(report)),
+        ("What was slow", _slow(report["slow"])),
         ("What became of the tokens", stack(report["tokens_by_fate"]) + _errors(report)),
         ("Validation", _validation_chart(report)),
+        *_over_time(report["curves"]),
         ("Contributors per round", _contributors_chart(rounds, began_s)),
         ("Bytes", _bytes_chart(view, began_s) + _links(report["moved"])),
         ("Rounds", _rounds_chart(rounds, began_s, int(report["settings"]["protocol.fragments"]))),
@@ -113,6 +115,87 @@ def _validation_chart(report: Mapping[str, Any]) -> str:
     points = {key: [(float(p["run_tokens"]), float(p[key])) for p in curve if key in p] for key in named}
     shown = [Series(named[key], there) for key, there in points.items() if there or key == "bits_per_byte"]
     return lines(shown, "tokens trained by the run", "bits per byte")
+
+
+def _over_time(curves: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the charts of what learners said of themselves over time."""
+    learners, rates = curves["learners"], curves["rates"]
+    left_out = curves["learners_left_out"]
+    ended_s = max([at_s for one in learners for at_s in one["at_s"]] + rates["at_s"], default=0.0)
+    more = f'<p class="dim">{left_out:,} more learners are not drawn.</p>' if left_out else ""
+
+    def of_each(what: str, y_label: str, scale: float = 1.0) -> str:
+        drawn = []
+        for one in learners:
+            told = zip(one["at_s"], one[what], strict=True)
+            drawn.append(Series(one["learner"], [(at_s, scale * y) for at_s, y in told if y is not None]))
+        return lines(drawn, "seconds", y_label, (0.0, ended_s)) + more
+
+    speeds = [
+        Series(name, list(zip(rates["at_s"], told, strict=True)))
+        for name, told in (
+            *((one["learner"], one["tokens_per_s"]) for one in learners if one["tokens_per_s"]),
+            *([("all learners", rates["tokens_per_s"])] if len(learners) > 1 else []),
+        )
+    ]
+    return [
+        ("Training loss of each learner", of_each("loss", "nats per token")),
+        ("Tokens per second", lines(speeds, "seconds", "tokens per second", (0.0, ended_s)) + more),
+        ("Versions that each learner lags behind", of_each("lag", "versions")),
+        ("Overhead of each learner", of_each("overhead", "% of its time", 100.0)),
+    ]
+
+
+def _slow(told: Mapping[str, Any] | None) -> str:
+    """Return the largest shares of time lost, each with the command that tells more."""
+    if told is None:
+        return '<p class="none">the event log could not be read to its end</p>'
+    parts = []
+    for of, whole, intro in (
+        (
+            "learners",
+            "of the learners' time",
+            "Time that learners were there and did not step, or stepped more slowly:",
+        ),
+        ("rounds", "of the rounds' time", "Where rounds spent their time; learners do not wait for it:"),
+    ):
+        items = "".join(
+            f"<li><b>{100 * one['share']:.1f}%</b> {whole}, {one['seconds']:,.3g} s ({escape(one['what'])}): "
+            f"{escape(one['who'] or 'rounds')} {_code(one['sentence'])}. {_more(one['command'])}</li>"
+            for one in told["lost"]
+            if one["of"] == of
+        )
+        nothing = f'<p class="none">nothing of note {whole}</p>'
+        parts.append(f"<p>{intro}</p><ul>{items}</ul>" if items else nothing)
+    found = "".join(map(_found, told["findings"]))
+    parts.append(f"<p>What stands out:</p><ul>{found}</ul>" if found else "")
+    notes = "".join(f"<li>{escape(note)}</li>" for note in told["notes"])
+    return "".join(parts) + (
+        f'<ul class="dim">{notes}<li>the commands take <code>--out</code> and the folder of this run</li></ul>'
+    )
+
+
+def _found(one: Mapping[str, Any]) -> str:
+    """Return a finding as an item: its sentence, its time, its command, and beneath it what it has led to."""
+    until = "the end" if one["until_s"] is None else f"{one['until_s']:,.1f} s"
+    beneath = "".join(map(_found, one["consequences"]))
+    so = f"<ul>{beneath}</ul>" if beneath else ""
+    return (
+        f"<li>{escape(one['cause'])}, {escape(one['culprit'])}: {escape(one['text'])} "
+        f"({one['from_s']:,.1f} s to {until}). {_more(one['command'])}{so}</li>"
+    )
+
+
+def _more(command: str) -> str:
+    return f'<span class="dim">More: <code>{escape(command)}</code></span>'
+
+
+def _code(sentence: str) -> str:
+    """Return a sentence with what it has between backquotes as code."""
+    return "".join(
+        f"<code>{escape(part)}</code>" if number % 2 else escape(part)
+        for number, part in enumerate(sentence.split("`"))
+    )
 
 
 def _contributors_chart(rounds: list[RoundLine], began_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,30 +14,36 @@ from atoll.report.collect import Facts, collect
 from atoll.report.html import page
 from atoll.run.folder import RunFile, RunFolder
 from atoll.run.view import RunView
+from atoll.story.history import History
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What the report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
+
+    `data_hash` is the fingerprint of the token shards. `fragment_ledger` is the ledger from the fragments' heads, for a run in
+    which a shard did not close its own. `history` is the event log as stories read it.
+    """
+
+    data_hash: str = ""
+    fragment_ledger: Ledger | None = None
+    history: History | None = None
 
 
 def write_report(
-    folder: RunFolder,
-    view: RunView,
-    run: RunFile,
-    data_hash: str,
-    clock: Literal["wall", "virtual"] = "wall",
-    *,
-    fragment_ledger: Ledger | None = None,
+    folder: RunFolder, view: RunView, run: RunFile, last: BrokerFacts, clock: Literal["wall", "virtual"] = "wall"
 ) -> dict[str, Any]:
-    """Write both files and return the report. Of the run's own processes only the broker still runs.
-
-    `fragment_ledger` is the ledger from the fragments' heads, for a run in which a shard did not close its own.
-    """
+    """Write both files and return the report. Of the run's own processes only the broker still runs."""
     facts = Facts(
         run=run.run,
         settings=run.settings,
         sessions=run.sessions,
         validation=_exported(folder.path("validation.json")),
-        data_hash=data_hash,
+        data_hash=last.data_hash,
         ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
         clock=clock,
-        fragment_ledger=fragment_ledger,
+        fragment_ledger=last.fragment_ledger,
+        history=last.history,
     )
     report = collect(view, facts)
     folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")

@@ -70,13 +70,15 @@ class FrameReader:
             raise FrameRejected("size", "a frame of another length", got=ref.chunks, allowed=framing.segments)
         return cls(Download(ref, framing.size_bytes), FrameDecoder(elements, codec, slices))
 
-    async def receive(self, bus: Bus) -> None:
-        """Read what is missing; raises what the bus and `FrameDecoder.take` raise."""
+    async def receive(self, bus: Bus, keep: dict[int, bytes] | None = None) -> None:
+        """Read what is missing, and `keep` the pieces as they came by number; raises what the bus and `FrameDecoder` raise."""
         elements = self.frame.framing.elements
         async with contextlib.aclosing(bus.pieces(self.download)) as pieces:
             async for portion in pieces:
                 bus.stats.frame_bytes_down += sum(len(piece) for _, piece in portion)
                 await off_loop(elements, self.frame.take, portion)
+                if keep is not None:
+                    keep |= {number: bytes(piece) for number, piece in portion}
 
 
 def keyframe_of(values: Vector) -> FrameEncoder:

@@ -1,133 +1,281 @@
-"""The fields of each kind of event, as a reader of the event log takes them: an event lacks none of them, and may have more."""
+"""The fields of each kind of event, as a reader of the event log takes them: an event lacks none of them, and may have more.
+
+Every number, text and table here has a bound (`atoll.base.quantities`), for readers add up, print and draw what stands here.
+A bound is never narrower than what the writer may honestly write. A shard writes down what learners claim in their manifests,
+and what it works out from their heartbeats. If a bound here were narrower than theirs, a learner could make the event of a
+whole round unreadable. So sums over a round are `Total`, and times that a shard works out are a `Figure`.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.parsing import parsed
-from atoll.base.quantities import Count
+from atoll.base.parsing import fault_of, parsed
+from atoll.base.quantities import (
+    FRAGMENTS_MAX,
+    LEARNERS_MAX,
+    Count,
+    Description,
+    Epoch,
+    Figure,
+    FragmentNumber,
+    Incarnation,
+    Moment,
+    PeerId,
+    PushNumber,
+    RunTokens,
+    Seconds,
+    SizeBytes,
+    Steps,
+    Text,
+    Tokens,
+    Total,
+    Version,
+    Word,
+)
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.reasons import RoundReasons
-from atoll.wire.messages import Event
-from atoll.wire.traffic import LinkTraffic
+from atoll.wire.messages import Event, LearnerState, Shards
+from atoll.wire.traffic import NOTHING, LinkTraffic
+
+WORDS_MAX: Final = 256
+"""How many reasons, or measured values, one event names."""
+Amounts = Annotated[dict[Word, Count], msgspec.Meta(max_length=WORDS_MAX)]
+Durations = Annotated[dict[Word, Figure], msgspec.Meta(max_length=WORDS_MAX)]
+Values = Annotated[dict[Text, Figure], msgspec.Meta(max_length=WORDS_MAX)]
+Versions = Annotated[dict[FragmentNumber, Version], msgspec.Meta(max_length=FRAGMENTS_MAX)]
 
 F = TypeVar("F", bound=msgspec.Struct)
 
 
 class Contributor(msgspec.Struct, frozen=True):
-    """One contribution to a round, and what caused it.
+    """One contribution to a round, and what caused it. None and zeros stand for what a shard did not note.
 
-    Where a run merges robustly: how many of its slices were shortened, and in how many it was not heard.
+    Attributes:
+        shortened, unheard: where a run merges robustly, how many of its slices were shortened, or not heard.
+        arrived_s: when its manifest arrived, in seconds after the round's first call; negative: before it.
+        read_s: from its arrival until it was read and validated.
+        loss: the learner's last known training loss when it sent it.
+        bytes: the size of its frame.
+        adopted_at_s, step_s, upload_s, full_s: notes of its learner (`atoll.wire.push_notes`).
+        staleness_weight: what it kept of its weight, 0..1.
+        norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.
+        aligned, aligned_with_others: its cosine with the merge, and with the other learners (`atoll.merge.alignment`).
     """
 
-    learner: str
-    incarnation: int
-    age: int
-    tokens: int
-    weight: float
-    push: int = 0
-    cause_id: str = ""
-    shortened: int = 0
-    unheard: int = 0
+    learner: PeerId
+    incarnation: Incarnation
+    age: Count
+    tokens: Tokens
+    weight: Figure
+    push: PushNumber = 0
+    cause_id: Text = ""
+    shortened: Count = 0
+    unheard: Count = 0
+    steps: Steps = 0
+    arrived_s: Figure | None = None
+    read_s: Figure | None = None
+    loss: Figure | None = None
+    bytes: SizeBytes = 0
+    adopted_at_s: Moment = 0.0
+    step_s: Seconds = 0.0
+    upload_s: Seconds = 0.0
+    full_s: Seconds = 0.0
+    staleness_weight: Figure | None = None
+    norm: Figure | None = None
+    corrected: Count = 0
+    corrected_norm: Figure | None = None
+    aligned: Figure | None = None
+    aligned_with_others: Figure | None = None
 
 
 class RoundView(msgspec.Struct, frozen=True):
-    """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did."""
+    """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did.
 
-    fragment: int
-    version: int
-    contributors: tuple[Contributor, ...]
-    tokens: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    quorum_wait_s: float = 0.0
-    grace_s: float = 0.0
-    waited_s: float = 0.0
-    merge_s: float = 0.0
-    commit_s: float = 0.0
-    end: str = ""
-    live: int = 0
-    run_tokens: int = 0
-    parameters: int = 0
-    queued_s: float = 0.0
-    cause_id: str = ""
+    `hindered` are the seconds that the commit waited because the broker was "full" or "away".
+    """
+
+    fragment: FragmentNumber
+    version: Version
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=LEARNERS_MAX)]
+    tokens: Total = 0
+    bytes_up: Total = 0
+    bytes_down: Total = 0
+    quorum_wait_s: Figure = 0.0
+    grace_s: Figure = 0.0
+    waited_s: Figure = 0.0
+    merge_s: Figure = 0.0
+    commit_s: Figure = 0.0
+    end: Text = ""
+    live: Count = 0
+    run_tokens: RunTokens = 0
+    parameters: Total = 0
+    queued_s: Figure = 0.0
+    cause_id: Text = ""
     why: RoundReasons | None = None
+    hindered: Durations = msgspec.field(default_factory=dict)
+
+
+class WaitingEvent(msgspec.Struct, frozen=True):
+    """The fields of a `waiting` event: a round that is to make `version` was called again, and why."""
+
+    fragment: FragmentNumber
+    version: Version
+    why: Description
+    cause_id: Text = ""
 
 
 class JoinedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `joined` event."""
+    """The fields of a `joined` event: an incarnation of a learner trains from now on; `took_s` is how long its start took."""
 
-    incarnation: int
+    incarnation: Incarnation
     founder: bool = False
-    versions_max: int = 0
-    took_s: float = 0.0
+    versions_max: Version = 0
+    took_s: Figure = 0.0
+
+
+class RecoveredEvent(msgspec.Struct, frozen=True):
+    """The fields of a `recovered` event: where an incarnation's optimizer state came from (`checkpoint`, `peer`, `fresh`)."""
+
+    source: Text
+    incarnation: Incarnation
 
 
 class LeftEvent(msgspec.Struct, frozen=True):
-    """The fields of a `left` event."""
+    """The fields of a `left` event: a learner has left with everything durable, and what it had trained."""
 
-    incarnation: int
-    tokens: int
-    steps: int
+    incarnation: Incarnation
+    tokens: Tokens
+    steps: Steps
 
 
 class RefusedContribution(msgspec.Struct, frozen=True):
-    """One contribution that was refused."""
+    """One contribution that was refused; push 0: the event does not say which.
 
-    reason: str
-    learner: str = ""
+    `norm` is the length (L2) of one that was refused for its length, and `norm_max` what was allowed; 0: it was not measured.
+    """
+
+    reason: Word
+    learner: PeerId = ""
+    incarnation: Incarnation = 0
+    fragment: FragmentNumber = 0
+    push: PushNumber = 0
+    cause_id: Text = ""
+    base_version: Version | None = None
+    upload_s: Seconds = 0.0
+    norm: Figure = 0.0
+    norm_max: Figure = 0.0
 
 
 class RefusedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `refused` event."""
+    """The fields of a `refused` event: contributions that were refused at about one time."""
 
     refusals: tuple[RefusedContribution, ...]
+
+
+class ServingEvent(msgspec.Struct, frozen=True):
+    """The fields of a `serving` event: a process has become the owner of a shard, whose fragments had these versions."""
+
+    epoch: Epoch
+    versions: Versions
+    took_s: Figure = 0.0
+    host: Text = ""
+    pid: Count = 0
 
 
 class JunkEvent(msgspec.Struct, frozen=True):
     """The fields of a `junk` event: what a shard dropped since the last one, by reason."""
 
-    reasons: dict[str, Count]
+    reasons: Amounts
 
 
 class QuarantineEvent(msgspec.Struct, frozen=True):
     """The fields of a `quarantined` event: the isolated learner, its number of offences, and the last offence."""
 
-    learner: str
-    incarnation: int
-    offences: int
-    reason: str
+    learner: PeerId
+    incarnation: Incarnation
+    offences: Count
+    reason: Text
 
 
 class ClosedEvent(msgspec.Struct, frozen=True):
     """The fields of a `ledger` event: a shard's closing ledger; a large one comes in parts."""
 
     ledger: Ledger
-    part: int = 0
-    commits: int = 0
-    reason: str = ""
+    part: Count = 0
+    commits: Count = 0
+    reason: Text = ""
+
+
+class SampleEvent(msgspec.Struct, frozen=True):
+    """The fields of a `sample` event: what a curve needs of a learner's heartbeat (`Beat` in `atoll.wire.messages`)."""
+
+    incarnation: Incarnation
+    step: Steps
+    tokens: Tokens
+    state: LearnerState = "training"
+    step_s: Seconds = 0.0
+    tokens_per_s: Figure = 0.0
+    loss: Figure | None = None
+    overhead: Figure = 0.0
+    lag_versions: Count = 0
+    moved: LinkTraffic = NOTHING
 
 
 class ReportedTotals(msgspec.Struct, frozen=True):
-    """The fields of a `moved` event: the traffic of a learner's incarnation, or of a process that serves `shards`."""
+    """The fields of a `moved` event: the traffic of a learner's incarnation, or of a process that has served `shards`.
 
-    role: str
+    Of a synchronizer process it is also the sample of its presence: the shards that it owns and wants at that moment.
+    """
+
+    role: Literal["learner", "synchronizer"]
     moved: LinkTraffic
-    incarnation: int = 0
-    shards: tuple[int, ...] = ()
+    incarnation: Incarnation = 0
+    shards: Shards = ()
+    owns: Shards = ()
+    wants: Shards = ()
 
 
 class ValidationEvent(msgspec.Struct, frozen=True):
-    """The fields of a `validation` event; `average` is measured on the averaged values, where the run keeps them."""
+    """The fields of a `validation` event: bits per byte of the merged model (`average`: of the averaged values)."""
 
-    run_tokens: int
-    bits_per_byte: float
-    versions_min: int = 0
-    versions_max: int = 0
-    average: float | None = None
+    run_tokens: RunTokens
+    bits_per_byte: Figure
+    versions_min: Version = 0
+    versions_max: Version = 0
+    average: Figure | None = None
+
+
+class EvaluatedEvent(msgspec.Struct, frozen=True):
+    """The fields of an `evaluated` event: what a function of a person's own measured, of the averaged values, too."""
+
+    run_tokens: RunTokens
+    values: Values
+    average: Values | None = None
+    versions_min: Version = 0
+    versions_max: Version = 0
+
+
+EVENT_FIELDS: Final[dict[str, type[msgspec.Struct]]] = {
+    "round": RoundView,
+    "waiting": WaitingEvent,
+    "refused": RefusedEvent,
+    "junk": JunkEvent,
+    "quarantined": QuarantineEvent,
+    "serving": ServingEvent,
+    "joined": JoinedEvent,
+    "recovered": RecoveredEvent,
+    "left": LeftEvent,
+    "moved": ReportedTotals,
+    "sample": SampleEvent,
+    "validation": ValidationEvent,
+    "evaluated": EvaluatedEvent,
+    "ledger": ClosedEvent,
+}
+"""The fields of every kind of event that a process of ours writes."""
 
 
 def fields_of(event: Event, kind: type[F]) -> F:
@@ -135,4 +283,4 @@ def fields_of(event: Event, kind: type[F]) -> F:
     try:
         return parsed(msgspec.json.encode(event.fields), kind)
     except msgspec.MsgspecError as error:
-        raise PeerMisbehaved(f"not the fields of a {event.kind}", got=str(error)) from error
+        raise PeerMisbehaved(f"not the fields of a {event.kind}", got=fault_of(error)) from error

@@ -25,6 +25,7 @@ import msgspec
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import InUse, SettingsError, StorageFull
 from atoll.base.parsing import parsed
+from atoll.base.regular_files import TooLarge, read_file
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
@@ -47,13 +48,11 @@ class RebuiltRecord(msgspec.Struct, kw_only=True):
 
 
 class SessionRecord(msgspec.Struct, kw_only=True):
-    """One `atoll up` on this run: wall seconds, learner-seconds present and stepping (see goodput), bytes moved."""
+    """One `atoll up` on this run: its wall seconds, how it ended, bytes moved."""
 
     began_at_s: float
     wall_s: float = 0.0
     ended: str = "running"
-    present_s: float = 0.0
-    stepping_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
     rebuilt: RebuiltRecord | None = None
@@ -86,15 +85,15 @@ def read_run_file(out: Path) -> RunFile | None:
 
     Raises `SettingsError` when `out` is not a folder or its `run.json` is damaged or of another schema.
     """
-    if out.exists() and not out.is_dir():
-        raise SettingsError("the folder of a run is not a folder", got=out, todo="choose another --out")
     path = out / "run.json"
     try:
-        if path.stat().st_size > RUN_FILE_BYTES_MAX:
-            raise SettingsError(f"{path} is too large to be ours", todo="choose another --out")
-        run = parsed(path.read_bytes(), RunFile)
+        run = parsed(read_file(path, RUN_FILE_BYTES_MAX), RunFile)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise SettingsError("the folder of a run is not a folder", got=out, todo="choose another --out") from None
+    except TooLarge:
+        raise SettingsError(f"{path} is too large to be ours", todo="choose another --out") from None
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
             f"{path} cannot be read", got=error, todo="restore it, or choose another --out for a new run"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from atoll.base import spans
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
@@ -75,7 +76,8 @@ async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment, *, again:
         raise BlobGone("the head is gone", got=held.fragment)
     if head.version == held.version and not again:
         return None
-    return await fetch_frame(bus, run, head, held)
+    with spans.span(f"fetch fragment {head.fragment}", version=head.version, held=held.version):
+        return await fetch_frame(bus, run, head, held)
 
 
 async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None) -> GlobalFragment:

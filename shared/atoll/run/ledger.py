@@ -50,17 +50,31 @@ class IncarnationAccount:
 
 
 async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
-    """Return every incarnation of the run with its account, in order of names."""
+    """Return every incarnation of the run with its account, by learner and number."""
     ledger = await read_ledger(bus, run)
     newest = await read_members(bus, run.subjects)
     lives = []
-    for name, account in sorted(ledger.accounts.items()):
-        learner, _, incarnation = name.rpartition("/")
+    for name in sorted(ledger.accounts, key=_in_order):
+        account, (learner, number) = ledger.accounts[name], _in_order(name)
         member = newest.get(learner)
-        present = member is not None and member.incarnation == int(incarnation)
+        present = member is not None and member.incarnation == number
         over = account.left or (present and member is not None and member.left)
         lives.append(IncarnationAccount(name, account, "left" if over else "present" if present else "died"))
     return lives
+
+
+def ended_lives(ledger: Ledger) -> list[IncarnationAccount]:
+    """Return every incarnation of a run that is over, by learner and number: who has not left has died."""
+    return [
+        IncarnationAccount(name, ledger.accounts[name], "left" if ledger.accounts[name].left else "died")
+        for name in sorted(ledger.accounts, key=_in_order)
+    ]
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    """Return the learner and the number of an incarnation: the second comes before the tenth."""
+    learner, _, incarnation = name.rpartition("/")
+    return learner, int(incarnation)
 
 
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:

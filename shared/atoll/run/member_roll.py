@@ -19,7 +19,7 @@ from atoll.base.logs import get
 from atoll.base.quantities import INCARNATION_MAX
 from atoll.bus.interface import Bus
 from atoll.run.record import read_members
-from atoll.wire.subjects import Subjects
+from atoll.wire.subjects import Subjects, is_token
 
 READ_S: Final = 0.5
 READ_S_MAX: Final = 4.0
@@ -38,6 +38,7 @@ class MemberRoll:
         self._bus = bus
         self._subjects = subjects
         self._newest: dict[str, int] = {}
+        self._regions: dict[str, str] = {}
         self._wanted = asyncio.Event()
 
     def __contains__(self, learner: str) -> bool:
@@ -48,6 +49,10 @@ class MemberRoll:
         """Return whether an incarnation is the member's present one, or a former one."""
         return incarnation <= self._newest.get(learner, -1)
 
+    def region_of(self, learner: str) -> str:
+        """Return the region whose synchronizer folds what a learner sends, empty if its record names none."""
+        return self._regions.get(learner, "")
+
     def ask(self) -> None:
         """Have the records read soon."""
         self._wanted.set()
@@ -57,6 +62,11 @@ class MemberRoll:
         members = await read_members(self._bus, self._subjects)
         self._newest = {
             learner: INCARNATION_MAX if member is None else member.incarnation for learner, member in members.items()
+        }
+        self._regions = {
+            learner: member.region
+            for learner, member in members.items()
+            if member is not None and is_token(member.region)
         }
 
     async def keep_reading(self, on_read: Callable[[float], bool]) -> None:

@@ -61,9 +61,9 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
     average = None
     if run.protocol.average_versions:
         kept = {p: await _fetch_average(bus, run, head, values[p]) for p, head in sorted(heads.items())}
-        average = _assembled(run.layout, kept)
+        average = assembled(run.layout, kept)
     versions = [head.version for head in heads.values()]
-    return MergedModel(_assembled(run.layout, values), min(versions), max(versions), average)
+    return MergedModel(assembled(run.layout, values), min(versions), max(versions), average)
 
 
 def warn_if_unmerged(run: RunRecord, merged: MergedModel) -> None:
@@ -80,7 +80,7 @@ def warn_if_partial(run: RunRecord) -> None:
         )
 
 
-def _assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
+def assembled(layout: Layout, values: Mapping[int, Vector]) -> dict[str, Any]:
     """Return NumPy arrays by name, in their dtypes, from the flat float32 values of the fragments."""
     tensors = {t.name: np.zeros(t.shape, dtype=np.float32) for t in layout.tensors}
     for fragment, vector in values.items():

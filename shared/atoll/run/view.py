@@ -2,7 +2,9 @@
 
 `on_beat` takes heartbeats, which may be lost; `on_event` takes entries of the event log, each once and in order.
 Nothing here reads a clock or a socket: arrival times are arguments. Everything is bounded: beyond a bound the view
-forgets the oldest entry. It keeps sums beside the lists, so that forgetting does not change them.
+forgets the oldest entry. It keeps sums beside the lists, so that forgetting does not change them; sums saturate. Only
+the table of learners does not forget: on an open broker anybody invents names, and what is said under a name beyond
+`LEARNERS_KEPT` is counted and passed over, so that invented ones put nobody out who is known.
 
 **Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
 session until it says that it left. A gap between two incarnations (killed, restarted, compiling) counts as presence
@@ -23,6 +25,7 @@ from typing import Final
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.protocol.ledger import continued
 from atoll.run.event_fields import (
     ClosedEvent,
@@ -33,16 +36,23 @@ from atoll.run.event_fields import (
     RefusedEvent,
     ReportedTotals,
     RoundView,
+    SampleEvent,
     ValidationEvent,
     fields_of,
 )
+from atoll.run.samples import Curve, SampleLine
 from atoll.wire.messages import Beat, Event, Presence
 from atoll.wire.traffic import TrafficMeter
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000
+ISOLATIONS_MAX: Final = 1_000
 LIVES_MAX: Final = 10_000
 HOSTS_MAX: Final = 1_000
+LEARNERS_KEPT: Final = 2 * LEARNERS_MAX
+REASONS_KEPT: Final = 256
+OTHER: Final = "other"
+"""What reasons and writers beyond `REASONS_KEPT` are counted under."""
 FORMER: Final = ""
 """The name for the bytes of synchronizer processes that the view has forgotten."""
 
@@ -55,6 +65,14 @@ class MeasuredEvent:
     token_fragments_merged: int
 
 
+@dataclass(slots=True)
+class Unreadable:
+    """Messages of one writer that no correct peer sends: how many, and what was wrong with the newest."""
+
+    count: int = 0
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundLine:
     """A commit, with the shard that made it and the wall time it wrote."""
@@ -62,6 +80,14 @@ class RoundLine:
     at_s: float
     shard: str
     round: RoundView
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationLine:
+    """A learner was put into quarantine at `at_s` (wall time)."""
+
+    at_s: float
+    event: QuarantineEvent
 
 
 @dataclass(slots=True)
@@ -94,13 +120,14 @@ class LearnerLife:
 
 @dataclass(slots=True)
 class LearnerView:
-    """A learner id: its incarnations, when it was last heard (arrival, seconds), and its learner-seconds."""
+    """A learner id: its incarnations, when it was last heard (arrival, seconds), its learner-seconds, and its curve."""
 
     learner: str
     lives: dict[int, LearnerLife] = field(default_factory=dict)
     heard_s: float | None = None
     present_s: float = 0.0
     stepping_s: float = 0.0
+    curve: Curve = field(default_factory=Curve)
 
     @property
     def latest(self) -> LearnerLife | None:
@@ -108,16 +135,25 @@ class LearnerView:
         return self.lives[max(self.lives)] if self.lives else None
 
     @property
+    def told(self) -> Beat | SampleEvent | None:
+        """Return what it said last of its steps: the newest life's heartbeat, else its newest sample in the event log."""
+        life, newest = self.latest, self.curve.newest
+        if life is not None and life.beat is not None:
+            return life.beat
+        return None if newest is None else newest.sample
+
+    @property
     def tokens(self) -> int:
         """Return the tokens of all its incarnations, as far as known."""
-        return sum(life.tokens for life in self.lives.values())
+        return at_most(RUN_TOKENS_MAX, sum(life.tokens for life in self.lives.values()))
 
 
 @dataclass(slots=True)
 class HostView:
-    """A synchronizer process: shards it has owned, whether it owns any, its link, last heard (arrival, seconds)."""
+    """A synchronizer process: shards it has owned, those it owns, its link, last heard (arrival, seconds)."""
 
     shards: set[int] = field(default_factory=set)
+    owns: tuple[int, ...] = ()
     serving: bool = False
     meter: TrafficMeter = field(default_factory=TrafficMeter)
     heard_s: float | None = None
@@ -137,7 +173,11 @@ class FragmentView:
 
 @dataclass(slots=True)
 class RunView:
-    """The state of a run as far as heard."""
+    """The state of a run as far as heard.
+
+    `unreadable` counts messages that no correct peer sends, `strange` those by writer. `passed_over` counts messages of
+    learners for which there was no room.
+    """
 
     learners: dict[str, LearnerView] = field(default_factory=dict)
     hosts: dict[str, HostView] = field(default_factory=dict)
@@ -147,7 +187,7 @@ class RunView:
     closed: dict[str, ClosedEvent] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     junk: Counter[str] = field(default_factory=Counter)
-    quarantined: list[QuarantineEvent] = field(default_factory=list)
+    isolations: deque[IsolationLine] = field(default_factory=lambda: deque(maxlen=ISOLATIONS_MAX))
     commits: int = 0
     bytes_merged: int = 0
     bytes_published: int = 0
@@ -156,11 +196,19 @@ class RunView:
     token_fragments_merged: int = 0
     tokens_told: int = 0
     unreadable: int = 0
+    strange: dict[str, Unreadable] = field(default_factory=dict)
+    passed_over: int = 0
+
+    @property
+    def quarantined(self) -> list[QuarantineEvent]:
+        """Return the learners that shards have put into quarantine, oldest first."""
+        return [line.event for line in self.isolations]
 
     @property
     def run_tokens(self) -> int:
         """Return the run's trained tokens as learners report them, never less than shards have reported."""
-        return max(self.tokens_told, sum(learner.tokens for learner in self.learners.values()))
+        reported = sum(learner.tokens for learner in self.learners.values())
+        return at_most(RUN_TOKENS_MAX, max(self.tokens_told, reported))
 
     @property
     def present_s(self) -> float:
@@ -192,7 +240,9 @@ class RunView:
 
     def on_beat(self, beat: Beat, at_s: float) -> None:
         """Take a heartbeat that arrived at `at_s`, in seconds of any clock that never goes back."""
-        learner, life = self._life(beat.learner, beat.incarnation)
+        if (found := self._life(beat.learner, beat.incarnation)) is None:
+            return
+        learner, life = found
         former = life.beat
         if former is not None and former.state == "left":
             return
@@ -212,7 +262,7 @@ class RunView:
         """Take a synchronizer process's presence message that arrived at `at_s`."""
         host = self._host(presence.name)
         host.shards.update(presence.owns)
-        host.serving = bool(presence.owns)
+        host.owns, host.serving = tuple(presence.owns), bool(presence.owns)
         host.meter.take(presence.moved, at_s)
         host.heard_s = at_s
 
@@ -223,18 +273,27 @@ class RunView:
             return
         try:
             handler(event)
-        except PeerMisbehaved:
-            self.unreadable += 1
+        except PeerMisbehaved as error:
+            self.refuse(event.who, f"{error.what}: {error.got}")
+
+    def refuse(self, writer: str, reason: str) -> None:
+        """Count a message that no correct peer sends; `writer` is the process whose subject it came on."""
+        self.unreadable += 1
+        if writer not in self.strange and len(self.strange) >= REASONS_KEPT:
+            writer = OTHER
+        told = self.strange.setdefault(writer, Unreadable())
+        told.count, told.reason = told.count + 1, reason
 
     def _on_round(self, event: Event) -> None:
         line = fields_of(event, RoundView)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
         self.commits += 1
-        self.bytes_merged += line.bytes_up
-        self.bytes_published += line.bytes_down
-        self.parameters_merged += line.parameters * len(line.contributors)
-        self.parameters_published += line.parameters
-        self.token_fragments_merged += line.tokens
+        self.bytes_merged = at_most(TOTAL_MAX, self.bytes_merged + line.bytes_up)
+        self.bytes_published = at_most(TOTAL_MAX, self.bytes_published + line.bytes_down)
+        merged = line.parameters * len(line.contributors)
+        self.parameters_merged = at_most(TOTAL_MAX, self.parameters_merged + merged)
+        self.parameters_published = at_most(TOTAL_MAX, self.parameters_published + line.parameters)
+        self.token_fragments_merged = at_most(TOTAL_MAX, self.token_fragments_merged + line.tokens)
         self.tokens_told = max(self.tokens_told, line.run_tokens)
         known = self.fragments.get(line.fragment)
         if known is None or line.version >= known.version:
@@ -244,23 +303,29 @@ class RunView:
 
     def _on_joined(self, event: Event) -> None:
         told = fields_of(event, JoinedEvent)
-        _, life = self._life(event.who, told.incarnation)
+        if (found := self._life(event.who, told.incarnation)) is None:
+            return
+        _, life = found
         life.joined_at_s, life.took_s, life.founder = event.at_s, told.took_s, told.founder
 
     def _on_left(self, event: Event) -> None:
         told = fields_of(event, LeftEvent)
-        _, life = self._life(event.who, told.incarnation)
+        if (found := self._life(event.who, told.incarnation)) is None:
+            return
+        _, life = found
         life.left = True
         life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.steps)
 
     def _on_refused(self, event: Event) -> None:
-        self.refused.update(refusal.reason for refusal in fields_of(event, RefusedEvent).refusals)
+        for refusal in fields_of(event, RefusedEvent).refusals:
+            _count(self.refused, refusal.reason, 1)
 
     def _on_junk(self, event: Event) -> None:
-        self.junk.update(fields_of(event, JunkEvent).reasons)
+        for reason, count in fields_of(event, JunkEvent).reasons.items():
+            _count(self.junk, reason, count)
 
     def _on_quarantined(self, event: Event) -> None:
-        self.quarantined.append(fields_of(event, QuarantineEvent))
+        self.isolations.append(IsolationLine(event.at_s, fields_of(event, QuarantineEvent)))
 
     def _on_ledger(self, event: Event) -> None:
         """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
@@ -271,13 +336,27 @@ class RunView:
         self.tokens_told = max(self.tokens_told, fragment_ledger.run_tokens)
 
     def _on_moved(self, event: Event) -> None:
+        """Keep the traffic of a link. A known learner has none of the links of synchronizers, whatever it says."""
         told = fields_of(event, ReportedTotals)
         if told.role == "learner":
-            self._life(event.who, told.incarnation)[1].meter.take(told.moved)
+            if (found := self._life(event.who, told.incarnation)) is not None:
+                found[1].meter.take(told.moved)
+        elif event.who in self.learners:
+            raise PeerMisbehaved("a learner in the part of a synchronizer", got=event.who)
         else:
             host = self._host(event.who)
             host.shards.update(told.shards)
             host.meter.take(told.moved)
+
+    def _on_sample(self, event: Event) -> None:
+        """Keep a point of the learner's curve; what it says of sums holds for a life whose heartbeats nobody heard."""
+        told = fields_of(event, SampleEvent)
+        if (found := self._life(event.who, told.incarnation)) is None:
+            return
+        learner, life = found
+        learner.curve.add(SampleLine(event.at_s, told))
+        life.meter.take(told.moved)
+        life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.step)
 
     def _on_validation(self, event: Event) -> None:
         """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the event log."""
@@ -294,14 +373,27 @@ class RunView:
             former.meter.moved = former.meter.moved.plus(oldest.meter.moved)
         return self.hosts.setdefault(name, HostView())
 
-    def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, LearnerLife]:
-        """Return the learner and its incarnation, added if new; beyond the bound the oldest incarnation is dropped."""
+    def _life(self, learner: str, incarnation: int) -> tuple[LearnerView, LearnerLife] | None:
+        """Return the learner and its incarnation, added if new; None, and count it, if there is no room for its name.
+
+        Beyond the bound of incarnations the oldest is dropped.
+        """
+        if learner not in self.learners and len(self.learners) >= LEARNERS_KEPT:
+            self.passed_over += 1
+            return None
         view = self.learners.setdefault(learner, LearnerView(learner))
         if incarnation not in view.lives and len(view.lives) >= LIVES_MAX:
             del view.lives[min(view.lives)]
         return view, view.lives.setdefault(incarnation, LearnerLife(incarnation))
 
 
+def _count(counts: Counter[str], reason: str, count: int) -> None:
+    """Add to the count of a reason; those beyond the bound are counted together."""
+    if reason not in counts and len(counts) >= REASONS_KEPT:
+        reason = OTHER
+    counts[reason] = at_most(COUNT_MAX, counts[reason] + count)
+
+
 _KINDS: Final = frozenset(
-    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "validation"}
+    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "sample", "validation"}
 )

@@ -1,9 +1,10 @@
 """Keeps a `RunView` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
-It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others.
+It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others. A heartbeat, a presence and
+an event count only if they stand on the subject of who they are of (`atoll.wire.event_log`).
 
 It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
-counted and skipped. The event log is read by sequence number, so that each entry is applied once.
+counted and skipped, and the log names its writer once. The event log is read by sequence number, so each entry is applied once.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import asyncio
 from collections.abc import Callable
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.view import RunView
-from atoll.wire.messages import Beat, Event, M, Presence, decode
+from atoll.wire.event_log import event_of
+from atoll.wire.messages import Beat, M, Presence, decode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
 POLL_S = 0.5
+NAME_CHARS_MAX = 64
 PAGE_ENTRIES = 1000
 
 
@@ -37,15 +40,28 @@ class Watch:
         self._clock = clock
         self._after = 0
         self._reading = asyncio.Lock()
+        self.answered_s: float | None = None
+        """When the broker last gave all entries of the event log, by the clock of the view's arrivals."""
         self._roll = MemberRoll(bus, self._subjects)
         self._strangers = Strangers[Beat]()
+        self._named: set[str] = set()
+
+    def region_of(self, learner: str) -> str:
+        """Return the region whose synchronizer folds what a learner sends, as far as known; empty for none."""
+        return self._roll.region_of(learner)
+
+    def read_up_to(self) -> int:
+        """Return the number in the event log of the newest entry that the view has; 0 before the first."""
+        return self._after
 
     async def follow(self) -> None:
         """Keep the view current until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear(self._subjects.beat("*"), Beat, self._on_beat))
+            tasks.create_task(self._hear(self._subjects.beat, Beat, lambda beat: beat.learner, self._on_beat))
             tasks.create_task(self._roll.keep_reading(self._on_roll))
-            tasks.create_task(self._hear(self._subjects.presence("*"), Presence, self.view.on_presence))
+            tasks.create_task(
+                self._hear(self._subjects.presence, Presence, lambda heard: heard.name, self.view.on_presence)
+            )
             tasks.create_task(self._follow_events())
 
     async def catch_up(self) -> None:
@@ -56,10 +72,12 @@ class Watch:
                 for entry in entries:
                     self._after = max(self._after, entry.sequence)
                     try:
-                        self.view.on_event(decode(Event, entry.data))
-                    except PeerMisbehaved:
-                        self.view.unreadable += 1
+                        self.view.on_event(event_of(entry.subject, entry.data))
+                    except PeerMisbehaved as error:
+                        self._refuse(entry.subject, error)
+                self._name_strange()
                 if len(entries) < PAGE_ENTRIES:
+                    self.answered_s = self._clock.monotonic()
                     return
 
     def _on_beat(self, beat: Beat, at_s: float) -> None:
@@ -86,19 +104,43 @@ class Watch:
                 log.info("event_log.unreadable", reason=str(error))
             await asyncio.sleep(POLL_S)
 
-    async def _hear(self, subject: str, kind: type[M], take: Callable[[M, float], None]) -> None:
-        """Let the view `take` every core message on `subject`, with its time of arrival."""
+    async def _hear(
+        self,
+        subject_of: Callable[[str], str],
+        kind: type[M],
+        sender_of: Callable[[M], str],
+        take: Callable[[M, float], None],
+    ) -> None:
+        """Let the view `take` every core message of a kind that is on its sender's own subject, with its time of arrival."""
         while True:
             try:
-                feed = await self._bus.listen(subject)
+                feed = await self._bus.listen(subject_of("*"))
                 break
             except AtollError as error:
-                log.info("core_messages.unheard", subject=subject, reason=str(error))
+                log.info("core_messages.unheard", subject=subject_of("*"), reason=str(error))
                 await asyncio.sleep(POLL_S)
         async for core_message in feed:
             try:
                 message = decode(kind, core_message.data)
-            except PeerMisbehaved:
-                self.view.unreadable += 1
+                check_own(kind.__name__, core_message.subject, subject_of(sender_of(message)))
+            except PeerMisbehaved as error:
+                self._refuse(core_message.subject, error)
+                self._name_strange()
             else:
                 take(message, self._clock.monotonic())
+
+    def _refuse(self, subject: str, error: PeerMisbehaved) -> None:
+        self.view.refuse(subject.rpartition(".")[2][:NAME_CHARS_MAX], f"{error.what}: {error.got}")
+
+    def _name_strange(self) -> None:
+        """Log each writer of unreadable messages once; the view counts them all, and bounds how many it names."""
+        for writer in self.view.strange.keys() - self._named:
+            self._named.add(writer)
+            told = self.view.strange[writer]
+            log.warning("messages.refused", writer=writer, messages=told.count, reason=on_one_line(told.reason))
+
+
+def check_own(kind: str, subject: str, own: str) -> None:
+    """Raise `PeerMisbehaved` if a message did not come on the subject of who it says that it is of."""
+    if subject != own:
+        raise PeerMisbehaved(f"a {kind} in the name of another", got=own, allowed=subject)

@@ -7,9 +7,9 @@ error names the file, the variable or the flag that is wrong, and `atoll config`
 checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
-`train`, `data`, `synchronizer`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training sections are
-plain tables here and are checked by the learner, which knows what they mean, the scenario of a simulation by the simulator;
-the kernel carries them.
+`train`, `data`, `synchronizer`, `monitor`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training
+sections are plain tables here and are checked by the learner, which knows what they mean, the scenario of a simulation by the
+simulator; the kernel carries them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from atoll.settings.sections import (
     DataSettings,
     LearnerSettings,
     LogSettings,
+    MonitorSettings,
     SomePath,
     SynchronizerSettings,
     UpSettings,
@@ -100,6 +101,7 @@ class Settings(BaseSettings):
         run: id of the run.
         seed: seed of the model's first values, of the order of the data and of sampling.
         health_file: file that a service touches while it is healthy (`atoll health` reads it); none for no file.
+        stay: when the run is over, services rest until they are told to stop, for engines that start again whatever ends.
         broker: the broker.
         protocol: what all processes of the run agree on.
         learner: one learner process.
@@ -107,6 +109,7 @@ class Settings(BaseSettings):
         train: the reference learner's optimizer and schedule.
         data: the token shards.
         synchronizer: one synchronizer process.
+        monitor: one monitor process.
         archive: checkpoints outside the broker.
         up: a whole run on this machine.
         log: how a process logs.
@@ -118,6 +121,7 @@ class Settings(BaseSettings):
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: SomePath | None = None
+    stay: bool = False
     broker: BrokerSettings = BrokerSettings()
     protocol: Annotated[ProtocolSettings, BeforeValidator(_protocol)] = ProtocolSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -125,6 +129,7 @@ class Settings(BaseSettings):
     train: dict[str, Any] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     synchronizer: SynchronizerSettings = SynchronizerSettings()
+    monitor: MonitorSettings = MonitorSettings()
     archive: ArchiveSettings = ArchiveSettings()
     up: UpSettings = UpSettings()
     log: LogSettings = LogSettings()
@@ -156,7 +161,15 @@ def bus_options(settings: Settings) -> BusOptions:
     path = settings.broker.identity
     credentials = None if path is None else run_credentials(path, settings.run)
     broker = settings.broker
-    return BusOptions(patience_s=broker.patience_s, replicas=broker.replicas, bulk=broker.bulk, credentials=credentials)
+    region = settings.synchronizer.region or settings.learner.region
+    return BusOptions(
+        patience_s=broker.patience_s,
+        replicas=broker.replicas,
+        taps=broker.taps,
+        region=region,
+        bulk=broker.bulk,
+        credentials=credentials,
+    )
 
 
 @dataclass(frozen=True, slots=True)

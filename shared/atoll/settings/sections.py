@@ -45,6 +45,9 @@ SomePath = Annotated[Path, BeforeValidator(_not_empty)]
 SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_list)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_list)]
 FolderOrUrl = Annotated[str, NamesPlace()]
+HttpAddress = Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$", max_length=253)]
+SinkName = Literal["wandb", "tensorboard", "trackio"]
 Copies = Annotated[Literal[1, 3, 5], BeforeValidator(_number)]
 
 
@@ -65,6 +68,8 @@ class BrokerSettings(Section):
             follows from the model (`atoll.run.stream_room`).
         replicas: nodes of a cluster that each keep a copy of every stream, for the founder of a run. With 3 any one of them
             may die, with 5 any two.
+        taps: what the taps of a new run show, for its founder: "bodies", or "headers" where learners of a release before are to
+            join it, for which bodies are another run's streams (`atoll runs taps`).
         bulk: addresses of further brokers, over which the founder of a run spreads its fragments. Other processes need them
             only where they reach those brokers at other addresses; then as many, in the same order.
     """
@@ -74,6 +79,7 @@ class BrokerSettings(Section):
     identity: SomePath | None = None
     stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
     replicas: Copies = 1
+    taps: Literal["bodies", "headers"] = "bodies"
     bulk: Addresses = Field(default=(), max_length=63, description="a list of addresses, up to 63")
 
 
@@ -94,6 +100,11 @@ class LearnerSettings(Section):
         encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
         spill_bytes: global fragments of this size and more are kept in scratch files and not in memory.
         scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
+        region: the region whose synchronizer folds what this learner sends (`synchronizer.region`); empty for none.
+        sample_s: longest pause between two samples of the learner in the event log, from which a report draws its curves;
+            a learner that is young writes more of them (`atoll.client.samples`).
+        profile: folder for a profile of some steps, which Perfetto reads; none for no profile.
+        profile_steps: how many steps the profile covers.
     """
 
     id: str = "learner-0"
@@ -107,6 +118,10 @@ class LearnerSettings(Section):
     encode: Literal["auto", "host", "device"] = "auto"
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
     scratch_dir: SomePath | None = None
+    region: str = ""
+    sample_s: float = Field(default=30.0, ge=1.0, le=86_400.0)
+    profile: SomePath | None = None
+    profile_steps: int = Field(default=64, ge=1, le=10_000)
 
 
 class DataSettings(Section):
@@ -132,12 +147,48 @@ class SynchronizerSettings(Section):
         restore: URL of an archive from which the process rebuilds a run that the broker does not have; empty for none.
         spill_bytes: arrays of this size and more are kept in scratch files and not in memory.
         scratch_dir: folder of the scratch files; none for the system's folder of temporary files.
+        region: fold the contributions of this region's learners for the shards, and own no shard; empty for a shard's owner.
     """
 
     shard: int | None = Field(default=None, ge=0)
     restore: FolderOrUrl = ""
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
     scratch_dir: SomePath | None = None
+    region: str = ""
+
+
+class MonitorSettings(Section):
+    """One monitor process (`atoll monitor`).
+
+    Attributes:
+        host: address at which it serves metrics and pages, to anybody who reaches it: 127.0.0.1 is this machine alone.
+        port: port at which it serves; 0 takes a free one, which its log names.
+        names: further host names by which it may be asked, such as that of a container or a proxy. Without any it answers to
+            addresses, `localhost`, and, if it serves others, the name of its machine.
+        endpoints: addresses of the monitoring ports of brokers (`http://host:8222`), for their memory and connections.
+        disks: folders on the file systems whose free space is to be known, such as those of brokers on this machine.
+        url_file: file to which it writes its address once it serves; none for no file.
+        folder: where it writes its journal (`RUN.jsonl`: every event, and samples of every metric) and the files of sinks.
+            Without it `runs/monitor`.
+        files: compressed files of the journal that are kept, each of 32 MB before it was compressed.
+        sample_s: seconds between two samples.
+        sinks: where else samples go; each is an extra of its own.
+        traces: address of an OpenTelemetry collector (`http://host:4318/v1/traces`) that is told of each round; empty for none.
+    """
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=9464, ge=0, le=65535)
+    names: Annotated[tuple[HostName, ...], BeforeValidator(_list)] = Field(
+        default=(), max_length=64, description="a list of host names, up to 64"
+    )
+    endpoints: Annotated[tuple[HttpAddress, ...], BeforeValidator(_list)] = Field(default=(), max_length=64)
+    disks: SomePaths = Field(default=(), max_length=64)
+    url_file: SomePath | None = None
+    folder: SomePath | None = None
+    files: int = Field(default=16, ge=1, le=1000)
+    sample_s: float = Field(default=10.0, ge=1.0, le=3600.0)
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(_list)] = ()
+    traces: Annotated[str, Field(pattern=r"^(https?://[^/\s@]+(/\S*)?)?$")] = ""
 
 
 class ArchiveSettings(Section):
@@ -147,15 +198,18 @@ class ArchiveSettings(Section):
         url: a folder, `file://…` or `s3://bucket/prefix`; empty for no archive.
         every_s: a checkpoint is made every so many seconds of the run's age; 0 for never.
         keep: how many of the newest checkpoints that every shard has made are kept.
+        contributions: whether shards also retain every round there, with all contributions, for `atoll replay`. It costs as
+            many bytes as learners send, for ever, and every commit waits for it.
     """
 
     url: FolderOrUrl = ""
     every_s: int = Field(default=300, ge=0, le=7 * 86400)
     keep: int = Field(default=3, ge=1, le=1000)
+    contributions: bool = False
 
 
 class UpSettings(Section):
-    """A whole run on this machine, as `atoll up` starts it; no other process reads this section.
+    """A whole run on this machine, as `atoll up` starts it; of other processes only its page reads this section: `out`.
 
     Attributes:
         learners: how many learners; their ids are learner-1, learner-2 and so on.
@@ -167,8 +221,11 @@ class UpSettings(Section):
         throttle: factor by learner id: every step of that learner takes this many times as long.
         via: broker URL by process (a learner, shard-0, standby-0-1), for processes that reach the broker through a relay.
         port: port of the run's own broker, the next ones for further nodes; 0 for free ones.
-        locked: whether the run's own broker has a locked door; the keys are in the run's folder.
+        locked: whether the run's own broker has a locked door; the keys are in the run's folder. A run that goes on stays as it
+            was begun, and a broker of several nodes is open.
         out: folder of the run; one that holds a run continues it. Without it `runs/<run>`.
+        dashboard: whether a monitor serves the page of the run while it goes on, at `monitor.host` and, if that is set, at
+            `monitor.port`; else at a free port.
     """
 
     learners: int = Field(default=3, ge=1, le=UP_LEARNERS_MAX)
@@ -180,8 +237,9 @@ class UpSettings(Section):
     throttle: dict[str, Annotated[float, Field(ge=1.0, le=THROTTLE_MAX)]] = Field(default_factory=dict)
     via: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=0, ge=0, le=65535)
-    locked: bool = False
+    locked: bool = True
     out: SomePath | None = None
+    dashboard: bool = False
 
 
 class LogSettings(Section):

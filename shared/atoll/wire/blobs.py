@@ -22,6 +22,7 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import blake3
@@ -164,6 +165,14 @@ class Upload:
         return BlobRef(stem, len(made), sum(size for size, _ in made), digest)
 
 
+@dataclass(slots=True)
+class Arrived:
+    """What has arrived of a blob: the digest of each piece by number, and their bytes."""
+
+    digests: dict[int, bytes] = field(default_factory=dict)
+    size_bytes: int = 0
+
+
 class Download:
     """A blob on its way from the broker."""
 
@@ -181,34 +190,38 @@ class Download:
             raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
         self._collision_free = ref.collision_free
-        self._digests: dict[int, bytes] = {}
-        self._size_bytes = 0
+        self._arrived = Arrived()
+
+    def elsewhere(self, stem: str) -> Download:
+        """Return the same download, with one progress for both, of a copy that is kept under another stem."""
+        other = Download(BlobRef(stem, self.ref.chunks, self.ref.size_bytes, self.ref.digest), self.ref.size_bytes)
+        other._arrived = self._arrived
+        return other
 
     def copy(self) -> Download:
         """Return a download with the same progress."""
         other = Download(self.ref, self.ref.size_bytes)
-        other._digests, other._size_bytes = dict(self._digests), self._size_bytes
+        other._arrived = Arrived(dict(self._arrived.digests), self._arrived.size_bytes)
         return other
 
     def pages(self) -> list[list[int]]:
         """Return the numbers of the pieces that have not arrived yet, in portions to ask for."""
-        missing = [number for number in range(self.ref.chunks) if number not in self._digests]
+        missing = [number for number in range(self.ref.chunks) if number not in self._arrived.digests]
         return [missing[at : at + PAGE_PIECES] for at in range(0, len(missing), PAGE_PIECES)]
 
     def take(self, number: int, piece: Buffer) -> None:
         """Note that a piece has arrived; raise `BlobCorrupt` if there is more than announced."""
-        self._digests[number] = _hash(piece, collision_free=self._collision_free)
-        self._size_bytes += len(piece)
-        if self._size_bytes > self.ref.size_bytes:
+        self._arrived.digests[number] = _hash(piece, collision_free=self._collision_free)
+        self._arrived.size_bytes += len(piece)
+        if self._arrived.size_bytes > self.ref.size_bytes:
             raise BlobCorrupt("a blob is longer than announced", got=self.ref.stem, allowed=self.ref.size_bytes)
 
     def verify(self) -> None:
         """Raise `BlobCorrupt` unless everything has arrived as announced."""
-        if self._size_bytes != self.ref.size_bytes:
-            raise BlobCorrupt(
-                "a blob has another size than announced", got=self._size_bytes, allowed=self.ref.size_bytes
-            )
-        digests = b"".join(self._digests[number] for number in range(self.ref.chunks))
+        size_bytes = self._arrived.size_bytes
+        if size_bytes != self.ref.size_bytes:
+            raise BlobCorrupt("a blob has another size than announced", got=size_bytes, allowed=self.ref.size_bytes)
+        digests = b"".join(self._arrived.digests[number] for number in range(self.ref.chunks))
         digest = _hash(digests, collision_free=self._collision_free).hex()
         if digest != self.ref.digest:
             allowed = f"{self.ref.digest} at {self.ref.stem}"

@@ -12,14 +12,13 @@ arXiv 2604.21428: c_tokens, c_steps).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse, SettingsError
-from atoll.base.parsing import parsed
+from atoll.base.parsing import fault_of, parsed
 from atoll.base.quantities import (
     FRAGMENTS_MAX,
     LEARNERS_MAX,
@@ -27,9 +26,11 @@ from atoll.base.quantities import (
     Description,
     Digest,
     Epoch,
+    Figure,
     Fingerprint,
     FragmentNumber,
     Incarnation,
+    Moment,
     PeerId,
     PushNumber,
     RunTokens,
@@ -49,13 +50,13 @@ from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
+from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
 from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, check_spoken
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
-SHOWN_CHARS_MAX: Final = 120
 NORMS_MAX: Final = 1 << 16
 BULK_MAX: Final = 63
 DELTAS_MAX: Final = 2 * KEYFRAME_VERSIONS_MAX
@@ -71,8 +72,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     """The origin of a rebuilt run: run checkpoint number `checkpoint` of the founding `source` (its run record's nonce).
 
-    `generation` counts how often the run was rebuilt. `tokens` and `versions` (over all fragments) are the
-    checkpoint's.
+    `generation` counts the rebuilds. `tokens` and `versions` (over all fragments) are the checkpoint's.
     """
 
     source: PeerId
@@ -185,7 +185,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
     `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
-    `run_nonce` is that of the run record by which its learner joined.
+    `run_nonce` is that of the run record by which its learner joined. `notes` are for people.
     """
 
     learner: PeerId
@@ -196,14 +196,15 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tokens
     steps: Steps
     trained_tokens: Tokens
-    loss: float | None
+    loss: Figure | None
     norms: Norms
     layout: Fingerprint
     run_nonce: PeerId
     blob: BlobRef
     final: bool = False
     cause_id: Text = ""
-    sent_at_s: float = 0.0
+    sent_at_s: Moment = 0.0
+    notes: PushNotes = NO_NOTES
     schema: int = SCHEMA
 
 
@@ -236,16 +237,16 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation
     run_nonce: PeerId
     state: LearnerState
-    at_s: float
+    at_s: Moment
     step: Steps
     step_s: Seconds
     tokens: Tokens
-    tokens_per_s: float
-    loss: float | None
+    tokens_per_s: Figure
+    loss: Figure | None
     pushed: TokenFragments
     superseded: TokenFragments
     refused_local: TokenFragments = 0
-    overhead: float = 0.0
+    overhead: Figure = 0.0
     lag_versions: Count = 0
     moved: LinkTraffic = NOTHING
     run_tokens: RunTokens = 0
@@ -253,7 +254,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """The present incarnation of a learner id."""
+    """The present incarnation of a learner id, its version of Atoll (`software`), and the `region` that folds what it sends."""
 
     learner: PeerId
     incarnation: Incarnation
@@ -262,6 +263,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count
     claimed_at_s: Seconds
     left: bool = False
+    region: Text = ""
+    software: Text = ""
     schema: int = SCHEMA
 
 
@@ -289,7 +292,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A synchronizer process's shards: those it owns and those it is a candidate for (`atoll.protocol.balance`)."""
+    """A synchronizer process's shards, owned and wanted (`atoll.protocol.balance`); `software` as in `Member`."""
 
     name: PeerId
     host: Text
@@ -298,6 +301,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     owns: Shards
     leaving: bool = False
     moved: LinkTraffic = NOTHING
+    software: Text = ""
     schema: int = SCHEMA
 
 
@@ -327,11 +331,11 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md lists them)."""
+    """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md). See `atoll.wire.event_log`."""
 
     kind: Word
     who: PeerId
-    at_s: float
+    at_s: Moment
     fields: dict[str, msgspec.Raw]
     schema: int = SCHEMA
 
@@ -376,22 +380,14 @@ def decode(kind: type[M], data: bytes) -> M:
     try:
         message = parsed(data, kind)
     except msgspec.MsgspecError as error:
-        raise PeerMisbehaved(f"not a {kind.__name__}", got=str(error)) from error
+        raise PeerMisbehaved(f"not a {kind.__name__}", got=fault_of(error)) from error
     check_spoken(kind.__name__, getattr(message, "schema", SCHEMA))
     if isinstance(message, RunRecord | DataLedger) and (fault := message.fault()):
         raise PeerMisbehaved(f"a {kind.__name__} that nobody of ours writes", got=fault)
     return message
 
 
-def event_info(kind: str, fields: Mapping[str, object]) -> dict[str, str | int | float | bool]:
-    """Return what taps show of an event: its kind, its numbers and short texts, and of lists how long they are."""
-    counted = {name: len(value) if isinstance(value, list | tuple) else value for name, value in fields.items()}
-    shown = {name: value for name, value in counted.items() if isinstance(value, int | float | str)}
-    return {"kind": kind, **{name: value for name, value in shown.items() if len(str(value)) <= SHOWN_CHARS_MAX}}
-
-
 def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
     """Return an event with the given fields, encoded."""
-    return Event(
-        kind=kind, who=who, at_s=at_s, fields={k: msgspec.Raw(msgspec.json.encode(v)) for k, v in fields.items()}
-    )
+    raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    return Event(kind=kind, who=who, at_s=at_s, fields=raw)

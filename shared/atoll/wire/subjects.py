@@ -2,10 +2,10 @@
 
 All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only. A dot
 would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
-The nonce of what a shard's owner writes is two levels, `<epoch>.<hash>`; a founder's is one; what is restored from an
-archive has `rebuilt.<founding>`.
+A nonce is two levels where a shard's owner writes, `<epoch>.<hash>`, one where a founder does, and `rebuilt.<founding>` of old.
 
     up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
+    up.c.sum.<fragment>.<region>.<base>-<nonce>.<chunk>      chunks of a region's sum      stream UPC
     up.m.<shard>.<fragment>.<learner>                        contribution manifests       stream UPM (work queue)
     up.m.<shard>.bye.<learner>                               goodbyes, behind the manifests
     gl.run                                                   the run record (CAS)         stream GL
@@ -19,6 +19,9 @@ archive has `rebuilt.<founding>`.
     ps.c.<learner>.<incarnation>-<nonce>.<chunk>             inner state lent to a peer   stream PS
     ev.<kind>.<who>                                          the event log                stream EV
     call.<fragment> · hb.<learner> · ctl.<who> · sy.<host>   core NATS, at most once
+    out.<region>.<as above>                                  not sent yet by a region     stream OUT, at its leaf
+    keep.<region>.up.c.<as above>                            folded by a region           stream KEEP, at its leaf
+    rg.<region>[.kept] · pm.<region>; with .<nonce> behind   what its keeper and synchronizer are asked; what they answer
     tap.>                                                    read-only republish of what the streams stored
 """
 
@@ -31,15 +34,18 @@ from typing import Final
 from atoll.base.errors import SettingsError
 
 ALL_FRAGMENTS: Final = "*"
+SUM: Final = "sum"
+"""What stands in the place of a learner where chunks are of a region's sum."""
 _WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
 """What is kept with its fragment, as the levels between a run and the fragment's number."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PUSH = re.compile(r"[0-9]+-[0-9]+")
 _FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
 
 def token(value: str, what: str) -> str:
     """Return `value` if it is a valid level of a subject, else raise `SettingsError` naming `what`."""
-    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+    if not isinstance(value, str) or not is_token(value):
         raise SettingsError(
             f"{what} cannot be part of a subject",
             got=repr(value),
@@ -47,6 +53,11 @@ def token(value: str, what: str) -> str:
             todo=f"choose another {what}",
         )
     return value
+
+
+def is_token(value: str) -> bool:
+    """Return whether `value` is a valid level of a subject."""
+    return _TOKEN.fullmatch(value) is not None
 
 
 def filter_below(value: str, what: str) -> str:
@@ -109,6 +120,10 @@ class Subjects:
     def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int) -> str:
         """Return where the chunks of one contribution go."""
         return f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}"
+
+    def partial_stem(self, region: str, fragment: int, base_version: int, nonce: str) -> str:
+        """Return where the chunks of a region's sum go: nobody else may write below its name there."""
+        return f"{self.prefix}.up.c.{SUM}.{fragment}.{region}.{base_version}-{nonce}"
 
     def contribution(self, shard: int, fragment: int, learner: str) -> str:
         """Return where the manifest of a contribution is queued."""
@@ -191,6 +206,14 @@ class Subjects:
         """Return where a synchronizer process says what it owns (`*` for all)."""
         return f"{self.prefix}.sy.{host}"
 
+    def premerge(self, region: str) -> str:
+        """Return where the synchronizer of `region` hears what shards ask it to fold."""
+        return f"{self.prefix}.pm.{region}"
+
+    def premerge_answer(self, region: str, nonce: str) -> str:
+        """Return where a shard hears an answer of the synchronizer of `region`; each question has a `nonce` of its own."""
+        return f"{self.prefix}.pm.{region}.{nonce}"
+
     def control(self, who: str) -> str:
         """Return where commands to `who` (a learner id, `shard-0`, or `all`) are heard."""
         return f"{self.prefix}.ctl.{who}"
@@ -207,6 +230,32 @@ class Subjects:
     def archived(self, path: str) -> str:
         """Return for what a manifest of the archive is signed: `path` is its name in the object store."""
         return f"{self.prefix}.archive.{path}"
+
+    def region(self, domain: str) -> str:
+        """Return where the keeper of a region is asked to keep this run there."""
+        return f"{self.prefix}.rg.{domain}"
+
+    def region_kept(self, domain: str) -> str:
+        """Return where shards tell the keeper of a region what becomes of the chunks that it keeps."""
+        return f"{self.prefix}.rg.{domain}.kept"
+
+    def region_answer(self, domain: str, nonce: str) -> str:
+        """Return where a shard hears an answer of a region's keeper; each question has a `nonce` of its own."""
+        return f"{self.prefix}.rg.{domain}.{nonce}"
+
+    def outbox(self, domain: str, subject: str = "") -> str:
+        """Return where a region keeps what it could not send yet on `subject` of this run; without one, how those begin."""
+        return f"{self.prefix}.out.{domain}{subject.removeprefix(self.prefix)}"
+
+    def kept(self, domain: str, subject: str = "") -> str:
+        """Return where a region keeps the chunks of contributions on `subject`; without one, how those begin."""
+        return f"{self.prefix}.keep.{domain}{subject.removeprefix(self.prefix)}"
+
+    def is_contribution(self, stem: str) -> bool:
+        """Return whether the chunks of a learner's contribution lie there, and not those of a region's sum."""
+        levels = stem.removeprefix(f"{self.prefix}.up.c.").split(".")
+        named = len(levels) >= 3 and levels[0] != SUM and _PUSH.fullmatch(levels[2]) is not None
+        return named and stem.startswith(f"{self.prefix}.up.c.")
 
     def tap(self, tail: str = ">") -> str:
         """Return a read-only tap subject."""

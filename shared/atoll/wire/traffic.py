@@ -24,6 +24,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from atoll.base.quantities import at_most
+
 BYTES_MAX: Final = 1 << 53
 METER_S: Final = 10.0
 TOLD_EVERY_S: Final = 30.0
@@ -89,8 +91,10 @@ class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.asdict(self)
 
     def plus(self, other: LinkTraffic) -> LinkTraffic:
-        """Return the sum of two links' traffic."""
-        return LinkTraffic(*(mine + its for mine, its in zip(_numbers(self), _numbers(other), strict=True)))
+        """Return the sum of two links' traffic; it saturates, so that a reader takes it again."""
+        return LinkTraffic(
+            *(at_most(BYTES_MAX, mine + its) for mine, its in zip(_numbers(self), _numbers(other), strict=True))
+        )
 
     def latest(self, other: LinkTraffic) -> LinkTraffic:
         """Return the newer of two counts of one link: counters never go back."""

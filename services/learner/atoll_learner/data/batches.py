@@ -57,6 +57,11 @@ class BatchReader:
         self._finished: dict[Key, int] = {}
         self.batches = 0
 
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks the text has."""
+        return self._shards.blocks
+
     def grant(self, epoch: int, start: int, stop: int, *, read: int = 0, of: int = 0) -> None:
         """Add positions `start <= i < stop` of `epoch`, of which `read` of `of` windows (0: none) were read before."""
         key, windows = (epoch, start, stop), (stop - start) * self._per_block

@@ -41,7 +41,6 @@ from atoll.protocol.events import (
     Unfold,
 )
 from atoll.protocol.shard import Shard
-from atoll_simulator.fleet.links import BITS_PER_GBIT
 
 if TYPE_CHECKING:
     from atoll_simulator.fleet.rounds import Rounds
@@ -61,7 +60,6 @@ class Hub:
         self.contributors: Counter[int] = Counter()
         self.merged_s: dict[str, float] = {}
         self.finished = False
-        self._transfer_s = 8.0 * world.exchange.fragment_bytes / (world.exchange.hub_gbit_s * BITS_PER_GBIT)
         self._unsettled: set[PushKey | tuple[str, int]] = set()
         self._timers: Counter[str] = Counter()
         self._lanes: dict[int, deque[Action]] = {fragment: deque() for fragment in self.versions}
@@ -116,10 +114,12 @@ class Hub:
             self.tally["calls again" if action.attempt > 1 else "rounds"] += 1
             self.world.announce_call(action)
         elif isinstance(action, Fetch):
-            engine.after(self._transfer_s, self._on_fetched, action.key)
+            engine.after(self.world.fetch_s(), self._on_fetched, action.key)
         elif isinstance(action, Fold | Acknowledge):
             self._in_lane(action.key.fragment, action)
         elif isinstance(action, Commit | Keep | Dismiss | Unfold):
+            if isinstance(action, Commit) and self.world.on_commit is not None:
+                self.world.on_commit(action)
             self._in_lane(action.fragment, action)
         elif isinstance(action, Refuse):
             self.world.tell_refused(action)
@@ -145,7 +145,7 @@ class Hub:
     def _execute(self, fragment: int, action: Action) -> None:
         if isinstance(action, Commit):
             self._committing.add(fragment)
-            self.world.engine.after(self._transfer_s, self._commit, action)
+            self.world.engine.after(self.world.commit_s(), self._commit, action)
         elif isinstance(action, Acknowledge):
             self._unsettled.discard(action.key)
             self.tally[action.reason or action.fate] += 1

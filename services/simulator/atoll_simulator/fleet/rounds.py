@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from atoll.base.errors import AtollError
 from atoll.base.units import within
-from atoll.protocol.events import PublishCall, Refuse
+from atoll.protocol.events import Commit, PublishCall, Refuse
 from atoll.protocol.ledger import Ledger, Settlement, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.engine import Engine
@@ -90,23 +90,38 @@ class RoundsReport:
 class Rounds:
     """Trainers and shards on one engine."""
 
-    def __init__(self, fleet: FleetParameters, exchange: Exchange, seed: int, *, watched: bool = False) -> None:
-        """Found a run without learners; `watched` checks every invariant after every fact, at three times the cost."""
+    def __init__(
+        self,
+        fleet: FleetParameters,
+        exchange: Exchange,
+        seed: int,
+        *,
+        settings: ProtocolSettings | None = None,
+        watched: bool = False,
+    ) -> None:
+        """Found a run without learners, with the agreement of `exchange` or, where given, with `settings`.
+
+        `watched` checks every invariant after every fact, at three times the cost.
+        """
         self.fleet = fleet.check()
         self.exchange = exchange.check()
         self.seed = seed
         self.watched = watched
         self.engine = Engine()
-        self.settings = ProtocolSettings(
-            fragments=exchange.fragments,
-            interval_steps=exchange.interval_steps,
-            overlap_steps=exchange.overlap_steps,
-            quorum=exchange.quorum,
-            shards=min(exchange.shards, exchange.fragments),
-        ).check()
+        self.settings = (
+            settings
+            or ProtocolSettings(
+                fragments=exchange.fragments,
+                interval_steps=exchange.interval_steps,
+                overlap_steps=exchange.overlap_steps,
+                quorum=exchange.quorum,
+                shards=min(exchange.shards, exchange.fragments),
+            ).check()
+        )
         self.hubs = [Hub(self, shard, watched=watched) for shard in range(self.settings.shards)]
         self.trainers: list[FleetLearner] = []
         self.on_tokens: Callable[[int], None] | None = None
+        self.on_commit: Callable[[Commit], None] | None = None
         self.tokens = 0
         self._lent = 0
 
@@ -131,6 +146,24 @@ class Rounds:
         able = [trainer for trainer in self.trainers if trainer.trains and not trainer.leave_wanted]
         self._lent += 1
         return able[self._lent % len(able)] if able else None
+
+    # --- what things take -------------------------------------------------------------------------------------------------
+
+    def up_bytes(self, fragment: int) -> float:  # noqa: ARG002  (all fragments are equal here)
+        """Return the size of a contribution to a fragment."""
+        return self.exchange.fragment_bytes
+
+    def down_bytes(self, fragment: int) -> float:  # noqa: ARG002
+        """Return the size of a version of a fragment."""
+        return self.exchange.fragment_bytes
+
+    def fetch_s(self) -> float:
+        """Return how long a shard takes to read a contribution."""
+        return 8.0 * self.exchange.fragment_bytes / (self.exchange.hub_gbit_s * BITS_PER_GBIT)
+
+    def commit_s(self) -> float:
+        """Return how long it takes from the decision to commit until the version is visible."""
+        return self.fetch_s()
 
     # --- what is said -----------------------------------------------------------------------------------------------------
 

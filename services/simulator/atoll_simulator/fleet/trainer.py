@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 BEATS_PER_SILENCE = 4.0
 MOMENT_BYTES = 8.0
-INCARNATION = 1
 
 
 class FleetLearner:
@@ -60,6 +59,7 @@ class FleetLearner:
         self.slices = slices
         self.active = slices
         self.step_s = world.fleet.step_s * speed
+        self.incarnation = 1
         self.machine: Island | None = None
         self.state = "joining"
         self.stepping = False
@@ -165,10 +165,16 @@ class FleetLearner:
         if self.leave_wanted:
             self._drain()
             return
+        self._last_s = self._next_step_s()
+        self.world.engine.after(self._last_s, self._step_done, self._epoch)
+
+    def _next_step_s(self) -> float:
         u = 1.0 - self._dice.random()
         slow = slowest(self.active, min(u, 1.0 - 1e-12))
-        self._last_s = self.step_s * max(0.1, 1.0 + self.world.fleet.slice_cv * slow)
-        self.world.engine.after(self._last_s, self._step_done, self._epoch)
+        return self.step_s * max(0.1, 1.0 + self.world.fleet.slice_cv * slow)
+
+    def _step_tokens(self) -> int:
+        return self.active * self.world.fleet.slice_chips
 
     def _step_done(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -177,7 +183,7 @@ class FleetLearner:
         self.stepped_s += self._last_s
         self._steps.add(self._last_s)
         self.since_s = now_s
-        tokens = self.active * self.world.fleet.slice_chips
+        tokens = self._step_tokens()
         self._on_fact(StepDone(at_s=now_s, tokens=tokens))
         ready, self._ready = self._ready, {}
         for fragment, version in ready.items():
@@ -233,7 +239,7 @@ class FleetLearner:
         return LearnerBeat(
             at_s=self.world.engine.now_s,
             learner=self.name,
-            incarnation=INCARNATION,
+            incarnation=self.incarnation,
             training=self.trains,
             step_s=self._steps.mean_s,
             steps=machine.steps,
@@ -256,14 +262,14 @@ class FleetLearner:
         if isinstance(action, Push):
             arrived = ContributionArrived(
                 at_s=0.0,
-                key=PushKey(self.name, INCARNATION, action.fragment, action.push),
+                key=PushKey(self.name, self.incarnation, action.fragment, action.push),
                 base_version=action.base_version,
                 tokens=action.tokens,
                 steps=action.steps,
                 trained_tokens=action.trained_tokens,
                 final=action.final,
             )
-            self.up.send(self.world.exchange.fragment_bytes, self._is_durable, arrived)
+            self.up.send(self.world.up_bytes(action.fragment), self._is_durable, arrived)
         elif isinstance(action, FetchFragment):
             self.up.ask(self._answer_fetch, action)
         elif isinstance(action, Leave):
@@ -285,7 +291,7 @@ class FleetLearner:
         if version <= held and not asked.again:
             self.down.ask(self._found_nothing, fragment)
         else:
-            self.down.send(self.world.exchange.fragment_bytes, self._fetched, fragment, version)
+            self.down.send(self.world.down_bytes(fragment), self._fetched, fragment, version)
 
     def _found_nothing(self, fragment: int) -> None:
         self._on_fact(NothingNewer(at_s=self.world.engine.now_s, fragment=fragment))

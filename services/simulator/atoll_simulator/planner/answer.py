@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
+from atoll.merge.partial import partial_codec
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions, too_late
@@ -113,6 +114,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
             "scales counted; no zstd; headers of NATS, heartbeats and events are not counted (below 0.1 % of a large model)"
         ),
         f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
+        *_regional(question),
         (
             f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
             f"{links.merge_s:g} s of merging and disk; a blob goes up with {as_bytes(links.window_bytes)} in flight, so at "
@@ -144,6 +146,15 @@ def assumptions(question: Question) -> tuple[str, ...]:
         ),
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )
+
+
+def _regional(question: Question) -> tuple[str, ...]:
+    """Return what regions that add up are taken to do."""
+    if question.per_region == 1:
+        return ()
+    sums = f"its synchronizer sends their sum ({partial_codec(question.protocol)}) {question.added_up_s:.3g} s later"
+    frames = "its broker reads each frame once; what they move within the region is not counted"
+    return (f"{question.per_region} learners share a region and its link: {sums}, {frames}",)
 
 
 def _fate(question: Question) -> str:

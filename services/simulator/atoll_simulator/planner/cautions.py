@@ -243,7 +243,7 @@ def _hub(found: Findings) -> Iterator[Trouble]:
         if has is not None and needs > has * (1 + ROUNDING):
             yield Trouble(
                 f"hub saturated, {flag[6:]}",
-                f"the hub must carry {as_rate(needs)} in the mean for {question.learners} learners and has {as_rate(has)}",
+                f"the hub must carry {as_rate(needs)} in the mean for {_those(question)} and has {as_rate(has)}",
                 f"{flag}, fewer learners, a smaller codec or a longer interval",
                 partial(ways.for_the_hub, question, flag, needs, has),
             )
@@ -291,3 +291,9 @@ def _machines(found: Findings) -> Iterator[Trouble]:
             grave=False,
             one=True,
         )
+
+
+def _those(question: Question) -> str:
+    """Say who sends to the hub."""
+    learners = f"{question.learners} learners"
+    return learners if question.per_region == 1 else f"{learners} in {question.senders} regions"

@@ -28,6 +28,10 @@ _RttMs = Annotated[float, typer.Option(help="Round-trip time between learner and
 _Loss = Annotated[float, typer.Option(help="Share of packets lost.")]
 _MergeS = Annotated[float, typer.Option(help="Seconds of a round that are merging and disk.")]
 _Learners = Annotated[int, typer.Option(help="M.")]
+_PerRegion = Annotated[
+    int,
+    typer.Option(help="Learners of a region whose synchronizer adds up what they send; --bandwidth is the region's."),
+]
 _Chips = Annotated[str, typer.Option(help="Chips of one learner.")]
 _Fragments = Annotated[int | None, typer.Option(help="P.  [default: 24]")]
 _Interval = Annotated[int | None, typer.Option(help="H, steps between two rounds of a fragment.  [default: 24]")]
@@ -96,6 +100,7 @@ def plan(  # noqa: PLR0913  (one option each)
     loss: _Loss = 0.0,
     merge_s: _MergeS = 0.0,
     learners: _Learners = 8,
+    per_region: _PerRegion = 1,
     chips: _Chips = "1",
     fragments: _Fragments = None,
     interval_steps: _Interval = None,
@@ -152,7 +157,8 @@ def _question(options: dict[str, Any]) -> Question:
     flags = {name: options[flag] for flag, name in names.items() if options[flag] is not None}
     run = _run(options["config"], options["assignments"] or [], flags)
     tokens = options["tokens"]
-    plain = {name: options[name] for name in ("step_s", "learners", "layers", "reduce_bits", "backward_overlap")}
+    fields = ("step_s", "learners", "per_region", "layers", "reduce_bits", "backward_overlap")
+    plain = {name: options[name] for name in fields}
     return Question(
         parameters=count(options["parameters"], "PARAMETERS"),
         links=_links(options),

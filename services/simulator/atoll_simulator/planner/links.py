@@ -70,7 +70,7 @@ def stream(question: Question, moved: Traffic, up: float, down: float) -> Stream
         interval=protocol.interval_steps,
         overlap=protocol.overlap_steps,
         send_s=max(up_s, down_s),
-        after_s=min(up_s, down_s) + held_s + ROUND_TRIPS * links.rtt_s + links.merge_s,
+        after_s=min(up_s, down_s) + held_s + ROUND_TRIPS * links.rtt_s + links.merge_s + question.added_up_s,
     )
 
 
@@ -107,7 +107,7 @@ def burst(question: Question, moved: Traffic) -> float | None:
     It is at least the mean traffic of the longer leg, since otherwise rounds would queue for the link.
     """
     links = question.links
-    left_s = question.hidden_s - ROUND_TRIPS * links.rtt_s - links.merge_s
+    left_s = question.hidden_s - ROUND_TRIPS * links.rtt_s - links.merge_s - question.added_up_s
     windowed_s = 8.0 * moved.up / links.window_bits_per_s
     if left_s <= windowed_s:
         return None
@@ -133,13 +133,13 @@ class _Usable:
 
 
 def _usable(question: Question, up: float, down: float) -> _Usable:
-    links, learners = question.links, question.learners
+    links, senders = question.links, question.senders
     bounds_up = {"the link": up, ONE_CONNECTION: links.connection_bits_per_s}
     bounds_down = {"the link": down, ONE_CONNECTION: links.connection_bits_per_s}
     if links.hub_in is not None:
-        bounds_up["the hub"] = links.hub_in / learners
+        bounds_up["the hub"] = links.hub_in / senders
     if links.hub_out is not None:
-        bounds_down["the hub"] = links.hub_out / learners
+        bounds_down["the hub"] = links.hub_out / senders
     bound_up, bound_down = min(bounds_up, key=bounds_up.__getitem__), min(bounds_down, key=bounds_down.__getitem__)
     return _Usable((up, down), bounds_up[bound_up], bounds_down[bound_down], bound_up, bound_down)
 

@@ -60,14 +60,14 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     fragment = FLOAT_BYTES * question.fragment_elements
     at_once = min(protocol.fragments, 1 + math.floor(journey_s / question.round_every_s))
     open_here = min(-(-protocol.fragments // protocol.shards), -(-at_once // protocol.shards))
-    reading = min(READS_AT_ONCE, question.learners) * moved.up
+    reading = min(READS_AT_ONCE, question.senders) * moved.up
     here = -(-protocol.fragments // protocol.shards)
-    waiting = 0.0 if protocol.codec_up == KEYFRAME else min(fragment, question.learners * moved.up)
+    waiting = 0.0 if protocol.codec_up == KEYFRAME else min(fragment, question.senders * moved.up)
     kept = KEPT * fragment if KEPT_ELEMENTS <= question.fragment_elements <= KEPT_ELEMENTS_MAX else 0
     shard = held * fragment * (here + open_here) + open_here * (fragment + waiting) + reading + kept
     if fragment >= SPILL_BYTES:
         small_up, small_down = (size if size < SPILL_BYTES else 0 for size in (moved.up, moved.down))
-        reading = min(READS_AT_ONCE, question.learners) * small_up
+        reading = min(READS_AT_ONCE, question.senders) * small_up
         shard = open_here * (SPILLED * fragment + (waiting if small_up else 0.0) + small_down) + reading
         if protocol.outer != "nesterov":
             shard += held * fragment * (here + open_here)

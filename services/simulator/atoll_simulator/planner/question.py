@@ -23,6 +23,8 @@ FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.80, 0.90, 0.95, 0.99)
 """The plan gives the bandwidth for these utilisations, those of the published tables."""
 SEGMENT_BYTES = 1460.0
+EXPECTED_WAIT_STEPS = 1.0
+"""A region waits for its learners (`atoll_synchronizer.regions`). They answer at the ends of their steps, so within a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Question:
         step_s: seconds of one inner step of one learner, compute only.
         links: see there.
         learners: M.
+        per_region: learners that share a region and its link, whose synchronizer adds up what they send; 1 for no regions.
         protocol: P, H, tau, K, shards, codecs up and down, outer momentum, token target.
         step_tokens: tokens of one inner step of one learner.
         layers: layers of the model, for what a synchronous reduction can hide in its backward pass.
@@ -94,6 +97,7 @@ class Question:
     step_s: float
     links: PlanLinks
     learners: int = 8
+    per_region: int = 1
     protocol: ProtocolSettings = field(default_factory=ProtocolSettings)
     step_tokens: int = 1 << 18
     layers: int = 32
@@ -133,6 +137,16 @@ class Question:
         return self.protocol.interval_steps * self.step_s / self.protocol.fragments
 
     @property
+    def senders(self) -> int:
+        """Return how many vectors a round brings to the hub: one of each region."""
+        return -(-self.learners // self.per_region)
+
+    @property
+    def added_up_s(self) -> float:
+        """Return how much longer a round takes where regions add up: learners wait for each other, and the shard asks."""
+        return 0.0 if self.per_region == 1 else EXPECTED_WAIT_STEPS * self.step_s + self.links.rtt_s
+
+    @property
     def hidden_s(self) -> float:
         """Return the seconds of a round that overlap hides: tau steps."""
         return self.protocol.overlap_steps * self.step_s
@@ -168,6 +182,7 @@ class Question:
                 allowed="at most as many regions as learners",
                 todo="leave rates out of --bandwidth, or raise --learners",
             )
+        within("--per-region", self.per_region, 1, self.learners)
         within("--step-s", self.step_s, 1e-6, 1e6)
         within("--step-tokens", self.step_tokens, 1, 1 << 53)
         within("--layers", self.layers, 1, 100_000)

@@ -37,8 +37,8 @@ def _traffic(found: PlanAnswer) -> Iterator[str]:
         [
             (name, as_bytes(size), as_bytes(size * per_step), as_rate(8.0 * size / question.round_every_s))
             for name, size in (
-                ("a learner's link, up", moved.up),
-                ("a learner's link, down", moved.down),
+                (f"{_whose(found)} link, up", moved.up),
+                (f"{_whose(found)} link, down", moved.down),
                 ("the hub's link, in", moved.hub_in),
                 ("the hub's link, out", moved.hub_out),
                 ("the broker's card, in", moved.broker_in),
@@ -48,7 +48,7 @@ def _traffic(found: PlanAnswer) -> Iterator[str]:
             )
         ],
     )
-    wide = f"{as_rate(found.burst)} each way, {as_rate(_times(found.burst, question.learners))} at the hub"
+    wide = f"{as_rate(found.burst)} each way, {as_rate(_times(found.burst, question.senders))} at the hub"
     yield (
         f"  within tau steps ({as_time(question.hidden_s)}), so that nothing waits: "
         f"{f'no bandwidth is enough, since {found.late}' if found.late else wide}; "
@@ -62,7 +62,7 @@ def _traffic(found: PlanAnswer) -> Iterator[str]:
 
 
 def _links(found: PlanAnswer) -> Iterator[str]:
-    atoll, learners = found.systems[0], found.question.learners
+    atoll, senders = found.systems[0], found.question.senders
     yield "Links"
     yield from _table(
         ("region", "up / down", "usable, bound by", "busy", "a round", "hidden", "utilisation", "H reached", "merged"),
@@ -86,7 +86,7 @@ def _links(found: PlanAnswer) -> Iterator[str]:
     yield from _table(
         ("", *(as_share(wanted) for wanted in WANTED)),
         [(system.name, *(as_rate(system.required[wanted]) for wanted in WANTED)) for system in found.systems[:3]]
-        + [("Atoll, at the hub", *(as_rate(_times(atoll.required[wanted], learners)) for wanted in WANTED))],
+        + [("Atoll, at the hub", *(as_rate(_times(atoll.required[wanted], senders)) for wanted in WANTED))],
     )
     yield from (f"  {system.name}, -: {system.limit}" for system in found.systems[:3] if system.limit)
     yield ""
@@ -130,8 +130,12 @@ def _ends(found: PlanAnswer) -> Iterator[str]:
         yield f"    to:     {caution.to}"
 
 
-def _times(rate: float | None, learners: int) -> float | None:
-    return None if rate is None else rate * learners
+def _times(rate: float | None, senders: int) -> float | None:
+    return None if rate is None else rate * senders
+
+
+def _whose(found: PlanAnswer) -> str:
+    return "a learner's" if found.question.per_region == 1 else "a region's"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

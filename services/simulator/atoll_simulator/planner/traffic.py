@@ -5,8 +5,9 @@
 
 The broker is a star: everything goes through it, so its incoming link carries M contributions and one commit per round,
 its outgoing link M frames and M contributions. If broker and shards stand in one hub, only contributions in and frames
-out cross the wide area. Sizes come from the functions of the production code. The gain of zstd on four bits depends on
-the numbers, and is not counted.
+out cross the wide area. Where regions add up what their learners send (`atoll.merge.partial`) and read a frame once for
+all of them, a region stands in the place of a learner; manifests come from each learner all the same. Sizes come from the
+functions of the production code. The gain of zstd on four bits depends on the numbers, and is not counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
+from atoll.merge.partial import partial_codec
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
@@ -29,8 +31,8 @@ class Traffic:
     """Bytes of one round of one fragment.
 
     Attributes:
-        up: one learner's contribution, with its manifest.
-        down: what one learner reads, with its head.
+        up: one learner's contribution, or a region's sum, with the manifests.
+        down: what one learner reads, or a region, with its head.
         state: outer state that a commit stores beside the frame.
         chunks_up, chunks_down: the number of their messages.
         hub_in, hub_out: traffic over the hub's link to all M learners.
@@ -58,28 +60,27 @@ def bits_per_number(codec: str) -> float:
 
 def traffic(question: Question) -> Traffic:
     """Return the bytes of one round."""
-    elements, learners = question.fragment_elements, question.learners
-    frame_up, frame_down = (
-        Framing(elements, question.protocol.codec_up),
-        Framing(elements, question.protocol.codec_down),
-    )
+    elements, protocol, senders = question.fragment_elements, question.protocol, question.senders
+    codec_up = protocol.codec_up if question.per_region == 1 else partial_codec(protocol)
+    frame_up, frame_down = Framing(elements, codec_up), Framing(elements, protocol.codec_down)
     up, down = frame_up.size_bytes, frame_down.size_bytes
     state = round(4 * elements * question.state_numbers)
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
-    sent = up + len(_manifest(_blob(frame_up)))
+    manifest = len(_manifest(_blob(frame_up)))
+    sent, collected = up + question.per_region * manifest, senders * up + question.learners * manifest
     read = down + len(_head(question, _blob(frame_down)))
-    commit = read + state + keyframe // question.protocol.keyframe_versions
+    commit = read + state + keyframe // protocol.keyframe_versions
     return Traffic(
         up=sent,
         down=read,
         state=state,
         chunks_up=frame_up.segments,
         chunks_down=frame_down.segments,
-        hub_in=learners * sent,
-        hub_out=learners * read,
-        broker_in=learners * sent + commit,
-        broker_out=learners * (read + sent),
-        shard_in=learners * sent,
+        hub_in=collected,
+        hub_out=senders * read,
+        broker_in=collected + commit,
+        broker_out=senders * read + collected,
+        shard_in=collected,
         shard_out=commit,
     )
 

@@ -15,7 +15,7 @@ from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
 from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
-from atoll.bus.streams import GIB, check_size, info_header, stream_of, stream_plan
+from atoll.bus.streams import GIB, check_size, info_header, live_plan, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import Buffer, Info
@@ -37,7 +37,7 @@ class MemoryBroker:
     def provision(self, run: str) -> None:
         """Create the streams of `run` that do not exist yet."""
         prefix = Subjects(run).prefix
-        for plan in stream_plan(run, self.stream_bytes_max):
+        for plan in (*stream_plan(run, self.stream_bytes_max), live_plan(run)):
             if plan.name not in self.streams:
                 self.streams[plan.name] = MemoryStream(plan, prefix, self._clock, self.core_message)
 
@@ -153,7 +153,8 @@ class MemoryBus:
         self.stats = BusStats()
         self._broker = broker
         broker.provision(run)
-        self._plans = stream_plan(run, broker.stream_bytes_max)
+        self._live = live_plan(run)
+        self._plans = (*stream_plan(run, broker.stream_bytes_max), self._live)
         self._feeds: list[BufferedSubscription] = []
         self._consumers: list[MemoryConsumer] = []
         self._closed = False
@@ -240,8 +241,16 @@ class MemoryBus:
         stream = await self._stream(subject)
         nonce = f"r{next(self._broker.nonces)}"
         revision = stream.store(subject, bytes(data), nonce, expected=expected, info=info_header(info))
+        if self._live.copies == (stream.plan.name, subject):
+            self._keep_last(subject, bytes(data))
         self._count_up(data)
         return revision
+
+    def _keep_last(self, subject: str, data: bytes) -> None:
+        """Keep what was said last, for watchers; a simulated broker may lack that stream."""
+        live = self._broker.streams.get(self._live.name)
+        if live is not None:
+            live.store(subject, data, f"t{next(self._broker.nonces)}", info={})
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the record, or None; see `Bus`."""
@@ -287,8 +296,14 @@ class MemoryBus:
         """Send at most once; see `Bus`."""
         check_size(subject, data)
         await self._give_way()
-        self._broker.core_message(CoreMessage(subject, bytes(data)))
         self._count_up(data)
+        self._told(CoreMessage(subject, bytes(data)))
+
+    def _told(self, core_message: CoreMessage) -> None:
+        """Do what the broker does once it has a message that was told: hand it on, and keep it if it is of the last ones."""
+        self._broker.core_message(core_message)
+        if any(matches(kept, core_message.subject) for kept in self._live.subjects):
+            self._keep_last(core_message.subject, core_message.data)
 
     async def reach(self, timeout_s: float) -> bool:  # noqa: ARG002  (memory answers at once)
         """Return that the broker answers."""
@@ -318,13 +333,13 @@ class MemoryBus:
         """Stop filling a feed."""
         self._broker.feeds.pop(feed, None)
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
         await self._give_way()
         if not self._broker.hears(subject):
             return None
-        inbox = f"_INBOX.{next(self._broker.nonces)}"
+        inbox = answer_at or f"_INBOX.{next(self._broker.nonces)}"
         feed = self._new_feed(1)
         self._broker.feeds[feed] = inbox
         try:

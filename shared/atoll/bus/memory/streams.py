@@ -116,20 +116,19 @@ class MemoryStream:
             self.remove(next(iter(self.kept)))
 
     def _tap(self, kept: StoredMessage, info: Mapping[str, str]) -> None:
-        """Show a stored message without its payload."""
+        """Show a stored message."""
         tap = self.plan.tap
-        if tap is None or not matches(f"{self._prefix}.{tap}.>", kept.subject):
+        if tap is None or not matches(f"{self._prefix}.{tap}.>" if tap else f"{self._prefix}.>", kept.subject):
             return
         headers = {
             "Nats-Msg-Id": kept.msg_id,
             "Nats-Stream": self.plan.name,
             "Nats-Subject": kept.subject,
             "Nats-Sequence": str(kept.sequence),
-            "Nats-Msg-Size": str(len(kept.data)),
             **info,
         }
         tail = kept.subject.removeprefix(f"{self._prefix}.")
-        self._tell(CoreMessage(f"{self._prefix}.tap.{tail}", b"", None, headers))
+        self._tell(CoreMessage(f"{self._prefix}.tap.{tail}", kept.data, None, headers))
 
     def _forget_old(self) -> None:
         """Drop messages and ids that have outlived their window."""

@@ -5,7 +5,8 @@ that we believe, and we hang up. Inside, a message or a subscription without the
 an error of the whole connection, which names the subject and no request. nats-py hands all of these to one callback.
 
 Here they become `AccessDenied` for whoever waits: for the request on that subject, at once; for everything, once the door has
-been shut for `SHUT_S` (a broker that restarts, or takes over a new roll, may shut it for a moment).
+been shut for `SHUT_S` (a broker that restarts, or takes over a new roll, may shut it for a moment). The first connection is
+refused once every node has refused it in turn: the roll of one of them may be older.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from atoll.base.errors import AccessDenied
+from atoll.bus.addresses import addresses
 from atoll.bus.nats.client import NO_TLS
 from atoll.bus.options import Credentials
 
 SHUT_S: Final = 5.0
+ASK_FOR_ONE: Final = (
+    "give the file that its operator made for you (broker.identity or ATOLL_BROKER__IDENTITY; in a loop of your own also "
+    "JoinOptions(identity=...)); of a run of `atoll up` give the folder (--out DIR), "
+    "or DIR/keys/identities/operator.toml to a verb without that option"
+)
+OTHER_TIME: Final = (9, 10)
+"""What OpenSSL calls a certificate that does not hold yet, and one that has ended; its authority's among them."""
 _UNAUTHORISED: Final = "authorization violation"
 _EXPIRED: Final = "authentication expired"
 _DENIED: Final = re.compile(r"permissions violation for (publish|subscription) to \"?([^\"\s]+)")
@@ -37,10 +46,12 @@ class Admission:
         self._credentials = credentials
         self._loop = loop
         self._waiting: dict[str, set[Future[None]]] = {}
+        self._doors = len(addresses(url))
+        self._shut_times = 0
         self._shut_since_s: float | None = None
         self._reason: AccessDenied | None = None
         self.shut: Future[None] = loop.create_future()
-        """Done once the broker has refused us at the door."""
+        """Done once the broker has refused us at every door."""
 
     @property
     def must_encrypt(self) -> bool:
@@ -89,15 +100,17 @@ class Admission:
             return bool(waiting)
         if (reason := self._at_the_door(error, text)) is not None:
             self._reason = reason
+            self._shut_times += 1
             if self._shut_since_s is None:
                 self._shut_since_s = self._loop.time()
-            if not self.shut.done():
+            if self._shut_times >= self._doors and not self.shut.done():
                 self.shut.set_result(None)
         return False
 
     def entered(self) -> None:
         """Take note that the broker has let us in."""
         self._shut_since_s = self._reason = None
+        self._shut_times = 0
         if self.shut.done():
             self.shut = self._loop.create_future()
 
@@ -116,11 +129,16 @@ class Admission:
                 allowed="an identity on its roll"
                 if mine is None
                 else "an identity that is not revoked and whose key has not ended",
-                todo="give the file that its operator made for you (broker.identity)"
-                if mine is None
-                else "ask its operator for a new key (`atoll keys rotate`)",
+                todo=ASK_FOR_ONE if mine is None else "ask its operator for a new key (`atoll keys rotate`)",
             )
         if isinstance(error, ssl.SSLCertVerificationError):
+            if error.verify_code in OTHER_TIME:
+                return AccessDenied(
+                    f"the certificate of the broker at {self._url} does not hold at this time",
+                    got=error.verify_message,
+                    allowed="a certificate that holds by this machine's clock",
+                    todo="look at this machine's clock (`atoll doctor` tells it); if it is right, the operator makes another",
+                )
             return AccessDenied(
                 f"the broker at {self._url} cannot prove that it is ours",
                 got=error.verify_message,
@@ -129,7 +147,7 @@ class Admission:
                 else "a certificate for this host, of the authority in our identity",
                 todo="check the address; the broker's operator names its hosts with `atoll keys certificate`"
                 if mine is not None
-                else "give the file that its operator made for you (broker.identity)",
+                else ASK_FOR_ONE,
             )
         if NO_TLS.lower() in text:
             return AccessDenied(

@@ -22,24 +22,27 @@ import itertools
 from collections.abc import Iterator
 
 from atoll.base.errors import BlobGone
-from atoll.base.retry import all_of
+from atoll.base.retry import Unanswered, all_of
+from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.nats.records import stored
+from atoll.bus.regions import is_region
 from atoll.wire.blobs import Download, Portion, Upload
 
 _PAGE_BYTES_MAX = 32 << 20
 _GONE_PAUSE_S = 0.1
 _SLOW = 0.2
 _PROMPT = 0.1
+_FIRST_OF_REGION = 2
 
 
 class UploadWindow:
     """The number of pieces that may be in flight, at most `most`; an answer counts as lost after `patience_s`."""
 
-    def __init__(self, most: int, patience_s: float) -> None:
-        """Start with half of it."""
-        self.size = max(1, most // 2)
+    def __init__(self, most: int, patience_s: float, most_at_first: int = 1 << 30) -> None:
+        """Start with half of it, or with `most_at_first`."""
+        self.size = max(1, min(most // 2, most_at_first))
         self._most = most
         self._patience_s = patience_s
         self._out = 0
@@ -77,7 +80,9 @@ def bulk_connections(connection: Connection) -> Iterator[JetStream]:
 async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, upload: Upload) -> None:
     """Store the missing pieces of `upload` under `stem`, in the connection's loop, until all are acknowledged."""
     options, now_s = connection.options, connection.loop.time
-    window, turn = UploadWindow(options.window, options.try_s), asyncio.Lock()
+    # All of a region share one connection to the hub, and nothing overtakes what is on it.
+    most_at_first = _FIRST_OF_REGION if is_region(connection.domain) else options.window
+    window, turn = UploadWindow(options.window, options.try_s, most_at_first), asyncio.Lock()
 
     async with contextlib.aclosing(upload.pieces()) as pieces:
 
@@ -100,6 +105,21 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
         await all_of([writer() for _ in range(min(options.window, len(upload.missing())))])
 
 
+async def read_there(
+    jetstream: JetStream, stream: str, subjects: list[str], *, once: bool = False
+) -> list[StoredEvent]:
+    """Return what a copy of the stream has of these subjects, each once; with `once` nothing if it does not answer."""
+    asked = {"multi_last": subjects, "batch": len(subjects), "max_bytes": _PAGE_BYTES_MAX}
+    try:
+        page = await (jetstream.page_once(stream, asked) if once else jetstream.page(stream, asked))
+    except Unanswered:
+        return []
+    found = {message.subject: message for message in page.messages}
+    there = [found[subject] for subject in subjects if subject in found]
+    jetstream.connection.stats.blob_bytes_down += sum(len(message.data) for message in there)
+    return there
+
+
 async def read_page(
     bulk: Iterator[JetStream], connection: Connection, stream: str, download: Download, page: list[int]
 ) -> Portion:
@@ -112,14 +132,9 @@ async def read_page(
     found: Portion = []
     deadline = connection.loop.time() + connection.options.gone_s
     while missing:
-        answer = await next(bulk).page(
-            stream, {"multi_last": list(missing), "batch": len(missing), "max_bytes": _PAGE_BYTES_MAX}
-        )
-        connection.stats.blob_bytes_down += sum(len(message.data) for message in answer.messages)
-        found += [
-            (missing.pop(message.subject), message.data) for message in answer.messages if message.subject in missing
-        ]
-        if missing and not answer.messages:
+        messages = await read_there(next(bulk), stream, list(missing))
+        found += [(missing.pop(message.subject), message.data) for message in messages]
+        if missing and not messages:
             if connection.loop.time() >= deadline:
                 first = next(iter(missing))
                 there = await stored(next(bulk), stream, {"last_by_subj": first})

@@ -19,14 +19,20 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.nats import blobs, records
+from atoll.bus.nats.asking import asked
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
+from atoll.bus.nats.first_contact import told_while_waiting
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.leaders import keep_together
-from atoll.bus.nats.provision import check_broker, provision
+from atoll.bus.nats.live_stream import keep_live_stream
+from atoll.bus.nats.node_answers import node_answers
+from atoll.bus.nats.provision import check_broker, provision, switch_taps
 from atoll.bus.nats.stored_runs import StoredRun, remove_run, stored_runs
+from atoll.bus.nats.stream_states import StreamState, stream_states
+from atoll.bus.nodes import NodeTold
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.streams import check_size, info_header, stream_of, stream_plan
+from atoll.bus.streams import check_size, info_header, kept_plan, live_plan, outbox_plan, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import Buffer, Info
@@ -34,6 +40,9 @@ from atoll.wire.subjects import Subjects, token
 from atoll.wire.traffic import BusStats
 
 _READERS = 2
+_PAGES_AT_ONCE = 4
+"""Of all blobs together: pages that we do not take in time pile up at the server, and a locked one cuts off who lets more than
+`atoll.keys.doors.PENDING_MAX` pile up."""
 
 
 class JetStreamBus:
@@ -46,12 +55,20 @@ class JetStreamBus:
         self._jetstream = JetStream(connection)
         self._writing = blobs.bulk_connections(connection)
         self._reading = blobs.bulk_connections(connection)
+        self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._subjects = subjects
-        self._plans = stream_plan(subjects.run)
+        self._needed = stream_plan(subjects.run)
+        self._plans = (*self._needed, live_plan(subjects.run))
         self._feeds: dict[BufferedSubscription, tuple[Connection, int]] = {}
         self._resting: dict[float, Connection] = {}
         self._consumers: list[QueueConsumer] = []
         self._together: asyncio.Task[None] | None = None
+        self._live: asyncio.Task[None] | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """Return the connection on which everything small travels."""
+        return self._connection
 
     @property
     def subjects(self) -> Subjects:
@@ -86,12 +103,13 @@ class JetStreamBus:
         """Connect and check the broker."""
         patience_s = self._connection.options.patience_s
         try:
-            await self._connection.connect(patience_s)
+            with told_while_waiting(url, patience_s):
+                await self._connection.connect(patience_s)
         except TimeoutError:
             raise BrokerUnavailable(
                 f"no broker answers at {url}",
-                got=f"{self._connection.last_error or 'silence'} for {patience_s:g} s",
-                todo="start one (`atoll up` brings its own) or correct the address",
+                got=f"{self._connection.complaints.text or 'silence'} for {patience_s:g} s",
+                todo="start one, correct the address, or give the folder of a run of `atoll up` (--out DIR)",
             ) from None
         await check_broker(self._jetstream, url)
 
@@ -103,16 +121,55 @@ class JetStreamBus:
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Create those of the run's streams that do not exist, here; see `Bus`."""
         del bulk  # `atoll.bus.spread` opens those
-        plans = stream_plan(self._subjects.run, stream_bytes_max, self._connection.options.replicas)
-        await self._connection.call(provision(self._jetstream, plans, self._subjects.prefix))
+        run, prefix, options = self._subjects.run, self._subjects.prefix, self._connection.options
+        plans = stream_plan(run, stream_bytes_max, options.replicas)
+        await self._connection.call(provision(self._jetstream, plans, prefix, bodies=options.taps == "bodies"))
+
+    async def switch_taps(self, *, bodies: bool) -> int:
+        """Give the taps of this run bodies at this broker, or take them away; return how many streams that changed."""
+        prefix = self._subjects.prefix
+        return await self._connection.call(switch_taps(self._jetstream, self._needed, prefix, bodies=bodies))
 
     def beside(self, run: str) -> JetStreamBus:
         """Return a bus for another run of the same broker on this connection; it lives as long as this one."""
         return JetStreamBus(self._connection, Subjects(run))
 
+    def nearby(self) -> JetStreamBus:
+        """Return a bus to what the leaf of a region keeps of this run itself, on this bus's connections."""
+        bus = JetStreamBus(self._connection, self._subjects)
+        run, domain = self._subjects.run, self._connection.domain
+        bus._plans = (*self._plans, outbox_plan(run, domain), kept_plan(run, domain))
+        bus._writing, bus._pages = self._writing, self._pages
+        bus._jetstream = JetStream(self._connection, nearby=True)
+        bus._reading = (JetStream(each.connection, nearby=True) for each in self._reading)
+        return bus
+
     async def stored_runs(self) -> list[StoredRun]:
         """Return what the broker keeps of each of its runs, by name."""
         return await self._connection.call(stored_runs(self._jetstream))
+
+    async def stream_states(self) -> list[StreamState]:
+        """Return how full this run's streams are, of those that there are and that we may ask of.
+
+        Raises:
+            BrokerUnavailable: no answer came in time.
+        """
+        try:
+            return await self._connection.call(stream_states(self._jetstream, self._plans))
+        except Unanswered as reason:
+            raise BrokerUnavailable("the broker does not say how full its streams are", got=str(reason)) from reason
+
+    async def nodes(self, wait_s: float) -> list[NodeTold]:
+        """Return what each node of a locked broker says of itself; see `node_answers`. For an operator.
+
+        Raises:
+            SettingsError: the broker does not tell.
+            BrokerUnavailable: the connection was lost.
+        """
+        try:
+            return await self._connection.call(node_answers(self._connection, wait_s))
+        except Unanswered as reason:
+            raise BrokerUnavailable("the broker does not say what its nodes are", got=str(reason)) from reason
 
     async def remove_run(self) -> int:
         """Delete all that the broker keeps of this bus's run; return how many streams that were."""
@@ -141,8 +198,8 @@ class JetStreamBus:
         try:
             while True:
                 for page in itertools.islice(pages, _READERS - len(reading)):
-                    work = blobs.read_page(self._reading, self._connection, stream, download, page)
-                    reading.add(asyncio.ensure_future(self._connection.call(work)))
+                    work = self._connection.call(self._read_page(stream, download, page))
+                    reading.add(asyncio.ensure_future(work))
                 for portion in [each.result() for each in done]:
                     for number, piece in portion:
                         download.take(number, piece)
@@ -153,8 +210,33 @@ class JetStreamBus:
         finally:
             for each in reading:
                 each.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+            await asyncio.gather(*reading, *done, return_exceptions=True)  # of several that failed one was raised
         download.verify()
+
+    async def pieces_there(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield the missing pieces from the first on, up to the first page that is not whole yet; see `pieces`."""
+        stream = stream_of(self._plans, f"{download.ref.stem}.0").name
+        for page in download.pages():
+            found = await self._connection.call(self._read_there(stream, download.ref.stem, page))
+            portion: Portion = [(int(message.subject.rpartition(".")[2]), message.data) for message in found]
+            for number, piece in portion:
+                download.take(number, piece)
+            if portion:
+                yield portion
+            if len(portion) < len(page):
+                return
+
+    async def _read_there(self, stream: str, stem: str, page: list[int]) -> list[StoredEvent]:
+        """Read what there is of one page, in the connection's loop."""
+        async with self._pages:
+            return await blobs.read_there(
+                next(self._reading), stream, [f"{stem}.{number}" for number in page], once=True
+            )
+
+    async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
+        """Read one page in the connection's loop, in its turn."""
+        async with self._pages:
+            return await blobs.read_page(self._reading, self._connection, stream, download, page)
 
     async def purge(self, subject_filter: str) -> int:
         """Delete what matches and return the number; see `Bus`."""
@@ -208,8 +290,11 @@ class JetStreamBus:
             open_consumer(self._jetstream, plan.name, subject_filter, name, takeover=takeover)
         )
         self._consumers.append(consumer)
+        if self._live is None:
+            keeping = keep_live_stream(self._jetstream, self._subjects.run)
+            self._live = asyncio.create_task(self._connection.call(keeping))
         if self._connection.nodes > 1 and self._together is None:
-            streams = [each.name for each in self._plans]
+            streams = [each.name for each in self._needed]
             self._together = asyncio.create_task(
                 self._connection.call(keep_together(self._jetstream, streams, plan.name))
             )
@@ -277,11 +362,16 @@ class JetStreamBus:
         if connection is not None:
             await self._connection.call(connection.unsubscribe(key))
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> bytes | None:
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
         try:
-            answer = await self._connection.call(self._connection.request(subject, data, timeout_s=timeout_s))
+            asking = (
+                asked(self._connection, subject, data, answer_at, timeout_s)
+                if answer_at
+                else self._connection.request(subject, data, timeout_s=timeout_s)
+            )
+            answer = await self._connection.call(asking)
         except Unanswered:
             return None
         self.stats.messages_down += 1
@@ -289,9 +379,10 @@ class JetStreamBus:
 
     async def close(self) -> None:
         """Return unsettled deliveries, end the feeds and disconnect from the broker; harmless when repeated."""
-        if self._together is not None:
-            self._together.cancel()
-            await asyncio.gather(self._together, return_exceptions=True)
+        watching = [task for task in (self._together, self._live) if task is not None]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         for consumer in self._consumers:
             with contextlib.suppress(BrokerUnavailable):
                 await consumer.close()

@@ -5,6 +5,7 @@ nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
+* **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
 * **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
   counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
   that carried it begins;
@@ -22,9 +23,11 @@ from typing import Any
 
 from nats import errors
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
 from nats.protocol.parser import Parser
 
 from atoll.bus.nats.framing import Frame, Message
+from atoll.bus.nats.headers import read_headers, text_of
 from atoll.bus.nats.transport import SocketTransport
 from atoll.wire.traffic import BusStats
 
@@ -87,6 +90,26 @@ class WireClient(Client):
         self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Read a header block by our rules."""
+        return read_headers(headers)
+
+    def _build_message(
+        self,
+        sid: int,
+        subject: bytes,
+        reply: bytes,
+        data: bytes,
+        headers: dict[str, str] | None,
+    ) -> Msg:
+        """Return a message also where its subjects are no text: a broker takes any bytes, and nats-py would read no further."""
+        return Msg(self, text_of(subject), text_of(reply), data, headers, _sid=sid)
+
+    @property
+    def domain(self) -> str:
+        """Return the JetStream domain of the server, as it said in its greeting; empty for none."""
+        return str(self._server_info.get("domain") or "")
 
     def abort(self) -> None:
         """Drop the socket and its unsent data without waiting; a polite close would wait for ever."""

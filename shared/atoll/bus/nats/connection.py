@@ -37,7 +37,9 @@ from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded
 from atoll.bus.addresses import addresses
 from atoll.bus.nats.admission import Admission
+from atoll.bus.nats.answer_order import AnswerOrder
 from atoll.bus.nats.client import WireClient
+from atoll.bus.nats.complaints import Complaints
 from atoll.bus.nats.watchdog import MOVED, watch
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
@@ -46,8 +48,7 @@ from atoll.wire.traffic import BusStats
 T = TypeVar("T")
 OnMessage = Callable[[Msg], Awaitable[None]]
 _log = logs.get(__name__)
-_CLOSE_S = 2.0
-_PENDING_BYTES = 8 << 20
+_CLOSE_S, _PENDING_BYTES = 2.0, 8 << 20
 _PINGS_MAX, _BRANCH_PINGS_MAX = 2, 1 << 20
 
 
@@ -72,12 +73,11 @@ class Connection:
         self.nodes = len(addresses(url))
         self.options = options
         self.stats = stats
-        self.reconnects, self._trunk = 0, trunk or self
+        self.reconnects, self._trunk, self._stopped = 0, trunk or self, False
         self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
-        self._stopped = False
         self.loop = self._thread.loop
         self._name = name
-        self._rest_s = rest_s
+        self._rest_s, self._order = rest_s, AnswerOrder()
         self.is_bulk = trunk is not None and not rest_s
         self._branches: list[Connection] = []
         self._client: WireClient | None = None
@@ -92,8 +92,7 @@ class Connection:
         self.admission = Admission(url, options.credentials, self.loop)
         self._tasks: list[asyncio.Task[None]] = []
         self._was_up = False
-        self._answers = 0
-        self.last_error = ""
+        self.complaints: Complaints = Complaints(name, None if trunk is None else trunk.complaints)
 
     # -- from any loop ------------------------------------------------------------------------------------------------
 
@@ -142,6 +141,11 @@ class Connection:
         version = self._client.connected_server_version if self._client else None
         return (version.major, version.minor) if version else (0, 0)
 
+    @property
+    def domain(self) -> str:
+        """Return the JetStream domain of the server that we are connected to, empty for none."""
+        return self._client.domain if self._client else ""
+
     async def connect(self, patience_s: float) -> None:
         """Connect for the first time; `TimeoutError` after `patience_s`, `AccessDenied` as soon as we are refused."""
         try:
@@ -178,7 +182,7 @@ class Connection:
     def moved(self) -> tuple[int, int, int]:
         """Return bytes sent and received on the present socket, and answers."""
         wire = self._client.wire if self._client is not None else None
-        return (wire.sent, wire.received, self._answers) if wire is not None else (0, 0, self._answers)
+        return (wire.sent, wire.received, self._order.answers) if wire is not None else (0, 0, self._order.answers)
 
     def try_s(self, attempts: int) -> float:
         """Return how long a request waits that was made `attempts` times before."""
@@ -191,7 +195,7 @@ class Connection:
                 await bounded(self._up.wait(), max(0.0, timeout_s))
             except TimeoutError:
                 self.admission.check()
-                raise Unanswered(f"not connected: {self.last_error}") from None
+                raise Unanswered(f"not connected: {self.complaints.text}") from None
         if self._client is None:
             raise Unanswered("not connected")
         return self._client
@@ -208,12 +212,12 @@ class Connection:
 
         Without a time-out of its own a request may take as long to send as the link needs; then it has `try_s`.
         """
-        moves = self.movement() if timeout_s is None else None
+        number = self._order.begin()
+        moves = self._order.while_due(number, self.movement()) if timeout_s is None else None
         timeout_s = self.try_s(attempts) if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
         wait_s = self.options.total_s if self.is_bulk else timeout_s
-        try:
-            # Any buffer of bytes works: it goes to the socket unchanged.
+        try:  # any buffer of bytes works: it goes to the socket unchanged
             asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
             with self.admission.denial(subject) as denied:
                 answer = await bounded(asked, timeout_s + 0.05, self.lost, denied, moves=moves)
@@ -221,7 +225,7 @@ class Connection:
             if denied.done():
                 raise self.admission.denied(subject) from None
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
-        self._answers += 1
+        self._order.answered(number)
         return answer
 
     async def send(self, subject: str, payload: Buffer, reply: str = "", *, timeout_s: float | None = None) -> None:
@@ -277,11 +281,10 @@ class Connection:
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
-        congestion = self.options.bulk_congestion if self.is_bulk else ""
         client = WireClient(
             self.stats,
             keeps_buffers=self.is_bulk,
-            congestion=congestion,
+            congestion=self.options.bulk_congestion if self.is_bulk else "",
             rest_s=self._rest_s,
             must_encrypt=self.admission.must_encrypt,
         )
@@ -289,6 +292,7 @@ class Connection:
         options: dict[str, Any] = {
             "name": self._name,
             "connect_timeout": self.options.connect_s,
+            "dont_randomize": True,  # the first node leads (`leaders`), so the death of another is not noticed
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": self.options.reconnect_s,
             "ping_interval": 10,
@@ -304,7 +308,7 @@ class Connection:
         for key in list(self._subscriptions):
             subject, on_message, _ = self._subscriptions[key]
             self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
-        self.last_error = ""
+        self.complaints.forget()
         self.admission.entered()
         self._up.set()
 
@@ -337,18 +341,14 @@ class Connection:
         }
 
     def _note(self, error: Exception) -> None:
-        """Log nats-py's complaints, each once until we are connected: of a cluster each address has its own."""
-        if self.admission.heard(error):
-            return
-        text = f"{type(error).__name__}: {error}".strip()
-        if text not in self.last_error:
-            self.last_error = f"{self.last_error}; {text}".removeprefix("; ")
-            _log.warning("bus.error", bus=self._name, error=text)
+        """Take note of what nats-py complains about, unless a caller waits for just that and will tell it."""
+        if not self.admission.heard(error):
+            self.complaints.note(error)
 
     def _mark_down(self) -> None:
         """Fail everything that waits on the lost connection."""
         if self._up.is_set():
-            _log.warning("bus.disconnected", bus=self._name, error=self.last_error)
+            _log.warning("bus.disconnected", bus=self._name, error=self.complaints.text)
         self._up.clear()
         if not self.lost.done():
             self.lost.set_result(None)
@@ -356,7 +356,7 @@ class Connection:
 
     def _mark_up(self) -> None:
         """Allow requests again."""
-        self.last_error = ""
+        self.complaints.forget()
         self.admission.entered()
         self._up.set()
         if self._was_up:

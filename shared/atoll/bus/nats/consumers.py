@@ -23,6 +23,7 @@ from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Delivery
 from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.headers import DESCRIPTION, STATUS
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
 from atoll.bus.nats.records import newest
 
@@ -180,9 +181,12 @@ class QueueConsumer:
         return found
 
     def _delivery(self, message: Msg) -> QueueDelivery | None:
-        """Return a message as a delivery; None for a status line, perhaps of an older pull, and for what is no delivery."""
+        """Return a message as a delivery; None for a status line, perhaps of an older pull, and for what is no delivery.
+
+        What has a subject on which it is settled is a delivery, whatever its writer put into its headers.
+        """
         attempts = _attempts(message.reply)
-        if attempts is None or (message.headers or {}).get("Status"):
+        if attempts is None:
             return None
         delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
         self.unsettled[message.reply] = delivery
@@ -204,7 +208,7 @@ class QueueConsumer:
         wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
         body = json.dumps(wanted).encode()
         await self.connection.send(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}", body, reply=token
+            f"{self._jetstream.root}.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}", body, reply=token
         )
         getting = asyncio.ensure_future(self._arrived.get())
         taken = False
@@ -218,14 +222,14 @@ class QueueConsumer:
                         raise Unanswered("connection lost while pulling")
                     return None
                 message = getting.result()
-                status = (message.headers or {}).get("Status")
-                if status is None:
+                status = (message.headers or {}).get(STATUS)
+                if message.reply or status is None:  # only a delivery has a reply
                     taken = True
                     return message
                 if message.subject == token:
                     if status in ("408", "404"):
                         return None
-                    deleted = status == "503" or "Deleted" in (message.headers or {}).get("Description", "")
+                    deleted = status == "503" or "Deleted" in (message.headers or {}).get(DESCRIPTION, "")
                     if deleted and not self._takeover:  # after a takeover the reader that removed ours has the queue
                         await self.create()
                     raise Unanswered(f"pull answered {status}")

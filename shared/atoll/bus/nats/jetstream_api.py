@@ -17,10 +17,12 @@ import msgspec
 from nats.aio.msg import Msg
 
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
-from atoll.base.parsing import parsed
+from atoll.base.parsing import converted, parsed
 from atoll.base.retry import Unanswered, bounded, pause_s
 from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.headers import DESCRIPTION, STATUS
+from atoll.bus.regions import HUB_DOMAIN, is_region
 from atoll.wire.limits import Buffer
 
 WRONG_SEQUENCE = 10071
@@ -36,6 +38,7 @@ _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 _PAUSE_OF_NODES_MAX_S = 0.5  # an election is over at any moment, and what fails meanwhile fails at once
 LEAVE_S = 4.0
+FAR_TRY_S = 30.0
 
 T = TypeVar("T")
 
@@ -150,21 +153,37 @@ class Page:
 class JetStream:
     """The verbs. Every method runs in the connection's loop."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Speak through `connection`."""
+    def __init__(self, connection: Connection, *, nearby: bool = False) -> None:
+        """Speak through `connection`: behind a leaf (`atoll.bus.regions`) with the hub, or `nearby` with the leaf itself."""
         self.connection = connection
+        self._nearby = nearby
+
+    @property
+    def root(self) -> str:
+        """Return how the subjects of the API begin."""
+        return f"$JS.{HUB_DOMAIN}.API" if self._is_far else "$JS.API"
+
+    @property
+    def _is_far(self) -> bool:
+        """Return whether we speak with a hub through the leaf of a region."""
+        return not self._nearby and is_region(self.connection.domain)
 
     async def once(
-        self, subject: str, payload: Buffer, headers: dict[str, str] | None = None, attempts: int = 0
+        self,
+        subject: str,
+        payload: Buffer,
+        headers: dict[str, str] | None = None,
+        attempts: int = 0,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Send a request, which was sent `attempts` times before, and return JetStream's answer.
 
         Raises `ApiRefusal` or `Unanswered`.
         """
-        message = await self.connection.request(subject, payload, headers, attempts=attempts)
+        message = await self.connection.request(subject, payload, headers, timeout_s, attempts)
         try:
             answer = parsed(message.data, dict[str, Any])
-            refusal = msgspec.convert(answer.get("error"), ApiError | None)
+            refusal = None if answer.get("error") is None else converted(answer["error"], ApiError)
         except msgspec.MsgspecError:
             raise Unanswered(f"not a JetStream answer on {subject}") from None
         if refusal is not None:
@@ -172,9 +191,9 @@ class JetStream:
         return answer
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer of `$JS.API.<call>`, tried until the patience ends; raise `ApiRefusal` for a plain no."""
+        """Return the answer of the API to `call`, tried until the patience ends; raise `ApiRefusal` for a plain no."""
         patience = JetStreamPatience(self.connection)
-        subject = f"$JS.API.{call}"
+        subject = f"{self.root}.{call}"
         payload = json.dumps(body).encode() if body is not None else b""
         while True:
             try:
@@ -185,11 +204,15 @@ class JetStream:
                 await patience.after(subject, reason)
 
     async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> None:
-        """Publish under the id in `headers` until acknowledged."""
+        """Publish under the id in `headers` until acknowledged.
+
+        Behind a leaf a message waits for the link where we see no bytes move, and sending it again would only fill the link.
+        """
         patience = JetStreamPatience(self.connection)
+        timeout_s = FAR_TRY_S if self._is_far else None
         while True:
             try:
-                await self.once(subject, payload, headers, patience.attempts)
+                await self.once(subject, payload, headers, patience.attempts, timeout_s)
             except (Unanswered, ApiRefusal) as reason:
                 await patience.after(subject, reason)
             else:
@@ -202,12 +225,12 @@ class JetStream:
         patience = JetStreamPatience(self.connection)
         while True:
             try:
-                return await self._page_once(stream, body, patience.attempts)
+                return await self.page_once(stream, body, patience.attempts)
             except Unanswered as reason:
-                await patience.after(f"$JS.API.DIRECT.GET.{stream}", reason)
+                await patience.after(f"{self.root}.DIRECT.GET.{stream}", reason)
 
-    async def _page_once(self, stream: str, body: Mapping[str, Any], attempts: int) -> Page:
-        """Ask for a page through a private inbox and collect until the end-of-batch marker."""
+    async def page_once(self, stream: str, body: Mapping[str, Any], attempts: int = 0) -> Page:
+        """Ask for a page through a private inbox and collect until the end-of-batch marker; raise `Unanswered` without one."""
         connection = self.connection
         ended: asyncio.Future[Mapping[str, str]] = connection.loop.create_future()
         messages: list[StoredEvent] = []
@@ -215,12 +238,12 @@ class JetStream:
         async def collect(message: Msg) -> None:
             headers = message.headers or {}
             sequence = headers.get("Nats-Sequence", "")
-            if "Status" in headers and not ended.done():
+            if STATUS in headers and not ended.done():
                 ended.set_result(headers)
             elif sequence.isascii() and sequence.isdigit() and headers.get("Nats-Subject"):
                 messages.append(StoredEvent(int(sequence), headers["Nats-Subject"], message.data))
 
-        inbox, subject = connection.admission.inbox(), f"$JS.API.DIRECT.GET.{stream}"
+        inbox, subject = connection.admission.inbox(), f"{self.root}.DIRECT.GET.{stream}"
         key = await connection.subscribe(inbox, collect, confirm=False)
         try:
             with connection.admission.denial(subject) as denied:
@@ -234,11 +257,11 @@ class JetStream:
             raise Unanswered(f"batched get from {stream} stalled") from None
         finally:
             await connection.unsubscribe(key)
-        status = end.get("Status", "")
+        status = end.get(STATUS, "")
         if status == "413":
             return Page([], 0, 0, too_many=True)
         if status not in ("204", "404"):
-            raise Unanswered(f"batched get from {stream}: {status} {end.get('Description', '')}")
+            raise Unanswered(f"batched get from {stream}: {status} {end.get(DESCRIPTION, '')}")
         connection.stats.messages_down += len(messages)
         connection.stats.bytes_down += sum(len(message.data) for message in messages)
         try:
@@ -256,6 +279,6 @@ def told(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     try:
-        return msgspec.convert(found, kind)
+        return converted(found, kind)
     except msgspec.MsgspecError:
         raise Unanswered(f"an answer without its {'.'.join(names)}") from None

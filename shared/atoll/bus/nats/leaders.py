@@ -6,7 +6,8 @@ node that dies, and for the slowest of several elections. Led by one, it does no
 
 So a process that reads a queue looks now and then where the leaders are. It asks those that are elsewhere to hand over to the
 first node by name, of those that have caught up with everything. A handover takes a moment, not an election. It is always the
-same node, so that leaders do not wander from one dying node to the next where nodes are restarted in turn.
+same node, so that leaders do not wander from one dying node to the next where nodes are restarted in turn. Clients try the
+addresses in their order, so where the first address is that node, nobody is connected to another one without need.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any, Final
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
+from atoll.base.retry import Unanswered
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 
-LOOK_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 2.0
 
 log = get(__name__)
 
@@ -30,7 +32,7 @@ async def keep_together(jetstream: JetStream, streams: Sequence[str], queue: str
         await asyncio.sleep(LOOK_EVERY_S)
         try:
             moved = await bring_together(jetstream, streams, queue)
-        except (ApiRefusal, AtollError) as reason:
+        except (ApiRefusal, Unanswered, AtollError) as reason:
             log.debug("leaders.unknown", reason=str(reason))
         else:
             if moved:
@@ -46,9 +48,16 @@ async def bring_together(jetstream: JetStream, streams: Sequence[str], queue: st
     ready = set.intersection(*(_ready(cluster) for _, cluster in groups))
     home = min(ready, default="")
     astray = [call for call, cluster in groups if home and cluster.get("leader") != home]
+    moved = 0
     for call in astray:
-        await jetstream.once(f"$JS.API.{call}", b'{"placement":{"preferred":"%s"}}' % home.encode())
-    return len(astray)
+        try:
+            await jetstream.once(f"{jetstream.root}.{call}", b'{"placement":{"preferred":"%s"}}' % home.encode())
+        except (ApiRefusal, Unanswered) as reason:
+            # Somebody was first, or there is an election: the others wait for nothing.
+            log.debug("leader.stays", call=call, reason=str(reason))
+        else:
+            moved += 1
+    return moved
 
 
 def _ready(cluster: Mapping[str, Any]) -> set[str]:

@@ -7,6 +7,9 @@ anything else differs, the stream is not ours, and the error names the differenc
 A broker may lose its disk. A process that read a record before may then write with the revision that it knows, and that
 write must never count by chance. So a new stream does not begin at 1 but at the time of day in microseconds: no stream
 stores a million messages a second, so the new numbers lie above all that the lost stream gave out.
+
+Whether taps have bodies is the first founder's, too, as bounds are (`broker.taps`): founders of this release take either. One
+of a release before refuses streams whose taps have them, so a run of old keeps its taps until somebody asks for `switch_taps`.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ from nats.errors import NoRespondersError
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError, StorageFull
+from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.base.units import as_size
-from atoll.bus.nats.jetstream_api import NO_STREAM, NO_SYSTEM, STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.jetstream_api import LEAVE_S, NO_STREAM, NO_SYSTEM, STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.regions import is_region
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
+
+log = get(__name__)
 
 VERSION_MIN = (2, 12)
 HEADROOM_BYTES = 64 << 10
@@ -34,8 +42,8 @@ _NO_PEERS, _NO_CLUSTER = 10005, 10074
 _PEERS_PAUSE_S = 0.25
 
 
-def stream_config(plan: StreamPlan, prefix: str) -> dict[str, Any]:
-    """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects."""
+def stream_config(plan: StreamPlan, prefix: str, *, bodies: bool = True) -> dict[str, Any]:
+    """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects, and `bodies` says what its tap has."""
     refuses = plan.discard == "new"
     config: dict[str, Any] = {
         "name": plan.name,
@@ -47,19 +55,27 @@ def stream_config(plan: StreamPlan, prefix: str) -> dict[str, Any]:
         "max_bytes": plan.bytes_max,
         "max_age": int(plan.age_max_s * _NS),
         "duplicate_window": int(plan.dedup_s * _NS),
-        "storage": "file",
+        "storage": plan.storage,
         "num_replicas": plan.replicas,
         "allow_direct": True,
         "deny_delete": plan.append_only,
         "deny_purge": plan.append_only,
     }
+    if plan.copies is not None:
+        config["sources"] = [{"name": plan.copies[0], "filter_subject": plan.copies[1]}]
     if plan.tap is not None:
-        config["republish"] = {
-            "src": f"{prefix}.{plan.tap}.>",
-            "dest": f"{prefix}.tap.{plan.tap}.>",
-            "headers_only": True,
-        }
+        below = f"{plan.tap}.>" if plan.tap else ">"
+        config["republish"] = {"src": f"{prefix}.{below}", "dest": f"{prefix}.tap.{below}"}
+        if not bodies:
+            config["republish"]["headers_only"] = True
     return config
+
+
+def _is_tap_of(found: object, wanted: object) -> bool:
+    """Return whether a tap is as wanted but for bodies, or none."""
+    if not found or not isinstance(found, dict) or not isinstance(wanted, dict):
+        return not found
+    return all(found.get(end) == wanted.get(end) for end in ("src", "dest"))
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
@@ -90,21 +106,44 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
             todo="set max_payload: 4MB in the broker's configuration",
         )
     loop = connection.loop
-    deadline_s = loop.time() + connection.options.patience_s
+    here_s = loop.time()
+    deadline_s = here_s + connection.options.patience_s
     while True:
         try:
-            await jetstream.once("$JS.API.INFO", b"")
+            await jetstream.once(f"{jetstream.root}.INFO", b"")
         except (Unanswered, ApiRefusal) as reason:
-            if _elects(reason) and loop.time() < deadline_s:
-                await asyncio.sleep(_PEERS_PAUSE_S)
-                continue
-            raise BrokerUnavailable(
-                f"JetStream does not answer at {url}",
-                got=reason,
-                allowed="a broker with JetStream enabled for this account, and of a cluster more than half of the nodes",
-                todo="add a jetstream block to its configuration, or start the nodes that are missing",
-            ) from reason
-        return
+            in_region = is_region(connection.domain)
+            if not (in_region or _elects(reason)) or loop.time() >= deadline_s:
+                raise _no_jetstream(url, connection, reason) from reason
+            if connection.nodes > 1 and loop.time() - here_s >= LEAVE_S:
+                here_s = loop.time()
+                await connection.cut()  # this node may be cut off from the others, and another not
+            await asyncio.sleep(_PEERS_PAUSE_S)
+        else:
+            return
+
+
+def _no_jetstream(url: str, connection: Connection, reason: Unanswered | ApiRefusal) -> BrokerUnavailable:
+    """Return the error for a broker without JetStream, a leaf without its hub, or nodes of which too few see each other."""
+    if is_region(connection.domain):
+        return BrokerUnavailable(
+            f"the broker at {url} is the leaf of a region, and its hub does not answer",
+            got=f"{reason} after {connection.options.patience_s:g} s",
+            todo="check the link from the leaf to the hub: nats-server.log in the leaf's --store says why it is not there",
+        )
+    if connection.nodes > 1:
+        return BrokerUnavailable(
+            f"JetStream answers at none of {url}",
+            got=f"{reason}, at the last of them",
+            allowed="a cluster of which more than half of the nodes see each other",
+            todo="start the nodes that are missing, and look at the log of each: what keeps it from the others?",
+        )
+    return BrokerUnavailable(
+        f"JetStream does not answer at {url}",
+        got=reason,
+        allowed="a broker with JetStream enabled for this account, and of a cluster more than half of the nodes",
+        todo="add a jetstream block to its configuration; if it is a node of a cluster, start those that are missing",
+    )
 
 
 def _elects(reason: Unanswered | ApiRefusal) -> bool:
@@ -114,17 +153,18 @@ def _elects(reason: Unanswered | ApiRefusal) -> bool:
     return not isinstance(reason.__cause__, NoRespondersError)
 
 
-async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> None:
+async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str, *, bodies: bool = True) -> None:
     """Create those of `plans` that do not exist; raise `SettingsError` naming what differs in those that do."""
-    first_seq = max(1, int(SystemClock().wall() * 1e6))
+    first_seq, alone = max(1, int(SystemClock().wall() * 1e6)), ""
     for plan in plans:
-        wanted = stream_config(plan, prefix)
+        wanted = stream_config(plan, prefix, bodies=bodies)
         if await _is_there(jetstream, plan.name, wanted):
             continue
         try:
-            await _create(jetstream, plan.name, {**wanted, "first_seq": first_seq})
+            cluster = await _create(jetstream, plan.name, {**wanted, "first_seq": first_seq})
+            alone = cluster if plan.replicas == 1 else alone
         except ApiRefusal as reason:
-            if reason.err_code == STREAM_EXISTS and await _is_there(jetstream, plan.name, wanted):
+            if reason.err_code == STREAM_EXISTS and await _appears(jetstream, plan.name, wanted):
                 continue
             if reason.err_code == _OVERLAP:
                 raise SettingsError(
@@ -135,10 +175,29 @@ async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix:
             raise reason.public(plan.name) from reason
         except StorageFull as reason:
             raise await _no_room(jetstream, plans, prefix) from reason
+    if alone:
+        why, todo = "one copy on a cluster: the run dies with its node", "found it with broker.replicas=3"
+        log.warning("run.one_copy", cluster=alone, why=why, todo=f"{todo} (JoinOptions(replicas=3))")
 
 
-async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> None:
-    """Create a stream; of a cluster wait a moment for as many nodes as it has copies.
+async def switch_taps(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str, *, bodies: bool) -> int:
+    """Give the taps of the streams that exist bodies, or take these away; return how many streams were changed."""
+    changed = 0
+    for plan in plans:
+        wanted = stream_config(plan, prefix, bodies=bodies).get("republish")
+        try:
+            found = (await jetstream.api(f"STREAM.INFO.{plan.name}"))["config"]
+            if wanted is None or found.get("republish") == wanted:
+                continue
+            await jetstream.api(f"STREAM.UPDATE.{plan.name}", {**found, "republish": wanted})
+        except ApiRefusal as reason:
+            raise reason.public(plan.name) from reason
+        changed += 1
+    return changed
+
+
+async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> str:
+    """Create a stream and return the name of its cluster, if any; wait a moment for as many nodes as it has copies.
 
     Raises `SettingsError` for a broker of fewer nodes, and what the API raises.
     """
@@ -146,7 +205,7 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
     deadline_s = connection.loop.time() + connection.options.peers_s
     while True:
         try:
-            await jetstream.api(f"STREAM.CREATE.{name}", wanted)
+            made = await jetstream.api(f"STREAM.CREATE.{name}", wanted)
         except ApiRefusal as reason:
             if reason.err_code == _NO_PEERS and connection.loop.time() < deadline_s:
                 await asyncio.sleep(_PEERS_PAUSE_S)
@@ -160,7 +219,7 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
                     todo="start the other nodes (`atoll broker --cluster`), or found the run with fewer broker.replicas",
                 ) from reason
             raise
-        return
+        return str((made.get("cluster") or {}).get("name", ""))
 
 
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
@@ -171,15 +230,28 @@ async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) 
         if reason.err_code == NO_STREAM:
             return False
         raise reason.public(name) from reason
-    # Bounds, and more copies than we need, are the first founder's.
+    # Bounds, more copies than we need, and whether taps have bodies are the first founder's.
     copies = max(int(found.get("num_replicas") or 1), int(wanted["num_replicas"]))
     bounds = {"max_bytes": found.get("max_bytes"), "num_replicas": copies}
+    if _is_tap_of(found.get("republish"), wanted.get("republish")):
+        bounds["republish"] = found.get("republish")
     if other := differences({**wanted, **bounds}, found):
         raise SettingsError(
             f"stream {name} exists with another configuration",
             got="; ".join(other),
             todo="choose another run id, or remove the run that has it (`atoll runs remove`)",
         )
+    return True
+
+
+async def _appears(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a stream exists soon that another founder creates: a cluster knows its name before it is there."""
+    connection = jetstream.connection
+    deadline_s = connection.loop.time() + connection.options.peers_s
+    while not await _is_there(jetstream, name, wanted):
+        if connection.loop.time() >= deadline_s:
+            return False
+        await asyncio.sleep(_PEERS_PAUSE_S)
     return True
 
 

@@ -89,13 +89,18 @@ async def put(
             return revision
 
 
+def headers_of(message: StoredRecord) -> dict[str, str]:
+    """Return the headers of a stored message."""
+    lines = message.hdrs.decode("utf-8", "replace").split("\r\n")
+    return dict(line.split(": ", 1) for line in lines if ": " in line)
+
+
 async def last(jetstream: JetStream, stream: str, subject: str) -> tuple[Record, str] | None:
     """Return the record as the leader has it, and its writer's nonce; None if there is none."""
     message = await stored(jetstream, stream, {"last_by_subj": subject})
     if message is None:
         return None
-    lines = message.hdrs.decode("utf-8", "replace").split("\r\n")
-    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+    headers = headers_of(message)
     jetstream.connection.stats.messages_down += 1
     jetstream.connection.stats.bytes_down += len(message.data)
     return Record(subject, message.data, message.seq), headers.get("Nats-Msg-Id", "")

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream
-from atoll.bus.streams import stream_plan
+from atoll.bus.streams import live_plan, stream_plan
 
 _NAME: Final = re.compile(r"atoll_([A-Za-z0-9_-]{1,64})_([A-Z]{2,3})")
-_KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in stream_plan("r"))
+_KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in (*stream_plan("r"), live_plan("r")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ async def remove_run(jetstream: JetStream, run: str) -> int:
     The stream of records goes first: from then on nobody takes the rest for a run.
     """
     removed = 0
-    for plan in sorted(stream_plan(run), key=lambda plan: not plan.name.endswith("_GL")):
+    for plan in sorted((*stream_plan(run), live_plan(run)), key=lambda plan: not plan.name.endswith("_GL")):
         try:
             await jetstream.api(f"STREAM.DELETE.{plan.name}")
         except ApiRefusal as reason:

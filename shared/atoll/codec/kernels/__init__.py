@@ -12,9 +12,9 @@ order at the end. A product of elements i of two blocks adds to lane i. Squares 
 those at the same place in the blocks of a tile; squares of integer codes are summed as integers. No multiplication is
 fused with an addition, and a block's scale is multiplied into its share before either meets the elements.
 
-Compiling takes some seconds per format, or less than one where numba has kept the code (`atoll.codec.kernels.compiling`). It is
-done on a thread of its own, for formats that have much to do (`atoll.codec.kernels.later`), and only vectors of at least
-`FAST_ELEMENTS` take the compiled set.
+Our images bring the compiled set (`atoll.codec.kernels.ready`). Elsewhere compiling takes some seconds per format, or less
+than one where numba has kept the code (`atoll.codec.kernels.compiling`). It is done on a thread of its own, for formats that
+have much to do (`atoll.codec.kernels.later`). Only vectors of at least `FAST_ELEMENTS` take the compiled set.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,7 @@ import numpy as np
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import PART
 from atoll.codec.formats.interface import BLOCK, Bytes, Format
+from atoll.codec.kernels import ready
 from atoll.codec.kernels.later import CompiledLater
 
 COPY: Final = 0
@@ -114,7 +116,18 @@ _later: dict[Format, CompiledLater[Kernels]] = {}
 
 def _compiled_later(form: Format) -> CompiledLater[Kernels]:
     """Return the one place of a format's compiled set: several workers may get the first large vector at once."""
-    return _later.get(form) or _later.setdefault(form, CompiledLater(form.name, functools.partial(_compiled, form)))
+    make, brought = functools.partial(_compiled, form), functools.partial(ready_kernels, form)
+    return _later.get(form) or _later.setdefault(form, CompiledLater(form.name, make, brought=brought))
+
+
+def ready_kernels(form: Format, folder: Path = ready.FOLDER) -> Kernels | None:
+    """Return the compiled set that was made beforehand, None if there is none in `folder` that counts."""
+    found = ready.opened(folder)
+    over = found.get(f"{form.name}_over")
+    if over is None:
+        return None
+    squares = found.get(f"{form.name}_squares") or functools.partial(squares_of_scaled_floats, form, over)
+    return Kernels("fast", over, squares, found[f"{form.name}_quantise"], found[f"{form.name}_settle"])
 
 
 def _compiled(form: Format) -> Kernels | None:

@@ -3,7 +3,8 @@
 A set of kernels takes seconds to compile, and the NumPy form gives the same bits at once. So the NumPy form begins. It
 counts the elements that it was asked for. At `WORTH_ELEMENTS` a thread begins to compile, or loads what numba has kept.
 No caller waits: the NumPy form works until the compiled one is there. A process that reads a model once never compiles. A
-process that merges large fragments compiles within its first seconds, and its log says when and how long.
+process that merges large fragments compiles within its first seconds, and its log says when and how long. What was compiled
+beforehand (`atoll.codec.kernels.ready`) is there at once.
 
 The thread is no daemon: the interpreter would end under a compiler at work, which crashes. It stops between two functions
 once the main thread has ended (`ends_with_the_process`).
@@ -39,10 +40,21 @@ def ends_with_the_process() -> None:
 class CompiledLater(Generic[T]):
     """The compiled form of something that has a plain form, too; usable from any thread."""
 
-    def __init__(self, name: str, make: Callable[[], T | None], worth_elements: int = WORTH_ELEMENTS) -> None:
-        """Keep how to make it; `make` returns None where there is no numba. `name` is for the log."""
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], T | None],
+        worth_elements: int = WORTH_ELEMENTS,
+        *,
+        brought: Callable[[], T | None] | None = None,
+    ) -> None:
+        """Keep how to make it; `make` returns None where there is no numba. `name` is for the log.
+
+        `brought` returns the form that was compiled beforehand, or None.
+        """
         self._name = name
         self._make = make
+        self._brought = brought
         self._worth_elements = worth_elements
         self._elements = 0
         self._begun = False
@@ -52,7 +64,7 @@ class CompiledLater(Generic[T]):
 
     def found(self, elements: int) -> T | None:
         """Return the compiled form, or None while the plain form has to do these `elements`."""
-        if self._done:
+        if self._done or self._is_brought():
             return self._made
         self._elements += elements  # two threads may lose a count, which only delays
         if self._elements >= self._worth_elements and not self._begun:
@@ -66,9 +78,17 @@ class CompiledLater(Generic[T]):
     def now(self) -> T | None:
         """Return the compiled form, and wait for it; None where there is no numba."""
         with self._lock:
-            if not self._done:
+            if not self._done and not self._is_brought():
                 self._made, self._done = self._make(), True
         return self._made
+
+    def _is_brought(self) -> bool:
+        """Return whether the compiled form was made beforehand; it is looked for once, and two threads may both look."""
+        brought, self._brought = self._brought, None
+        made = None if brought is None else brought()
+        if made is not None:
+            self._made, self._done = made, True
+        return made is not None
 
     def _compile(self) -> None:
         """Compile beside the others' work, and say so."""

@@ -1,0 +1,263 @@
+"""A region is cut off for minutes, and meanwhile the hub loses its disk: `make bench-cut`.
+
+Four regions in network namespaces train one model, each with one learner behind a wire of its own; the hub has the broker and a
+synchronizer that keeps an archive. One region is cut off. At a third of the cut the hub is killed and its store deleted; it is
+rebuilt from the archive at once. Then the region's wire is healed. What ends is started again, as by an engine for containers:
+processes that lived through the loss leave, because the run was replaced.
+
+    current         from the healing to the first version that the cut learner adopts
+    counted         from the healing to the first commit that holds a contribution of its
+    trained         tokens of the cut learner during the cut, beside as long before it
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.bus.open import open_bus
+from atoll.bus.server import EmbeddedBroker
+from atoll.protocol.ledger import Settlement
+from atoll.wire.messages import Head, decode
+from atoll.wire.subjects import Subjects
+from benchmarks.faults.chaos import prepare
+from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.results import Figure, write
+from benchmarks.lib.shaped_links import UNFIT, is_unfit
+from support.islands import DEADLINE_S, IslandProcess
+from support.wan import Wan, Wire, inside, wan
+
+HUB: Final = "hub"
+REGIONS: Final = ("a", "b", "c", "d")
+CUT: Final = "d"
+PORT: Final = 4222
+MINUTES: Final = 10.0
+QUIET_S: Final = 45.0
+EVERY_S: Final = 10
+CURRENT_GOAL_S: Final = 120.0
+STEPS_GOAL: Final = 0.9
+LOOK_S: Final = 0.25
+WIRE: Final = Wire(bits_s=50e6, delay_s=0.02, loss=0.001, queue_s=0.1)
+SETTINGS: Final = {"ATOLL_LEARNER__THROTTLE": "20", "ATOLL_PROTOCOL__INTERVAL_STEPS": "16"}
+
+
+@dataclass(slots=True)
+class Hosts:
+    """The processes of a run on their hosts; whatever ends is started again until `over`."""
+
+    there: Wan
+    island: IslandProcess
+    words: dict[str, tuple[str, ...]]
+    over: threading.Event = field(default_factory=threading.Event)
+    lives: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, name: str) -> None:
+        """Start a process, with a log of its own for each life."""
+        self.lives[name] = self.lives.get(name, 0) + 1
+        with inside(self.there.namespaces[name]):
+            self.island.start(self.log(name), *self.words[name])
+
+    def log(self, name: str) -> str:
+        """Return the name of the log of its present life."""
+        return f"{name}-{self.lives[name]}"
+
+    def keep(self) -> None:
+        """Start again whatever ends."""
+        while not self.over.wait(LOOK_S):
+            for name in self.words:
+                if self.island.process(self.log(name)).poll() is not None:
+                    self.begin(name)
+
+    def steps(self, name: str) -> list[tuple[float, int]]:
+        """Return (seconds of the wall clock, steps of that life) as a learner has told them, over all its lives."""
+        logs = [f"{name}-{life}" for life in range(1, self.lives[name] + 1)]
+        return [(_at_s(line), line["step"]) for log in logs for line in self.island.lines(log, "learner.progress")]
+
+
+def _at_s(line: dict[str, Any]) -> float:
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
+
+
+@contextmanager
+def running(there: Wan, folder: Path, corpus: Path) -> Iterator[tuple[Hosts, EmbeddedBroker]]:
+    """Have the hub and a learner in each region."""
+    with inside(there.namespaces[HUB]):
+        broker = EmbeddedBroker(folder / "nats", PORT, host=there.addresses[HUB]).start()
+    island = IslandProcess(folder, broker.url, corpus)
+    island.environment |= SETTINGS | {
+        "ATOLL_ARCHIVE__URL": str(folder / "archive"),
+        "ATOLL_ARCHIVE__EVERY_S": str(EVERY_S),
+        "ATOLL_LEARNER__CHECKPOINT_DIR": str(folder / "checkpoints"),
+    }
+    words: dict[str, tuple[str, ...]] = {HUB: ("synchronizer",)}
+    words |= {name: ("learner", "--id", name) for name in REGIONS}
+    hosts = Hosts(there, island, words)
+    keeper = threading.Thread(target=hosts.keep, daemon=True)
+    try:
+        for name in words:
+            hosts.begin(name)
+        keeper.start()
+        yield hosts, broker
+    finally:
+        hosts.over.set()
+        keeper.join()
+        island.stop()
+        broker.stop()
+
+
+async def included(url: str, run: str, learner: str) -> int:
+    """Return how many heads hold a contribution of a learner in their newest version."""
+    bus = await open_bus(url, run, name="bench")
+    try:
+        heads = [decode(Head, record.data) for record in await bus.get_records(Subjects(run).head("*"))]
+    finally:
+        await bus.close()
+    return sum(learner in {each.learner for each in head.included} for head in heads)
+
+
+def lose_disk(hosts: Hosts, broker: EmbeddedBroker) -> None:
+    """Kill the hub, delete what the broker has stored, and start it anew; its synchronizer rebuilds the run."""
+    broker.kill()
+    hosts.words[HUB] = ("synchronizer", "--restore", hosts.island.environment["ATOLL_ARCHIVE__URL"])
+    hosts.island.process(hosts.log(HUB)).kill()
+    shutil.rmtree(broker.store_dir / "js")
+    with inside(hosts.there.namespaces[HUB]):
+        broker.restart()
+
+
+def wait_for(what: str, found: Any, seconds: float = DEADLINE_S) -> float:  # noqa: ANN401
+    """Return how long it took until `found()` is true."""
+    began_s = time.monotonic()
+    while not found():
+        if time.monotonic() - began_s > seconds:
+            raise SystemExit(f"{what} did not come within {seconds:g} s")
+        time.sleep(LOOK_S)
+    return time.monotonic() - began_s
+
+
+@dataclass(frozen=True, slots=True)
+class CutOutcome:
+    """What was measured: seconds, a ratio of paces, commits, the run's settlement, and its rows of `atoll fates`."""
+
+    rebuilt_s: float
+    current_s: float
+    counted_s: float
+    pace: float
+    commits: int
+    settled: Settlement
+    own: list[dict[str, Any]]
+
+
+def played(hosts: Hosts, broker: EmbeddedBroker, cut_s: float) -> CutOutcome:
+    """Cut a region off, lose the hub's disk, heal, and let the run end in good order."""
+    island, there = hosts.island, hosts.there
+    for region in REGIONS:
+        wait_for(f"the first step of {region}", partial(island.lines, f"{region}-1", "learner.first_step"))
+    wait_for("a checkpoint of the run", lambda: island.lines(f"{HUB}-1", "archive.checkpointed"))
+    quiet_s = time.time()
+    time.sleep(QUIET_S)
+    there.cut(CUT)
+    began_s = time.time()
+    print(f"cut off: {CUT}", flush=True)
+    time.sleep(cut_s / 3.0)
+    lose_disk(hosts, broker)
+    rebuilt_s = wait_for("a commit of the rebuilt run", lambda: hosts.lives[HUB] > 1 and commits_of(hosts))
+    print(f"the hub is rebuilt, and commits after {rebuilt_s:.1f} s", flush=True)
+    time.sleep(max(0.0, began_s + cut_s - time.time()))
+    commits = commits_of(hosts)
+    there.heal(CUT)
+    healed_s = time.time()
+
+    def adopted() -> bool:
+        lines = [*island.lines(hosts.log(CUT), "fragment.adopted"), *island.lines(hosts.log(CUT), "learner.joined")]
+        return any(_at_s(line) > healed_s for line in lines)
+
+    def counted() -> bool:
+        with inside(there.namespaces[HUB]):
+            return bool(asyncio.run(included(broker.url, island.run, CUT)))
+
+    current_s = wait_for("a version", adopted)
+    counted_s = current_s + wait_for("a commit with its contribution", counted)
+    pace = steps_per_s(hosts.steps(CUT), began_s, healed_s) / steps_per_s(hosts.steps(CUT), quiet_s, began_s)
+    hosts.over.set()
+    for name in (*REGIONS, HUB):
+        island.process(hosts.log(name)).terminate()
+    for name in (*REGIONS, HUB):
+        island.process(hosts.log(name)).wait(DEADLINE_S)
+    with inside(there.namespaces[HUB]):
+        settled, fates = asyncio.run(island.settlement()), json.loads(island.answer("fates", "--json"))
+    own = [row for row in fates["incarnations"] if row["incarnation"].split("/")[0] == CUT]
+    return CutOutcome(rebuilt_s, current_s, counted_s, pace, commits, settled, own)
+
+
+def commits_of(hosts: Hosts) -> int:
+    """Return the commits of the hub's present life."""
+    return len(hosts.island.lines(hosts.log(HUB), "round.committed"))
+
+
+def figures_of(found: CutOutcome, minutes: float) -> list[Figure]:
+    """Return the figures."""
+    how = f"after the healing; cut off for {minutes:g} min, the hub's disk lost at a third of it and rebuilt from the archive"
+    current, paced, exact = found.current_s <= CURRENT_GOAL_S, found.pace >= STEPS_GOAL, found.settled.exact
+    fates, own = json.dumps(dict(found.settled.fates)), json.dumps(found.own)
+    others = "of the rebuilt run, before the healing"
+    return [
+        Figure("current again", found.current_s, "s", f"<= {CURRENT_GOAL_S:g}", current, how),
+        Figure("counted again", found.counted_s, "s", "", None, "a head holds a contribution of its"),
+        Figure(
+            "pace of the cut learner",
+            found.pace,
+            "x",
+            f">= {STEPS_GOAL:g}",
+            paced,
+            "steps a second beside those before",
+        ),
+        Figure("the hub commits again", found.rebuilt_s, "s", "", None, "from the loss of its disk"),
+        Figure("commits of the others", float(found.commits), "commits", "> 0", found.commits > 0, others),
+        Figure("fates exact", float(exact), "", "1", exact, f"token-fragments of the rebuilt run: {fates}"),
+        Figure("lives of the cut learner", float(len(found.own)), "", "", None, own),
+    ]
+
+
+def steps_per_s(steps: list[tuple[float, int]], began_s: float, ended_s: float) -> float:
+    """Return the steps a second between the first and the last word of a span; each life counts from one."""
+    told = [(at_s, step) for at_s, step in steps if began_s <= at_s <= ended_s]
+    pairs = [(later[0] - former[0], later[1] - former[1]) for former, later in itertools.pairwise(told)]
+    whole = [(seconds, made) for seconds, made in pairs if made > 0]
+    return sum(made for _, made in whole) / max(1e-9, sum(seconds for seconds, _ in whole))
+
+
+def main() -> int:
+    """Play and write `build/results/bench-cut.json`; leave with 3 where links cannot be shaped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=positive, default=MINUTES, help="of the cut")
+    parser.add_argument("--seed", type=natural, default=0)
+    options = parser.parse_args()
+    if is_unfit():
+        return UNFIT
+    corpus = prepare().resolve()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        wan({HUB: None, **dict.fromkeys(REGIONS, WIRE)}, options.seed) as there,
+        running(there, Path(name), corpus) as (hosts, broker),
+    ):
+        found = played(hosts, broker, 60.0 * options.minutes)
+    return write("bench-cut", options.seed, figures_of(found, options.minutes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

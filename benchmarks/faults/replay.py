@@ -1,0 +1,229 @@
+"""A run whose processes are killed all the time, made once more from what it has retained: `make bench-replay`.
+
+One `atoll up` as in `chaos` (three paced learners, two shards, a standby for each, relays) with `archive.contributions`, in
+which after every `COMMITS_PER_KILL` commits a shard's owner, or now and then a learner, gets SIGKILL; `atoll up` starts each
+again. Kills are counted in commits, so that a slow machine takes longer and does the same. It ends after `COMMITS` commits, or
+after `--minutes`; a shorter run has no goals for commits and kills. Afterwards every round is replayed from the archive alone,
+and compared with what was seen while the run went on:
+
+    identical     the shard's machine, told the same facts, decides the same; the same arithmetic gives the digests of the head
+    heard         heads that a listener beside the run has read: same version, digest and contributions as replayed
+    on the event log   commits of the event log: same contributions as replayed
+
+Then ten contributions are changed, each in its own way (`replay_tampering`), and the replay must name each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from atoll.archive.object_store import open_archive
+from atoll.archive.replay import ReplayedRound, RunReplay
+from atoll.archive.rounds import RoundStore, foundings
+from benchmarks.faults.chaos import FOLDER, LEARNERS, prepare
+from benchmarks.faults.extracts import Course, Extract, ExtractShare, save
+from benchmarks.faults.fault_schedule import Planned
+from benchmarks.faults.replay_tampering import forged, verdicts
+from benchmarks.faults.up_in_storm import SHARDS, run_up
+from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.results import Figure, write
+
+COMMITS: Final = 600
+COMMITS_PER_KILL: Final = 8
+LEARNER_EVERY: Final = 5
+"""Every so manyth kill is of a learner, which takes long to come back; the others are of owners of shards."""
+MINUTES: Final = 10.0
+SETTINGS: Final = ("archive.contributions=true", "protocol.interval_steps=8")
+"""Short local intervals, so that there are many commits."""
+COMMITS_MIN: Final = 500
+KILLS_MIN: Final = 50
+TAMPERED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Every round of a run, replayed in so many seconds."""
+
+    rounds: dict[tuple[int, int], ReplayedRound]
+    seconds: float
+    facts: int
+    tenures: int
+    size_bytes: int
+
+    @property
+    def identical(self) -> int:
+        """Return how many rounds are identical."""
+        return sum(made.identical for made in self.rounds.values())
+
+
+def main() -> int:
+    """Do the run, replay it, and write `build/results/bench-replay.json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=positive, default=MINUTES, help="of the storm, at most")
+    parser.add_argument("--seed", type=natural, default=0)
+    options = parser.parse_args()
+    course = Course("replay", "atoll", 0.0, options.seed, float(COMMITS), 0.0, LEARNERS)
+    out = FOLDER / "replay"
+    shutil.rmtree(out, ignore_errors=True)
+    extract = run_up(course, prepare(), out, kills(), SETTINGS, commits_by=60.0 * options.minutes)
+    save(extract, out.with_suffix(".json.zst"))
+    archive = open_archive(str(out / "archive"))
+    rounds = RoundStore(archive, course.name, foundings(archive, course.name)[-1])
+    print("replaying …", flush=True)
+    made = replayed(rounds)
+    found = [*run_figures(extract, made, whole=options.minutes >= MINUTES), *compared(extract, made)]
+    found += cost(made, out / "logs")
+    print(f"changing {TAMPERED} contributions …", flush=True)
+    return write("bench-replay", options.seed, [*found, *tampered(rounds, options.seed)])
+
+
+def kills() -> list[Planned]:
+    """Return the kills, by number of commits: owners of either shard in turn, and now and then a learner."""
+    planned = []
+    for number in range(COMMITS // COMMITS_PER_KILL):
+        is_learner = number % LEARNER_EVERY == LEARNER_EVERY - 1
+        role, among = ("learner", LEARNERS) if is_learner else ("owner", SHARDS)
+        turn = number // LEARNER_EVERY if is_learner else number
+        planned.append(Planned(float(COMMITS_PER_KILL * (number + 1)), "kill", role, (turn % among + 0.5) / among))
+    return planned
+
+
+def replayed(rounds: RoundStore) -> Replayed:
+    """Replay every round."""
+    began_s = time.monotonic()
+    again = RunReplay(rounds)
+    found = [made for fragment in range(again.run.protocol.fragments) for made in again.fragment(fragment)]
+    took_s = time.monotonic() - began_s
+    facts = sum(tenure.facts for tenure in again.tenures.values())
+    by_version = {(made.fragment, made.version): made for made in found}
+    return Replayed(by_version, took_s, facts, len(again.tenures), rounds.size_bytes())
+
+
+def run_figures(extract: Extract, made: Replayed, *, whole: bool) -> list[Figure]:
+    """Return how many kills and commits there were; goals only for a `whole` run."""
+    kinds = [fault.role for fault in extract.faults if fault.act == "kill"]
+    how = f"{kinds.count('learner')} learners, {kinds.count('owner')} owners of shards; one every {COMMITS_PER_KILL} commits"
+    commits, epochs = sum(extract.heads.values()), f"{made.tenures} tenures of shards"
+    return [
+        Figure("processes killed", float(len(kinds)), "kills", *goal(len(kinds), KILLS_MIN, whole=whole), how),
+        Figure("commits", float(commits), "commits", *goal(commits, COMMITS_MIN, whole=whole), epochs),
+    ]
+
+
+def goal(value: int, least: int, *, whole: bool) -> tuple[str, bool | None]:
+    """Return a goal in words and whether it is met."""
+    return (f">= {least}", value >= least) if whole else ("", None)
+
+
+def compared(extract: Extract, made: Replayed) -> list[Figure]:
+    """Return what the replay has in common with the run."""
+    versions = {(p, version) for p, last in extract.heads.items() for version in range(1, last + 1)}
+    missing = versions - made.rounds.keys()
+    differing = sorted(key for key, each in made.rounds.items() if not each.identical)
+    words = "; ".join(f"{p}/{v}: {made.rounds[p, v].differences[0]}" for p, v in differing[:3]) or "none differs"
+    heard = [each for each in extract.made if each.version]
+    same = sum(is_same(made, each.fragment, each.version, each.shares, each.digest) for each in heard)
+    told = sum(is_same(made, each.fragment, each.version, each.shares) for each in extract.rounds)
+    count = len(made.rounds)
+    return [
+        Figure(
+            "heads compared",
+            float(count),
+            "heads",
+            "",
+            None,
+            f"{made.facts} facts of {made.tenures} tenures told again",
+        ),
+        Figure("heads identical", float(made.identical), "heads", "all", made.identical == count, words),
+        Figure(
+            "versions without a retained round",
+            float(len(missing)),
+            "versions",
+            "0",
+            not missing,
+            str(sorted(missing)[:3]),
+        ),
+        Figure(
+            "heads heard beside the run, replayed", float(same), "heads", "all", same == len(heard), f"of {len(heard)}"
+        ),
+        Figure(
+            "commits on the event log, replayed",
+            float(told),
+            "commits",
+            "all",
+            told == len(extract.rounds),
+            f"of {len(extract.rounds)}; the same contributions in the same order",
+        ),
+    ]
+
+
+def is_same(made: Replayed, fragment: int, version: int, shares: Sequence[ExtractShare], digest: str = "") -> bool:
+    """Return whether a version was replayed with these contributions, and to this digest if one is given."""
+    there = made.rounds.get((fragment, version))
+    if there is None or (digest and there.digest != digest):
+        return False
+    return [(each.learner, each.incarnation, each.push) for each in shares] == [
+        (key.learner, key.incarnation, key.push) for key in there.pushes
+    ]
+
+
+def cost(made: Replayed, logs: Path) -> list[Figure]:
+    """Return what replaying and retaining cost."""
+    owners = [*logs.glob("shard-*.jsonl"), *logs.glob("standby-*.jsonl")]
+    said = (line for log in owners for line in log.read_text(encoding="utf-8").splitlines())
+    lines = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}")]
+    retained = [line for line in lines if line.get("event") == "round.retained"]
+    lost = sum(line.get("event") == "rounds.not_retained" for line in lines)
+    count = max(1, len(made.rounds))
+    return [
+        Figure("replaying takes", made.seconds, "s", "", None, "from the archive alone, by one process"),
+        Figure("replaying takes per round", 1e3 * made.seconds / count, "ms", "", None, f"{count} rounds"),
+        Figure("retained", made.size_bytes / 1e6, "MB", "", None, "contributions, rounds, facts and anchors"),
+        Figure("retained per round", made.size_bytes / 1e3 / count, "kB", "", None, f"{count} rounds"),
+        Figure(
+            "a commit waits for its round to be retained",
+            1e3 * median(line["took_s"] for line in retained),
+            "ms",
+            "",
+            None,
+            "median, in a folder of this machine",
+        ),
+        Figure("acts of retention that failed", float(lost), "acts", "", None, "the archive was away or too slow"),
+    ]
+
+
+def tampered(rounds: RoundStore, seed: int) -> list[Figure]:
+    """Change contributions and return which were named."""
+    found = list(verdicts(rounds, seed))
+    named = sum(each.pinpointed for each in found)
+    words = ", ".join(f"{each.way} {'named' if each.pinpointed else 'MISSED'}" for each in found)
+    (one,) = verdicts(rounds, seed, (forged,))
+    why = str(one.found.differences[0]) if one.found is not None else "it is called identical"
+    return [
+        Figure(
+            "changed contributions named", float(named), f"of {TAMPERED}", "all", named == len(found) == TAMPERED, words
+        ),
+        Figure(
+            "a contribution forged as a whole: its round named",
+            float(one.round_found),
+            "yes",
+            "1",
+            one.round_found,
+            why,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    os.environ.pop("ATOLL_BROKER__URL", None)
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The curves of a page, from `atoll.run.curves`, and the row of a run among others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from atoll.report.comparison import ComparedRun
+from atoll.run.curves import POINTS_MAX, learner_curve, lines_of, rates, stretches, thinned
+from atoll.run.timeline import Timeline
+from atoll.run.view import RunView
+from atoll_monitor.dashboard.page_facts import PageFacts, shown_learners
+
+
+def curves_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, Any]:
+    """Return the curves: loss of the merged model; loss, lag and overhead of each learner; tokens/s and goodput of all."""
+    began_s = facts.began_s(timeline)
+    lines = {name: lines_of(one, timeline.recent.get(name, ())) for name, one in view.learners.items()}
+    parts = [part for name, one in view.learners.items() for part in stretches(one, lines[name])]
+    made = rates(parts)
+    validated = thinned(list(timeline.validated), POINTS_MAX)
+    losses, lags = [], []
+    for one in shown_learners(view):
+        told = [line for line in lines[one.learner] if line.sample.loss is not None]
+        known = learner_curve(one.learner, told, began_s)
+        losses.append({"learner": one.learner, "at_s": known.at_s, "loss": known.loss})
+        whole = learner_curve(one.learner, lines[one.learner], began_s)
+        lags.append({"learner": one.learner, "at_s": whole.at_s, "lag": whole.lag, "overhead": whole.overhead})
+    return {
+        "run": facts.run,
+        "merged": {
+            "at_s": [round(at_s - began_s, 2) for at_s, _, _ in validated],
+            "tokens": [tokens for _, tokens, _ in validated],
+            "bits_per_byte": [round(told.bits_per_byte, 5) for _, _, told in validated],
+            "average": [None if told.average is None else round(told.average, 5) for _, _, told in validated],
+        },
+        "losses": losses,
+        "lags": lags,
+        "rates": {
+            "at_s": [round(at_s - began_s, 2) for at_s in made.at_s],
+            "tokens_per_s": made.tokens_per_s,
+            "goodput": made.goodput,
+        },
+        "goodput": {"now": made.now, "whole": made.whole},
+    }
+
+
+def compared(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of runs, from the states and curves of each: those of `atoll report compare`, and curves beside them."""
+    return [
+        {
+            **asdict(
+                ComparedRun(
+                    path="",
+                    run=state["run"],
+                    ended=state["status"],
+                    clock=state["clock"],
+                    tokens=state["tokens"],
+                    wall_s=state["newest_s"],
+                    bits_per_byte=state["bits_per_byte"],
+                    goodput=curves["goodput"]["whole"],
+                    bytes_per_token=state["traffic"]["bytes_per_token"],
+                    commits=state["commits"],
+                    learners=len(state["learners"]) + state["left_out"]["learners"],
+                    faults=state["faults"],
+                )
+            ),
+            "merged": curves["merged"],
+            "rates": curves["rates"],
+        }
+        for state, curves in runs
+    ]

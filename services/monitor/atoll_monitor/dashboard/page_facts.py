@@ -1,0 +1,108 @@
+"""What a page needs beside the view of a run, and what follows from it: which learners and synchronizers are heard *now*.
+
+A view knows what was heard and when; it has no clock. `PageFacts` bring the moment, by two clocks, and what the run's processes
+agreed on. The functions here judge silence by them, the same for every panel of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.protocol.balance import BEATS_PER_LEASE
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.links import name_of
+from atoll.run.timeline import Timeline
+from atoll.run.view import HostView, LearnerView, RunView
+from atoll_monitor.alerts import HoldingAlert
+from atoll_monitor.watched import NodeSeen
+
+LEARNERS_MAX: Final = 64
+FRAGMENTS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """What a page needs beside the view: `now_s` by the clock of the view's arrivals, `wall_s` the same moment by date.
+
+    Attributes:
+        agreement: what the run's processes agreed on, None before it is founded and where nobody knows.
+        founder, founded_at_s: of the run record; empty and None where there is none.
+        answered: whether its broker answers; a saved run needs none.
+        over: whether the run has reached its end.
+        saved: whether it is read from its folder: nothing will come any more, and nothing holds now.
+        clock: the clock of its times: "wall", or "virtual" for a simulated run.
+        fates: whole tokens by fate, None while nobody has read the ledger.
+        others: the names of all runs shown.
+        nodes: the nodes of its broker by address, if that has several addresses.
+        alerts: the alerts that hold.
+        reached_by: the options of a command that is to read this run, such as `--out runs/demo`.
+        broker: the address of its broker, without secrets; empty for a saved run.
+    """
+
+    run: str
+    now_s: float
+    wall_s: float
+    agreement: ProtocolSettings | None = None
+    founder: str = ""
+    founded_at_s: float | None = None
+    answered: bool = False
+    over: bool = False
+    saved: bool = False
+    clock: str = "wall"
+    fates: Mapping[str, int] | None = None
+    others: tuple[str, ...] = ()
+    region_of: Callable[[str], str] = field(default=lambda _: "")
+    nodes: Mapping[str, NodeSeen] = field(default_factory=dict)
+    alerts: tuple[HoldingAlert, ...] = ()
+    reached_by: str = ""
+    broker: str = ""
+
+    @property
+    def protocol(self) -> ProtocolSettings:
+        """Return what the run agreed on; the defaults where that is not known."""
+        return ProtocolSettings() if self.agreement is None else self.agreement
+
+    def began_s(self, timeline: Timeline) -> float:
+        """Return when the run began, seconds since the epoch."""
+        if self.founded_at_s is not None:
+            return self.founded_at_s
+        return self.wall_s if timeline.began_s is None else timeline.began_s
+
+
+def shown_learners(view: RunView) -> list[LearnerView]:
+    """Return the learners that are shown one by one: those that are heard first, then by name."""
+    order = sorted(view.learners.values(), key=lambda one: (one.heard_s is None, one.learner))[:LEARNERS_MAX]
+    return sorted(order, key=lambda one: one.learner)
+
+
+def learner_state(learner: LearnerView, facts: PageFacts) -> str:
+    """Return what a learner does: "joining", "training", "draining", "silent", "left", or "ended" where nobody heard how."""
+    life = learner.latest
+    if life is None or life.left:
+        return "left"
+    if life.beat is None:
+        # A life that only the event log tells of is over unless it has just begun.
+        fresh = life.joined_at_s is not None and facts.wall_s - life.joined_at_s <= facts.protocol.silence_s
+        return "joining" if fresh and not facts.saved else "ended"
+    heard = learner.heard_s is not None and facts.now_s - learner.heard_s <= facts.protocol.silence_s
+    return life.beat.state if heard else "silent"
+
+
+def is_heard(host: HostView, facts: PageFacts) -> bool:
+    """Return whether a synchronizer process was heard within a lease and two beats."""
+    bound_s = facts.protocol.lease_s * (1.0 + 2.0 / BEATS_PER_LEASE)
+    return host.heard_s is not None and facts.now_s - host.heard_s <= bound_s
+
+
+def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
+    """Return the synchronizer processes that are heard, and silent ones whose shards nobody serves."""
+    heard = [host for host in view.hosts.values() if is_heard(host, facts)]
+    served = {shard for host in heard if host.serving for shard in host.shards}
+    silent = [
+        host
+        for host in view.hosts.values()
+        if host.heard_s is not None and host not in heard and host.serving and not host.shards <= served
+    ]
+    return sorted([*heard, *silent], key=name_of)

@@ -1,0 +1,267 @@
+"""From what the monitor knows to metrics: pure, made anew for each scrape.
+
+Names follow Prometheus' conventions: base units (seconds, bytes, ratios), `_total` for what only grows, no unit twice. Every
+metric of the run has the label `run`; further labels are `learner`, `region`, `fragment`, `reason`, `phase`, `direction`,
+`stream`, `broker`, `path` and `address`, and never a round or a message. Each is bounded: `LEARNERS_MAX`, `REASONS_MAX`,
+`FRAGMENTS_MAX`. Beyond a bound the sums over all stay right, and `atoll_monitor_left_out` says how many have no series.
+
+Counters follow from the event log and from heartbeats of all incarnations, so they grow on when the monitor begins anew.
+A learner that said goodbye has counters and no gauges. One that fell silent has `atoll_learner_up` 0 until it is back or left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from atoll.protocol.balance import BEATS_PER_LEASE
+from atoll.run.links import total
+from atoll.run.view import LearnerView
+from atoll.wire.traffic import LinkTraffic
+from atoll_monitor.broker_metrics import broker_families
+from atoll_monitor.watched import Watched
+
+LEARNERS_MAX: Final = 256
+FRAGMENTS_MAX: Final = 256
+REASONS_MAX: Final = 32
+OTHER: Final = "other"
+RUN: Final = ("run",)
+OF_LEARNER: Final = ("run", "learner", "region")
+
+
+def families(watched: Watched) -> Iterator[Metric]:
+    """Yield every metric family of the run, and of its brokers."""
+    shown = shown_learners(watched)
+    yield from _monitor(watched, len(watched.view.learners) - len(shown))
+    yield from _run(watched)
+    yield from _rounds(watched)
+    yield from _learners(watched, shown)
+    yield from _learner_counters(watched, shown)
+    yield from _fragments(watched)
+    yield from broker_families(watched)
+
+
+def shown_learners(watched: Watched) -> list[LearnerView]:
+    """Return the learners that have series of their own: the live ones first, then by name."""
+    everybody = watched.view.learners.values()
+    return sorted(everybody, key=lambda one: (one.heard_s is None, one.learner))[:LEARNERS_MAX]
+
+
+def is_live(watched: Watched, learner: LearnerView) -> bool:
+    """Return whether a learner was heard within the run's `silence_s`."""
+    now_s = watched.clock.monotonic()
+    return learner.heard_s is not None and now_s - learner.heard_s <= watched.protocol.silence_s
+
+
+def live_hosts(watched: Watched) -> int:
+    """Return how many synchronizer processes that own a shard were heard lately: within a lease and a beat."""
+    lease_s = watched.protocol.lease_s
+    bound_s = lease_s + lease_s / BEATS_PER_LEASE
+    now_s = watched.clock.monotonic()
+    hosts = watched.view.hosts.values()
+    return sum(one.serving and one.heard_s is not None and now_s - one.heard_s <= bound_s for one in hosts)
+
+
+def gauge(name: str, what: str, value: float | None, run: str) -> Iterator[Metric]:
+    """Yield a gauge of the run; nothing while its value is unknown."""
+    if value is not None:
+        family = GaugeMetricFamily(name, what, labels=RUN)
+        family.add_metric([run], float(value))
+        yield family
+
+
+def counter(name: str, what: str, value: float, run: str) -> Iterator[Metric]:
+    """Yield a counter of the run; its name has no `_total`, which the format adds."""
+    family = CounterMetricFamily(name, what, labels=RUN)
+    family.add_metric([run], float(value))
+    yield family
+
+
+def bounded(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of the `REASONS_MAX` most frequent reasons, and the sum of the others."""
+    most = Counter(counts).most_common(REASONS_MAX)
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    return dict(most) | ({OTHER: rest + dict(most).get(OTHER, 0)} if rest else {})
+
+
+def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Iterator[Metric]:
+    """Yield a counter per reason."""
+    family = CounterMetricFamily(name, what, labels=("run", "reason"))
+    for reason, count in sorted(bounded(counts).items()):
+        family.add_metric([run, reason], count)
+    yield family
+
+
+def _monitor(watched: Watched, left_out: int) -> Iterator[Metric]:
+    run, view = watched.run, watched.view
+    yield from gauge(
+        "atoll_monitor_connected",
+        "Whether the run's broker answers the monitor (1) or not (0).",
+        watched.connected,
+        run,
+    )
+    yield from counter(
+        "atoll_monitor_unreadable_messages", "Messages that no correct peer sends.", view.unreadable, run
+    )
+    yield from counter(
+        "atoll_monitor_passed_over_messages", "Messages of learners beyond the number it keeps.", view.passed_over, run
+    )
+    yield from counter("atoll_monitor_dropped_lines", "Lines missing in its journal.", watched.dropped_lines(), run)
+    yield from gauge("atoll_monitor_left_out", "Learners without series of their own.", left_out, run)
+
+
+def _run(watched: Watched) -> Iterator[Metric]:
+    run, view, record = watched.run, watched.view, watched.record
+    if record is not None:
+        agreed = record.protocol
+        info = InfoMetricFamily("atoll_run", "What the run agreed on.", labels=RUN)
+        told = {
+            "founder": record.founder,
+            "fragments": str(agreed.fragments),
+            "shards": str(agreed.shards),
+            "interval_steps": str(agreed.interval_steps),
+            "codec_up": agreed.codec_up,
+            "wire": str(record.schema),
+        }
+        info.add_metric([run], told)
+        yield info
+        yield from gauge("atoll_run_founded_timestamp_seconds", "When the run was founded.", record.founded_at_s, run)
+        yield from gauge("atoll_run_target_tokens", "Tokens to train; 0: no bound.", agreed.tokens_target, run)
+        yield from gauge("atoll_shards", "Shards of the run.", agreed.shards, run)
+    yield from gauge("atoll_run_over", "Whether the run has reached its end (1) or not (0).", watched.over, run)
+    yield from counter("atoll_run_tokens", "Tokens that the run has trained.", view.run_tokens, run)
+    yield from counter(
+        "atoll_merged_token_fragments", "Tokens merged, once per fragment.", view.token_fragments_merged, run
+    )
+    yield from counter("atoll_learners_present_seconds", "Learner-seconds present.", view.present_s, run)
+    yield from counter("atoll_learners_stepping_seconds", "Learner-seconds spent stepping.", view.stepping_s, run)
+    yield from gauge("atoll_synchronizers_live", "Synchronizer processes that own a shard.", live_hosts(watched), run)
+    measured = view.validations[-1].validation if view.validations else None
+    if measured is not None:
+        yield from gauge(
+            "atoll_validation_loss", "Loss of the merged model, in bits per byte.", measured.bits_per_byte, run
+        )
+        yield from gauge("atoll_validation_at_tokens", "Run tokens at that measurement.", measured.run_tokens, run)
+
+
+def _rounds(watched: Watched) -> Iterator[Metric]:
+    run, view, times = watched.run, watched.view, watched.times
+    yield from counter("atoll_commits", "Commits, over all fragments.", view.commits, run)
+    newest_s = max(times.committed_at_s.values(), default=None)
+    yield from gauge("atoll_last_commit_timestamp_seconds", "When a commit was last made.", newest_s, run)
+    phases = HistogramMetricFamily("atoll_round_phase_seconds", "Time in a phase of a round.", labels=("run", "phase"))
+    for name, histogram in times.phases.items():
+        phases.add_metric([run, name], buckets=histogram.buckets(), sum_value=histogram.sum_s)
+    yield phases
+    yield from by_reason("atoll_round_ends", "Rounds by what ended them.", times.ends, run)
+    yield from counter("atoll_contributions_merged", "Contributions merged.", times.contributions, run)
+    yield from counter("atoll_contributions_late", "Of those, made on an older version.", times.late, run)
+    yield from by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
+    yield from by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
+    yield from counter("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined), run)
+    yield from counter("atoll_contribution_bytes", "Bytes of merged contributions.", view.bytes_merged, run)
+    yield from counter("atoll_version_bytes", "Bytes of published versions.", view.bytes_published, run)
+
+
+def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+    """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
+    live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
+    live.add_metric([watched.run], sum(is_live(watched, one) for one in watched.view.learners.values()))
+    yield live
+    up = GaugeMetricFamily("atoll_learner_up", "Whether a learner is heard (1) or silent (0).", labels=OF_LEARNER)
+    texts = {
+        "loss": ("atoll_learner_loss", "Training loss of its last steps, in nats per token."),
+        "pace": ("atoll_learner_tokens_per_second", "Its speed."),
+        "step": ("atoll_learner_step_seconds", "Time of a step."),
+        "overhead": ("atoll_learner_overhead_ratio", "Share of a step that Atoll takes."),
+        "lag": ("atoll_learner_lag_versions", "Versions that it is behind."),
+    }
+    gauges = {key: GaugeMetricFamily(name, what, labels=OF_LEARNER) for key, (name, what) in texts.items()}
+    for one in shown:
+        life = one.latest
+        if one.heard_s is None or life is None or life.beat is None:
+            continue
+        labels, beat = _labels(watched, one), life.beat
+        heard = is_live(watched, one)
+        up.add_metric(labels, float(heard))
+        if not heard:
+            continue
+        told = {"pace": beat.tokens_per_s, "step": beat.step_s, "overhead": beat.overhead, "lag": beat.lag_versions}
+        for key, value in told.items():
+            gauges[key].add_metric(labels, value)
+        if beat.loss is not None:
+            gauges["loss"].add_metric(labels, beat.loss)
+    yield up
+    yield from gauges.values()
+    isolated = GaugeMetricFamily("atoll_learner_quarantined", "Learners in quarantine (1).", labels=OF_LEARNER)
+    known = {one.learner: one for one in shown}
+    for name in sorted(
+        {each.learner for each in watched.view.quarantined if _isolated(known.get(each.learner), each.incarnation)}
+    ):
+        isolated.add_metric(_labels(watched, known[name]), 1.0)
+    yield isolated
+
+
+def _isolated(learner: LearnerView | None, incarnation: int) -> bool:
+    """Return whether it is a learner's present incarnation that was isolated: a new one begins anew."""
+    return learner is not None and learner.latest is not None and learner.latest.incarnation == incarnation
+
+
+def _learner_counters(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+    """Yield what learners have done in all their incarnations."""
+    steps = CounterMetricFamily("atoll_learner_steps", "Steps trained.", labels=OF_LEARNER)
+    tokens = CounterMetricFamily("atoll_learner_tokens", "Tokens trained.", labels=OF_LEARNER)
+    lives = CounterMetricFamily("atoll_learner_incarnations", "Times that it joined.", labels=OF_LEARNER)
+    present = CounterMetricFamily("atoll_learner_present_seconds", "Seconds present.", labels=OF_LEARNER)
+    stepping = CounterMetricFamily("atoll_learner_stepping_seconds", "Seconds spent stepping.", labels=OF_LEARNER)
+    direction = (*OF_LEARNER, "direction")
+    payload = CounterMetricFamily("atoll_learner_payload_bytes", "Bytes given to its link.", labels=direction)
+    wire = CounterMetricFamily("atoll_learner_wire_bytes", "Bytes that its sockets carried.", labels=direction)
+    for one in shown:
+        labels = _labels(watched, one)
+        moved: LinkTraffic = total(life.meter.moved for life in one.lives.values())
+        steps.add_metric(labels, sum(life.steps for life in one.lives.values()))
+        tokens.add_metric(labels, one.tokens)
+        lives.add_metric(labels, len(one.lives))
+        present.add_metric(labels, one.present_s)
+        stepping.add_metric(labels, one.stepping_s)
+        for family, up, down in (
+            (payload, moved.payload_up, moved.payload_down),
+            (wire, moved.wire_up, moved.wire_down),
+        ):
+            family.add_metric([*labels, "up"], up)
+            family.add_metric([*labels, "down"], down)
+    yield from (steps, tokens, lives, present, stepping, payload, wire)
+    hosts = CounterMetricFamily(
+        "atoll_synchronizer_wire_bytes", "Bytes that the sockets of synchronizers carried.", labels=("run", "direction")
+    )
+    moved = total(host.meter.moved for host in watched.view.hosts.values())
+    hosts.add_metric([watched.run, "up"], moved.wire_up)
+    hosts.add_metric([watched.run, "down"], moved.wire_down)
+    yield hosts
+
+
+def _fragments(watched: Watched) -> Iterator[Metric]:
+    labels = ("run", "fragment")
+    versions = CounterMetricFamily("atoll_fragment_commits", "Commits of a fragment.", labels=labels)
+    merged = GaugeMetricFamily("atoll_fragment_contributors", "Contributors to its newest version.", labels=labels)
+    at_s = GaugeMetricFamily("atoll_fragment_commit_timestamp_seconds", "When that was committed.", labels=labels)
+    for number, known in sorted(watched.view.fragments.items())[:FRAGMENTS_MAX]:
+        told = [watched.run, str(number)]
+        versions.add_metric(told, known.version)
+        merged.add_metric(told, known.contributors)
+        at_s.add_metric(told, watched.times.committed_at_s.get(number, 0.0))
+    yield from (versions, merged, at_s)
+
+
+def _labels(watched: Watched, learner: LearnerView) -> list[str]:
+    return [watched.run, learner.learner, watched.region_of(learner.learner)]

@@ -1,0 +1,238 @@
+"""The monitor as a process: open the bus, follow the run, serve what is known, until a signal.
+
+It only reads, and nobody waits for it: a run without its monitor goes on as before. It outlives everything that it watches.
+While the broker is away it serves what it knows (`/healthz` says that it is old) and tries again. When a run is founded anew,
+it forgets the former one, whose event log is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.routing import BaseRoute
+
+from atoll.base.atomic_files import write_whole
+from atoll.base.clock import SystemClock
+from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
+from atoll.base.health import REACH_S, TOUCH_S, show_life
+from atoll.base.logs import configure, get
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.local.environment import redacted
+from atoll.run.record import read_run
+from atoll.run.saved import SavedRun
+from atoll.run.watch import Watch
+from atoll.settings import Settings, bus_options
+from atoll.wire.messages import RunRecord
+from atoll.wire.subjects import Subjects
+from atoll_monitor.dashboard.fates import poll_fates
+from atoll_monitor.dashboard.feed import Feed
+from atoll_monitor.dashboard.routes import page_routes
+from atoll_monitor.dashboard.saved_scene import SavedScene
+from atoll_monitor.dashboard.scene import RunScene
+from atoll_monitor.hosts import allowed_hosts
+from atoll_monitor.polling import poll_brokers, poll_certificates, poll_disks, poll_nodes, poll_streams
+from atoll_monitor.records.keeping import RecordKeeper
+from atoll_monitor.routes import plain_routes
+from atoll_monitor.watched import Watched
+from atoll_monitor.web import application, opened_socket, serve, url_of
+
+log = get(__name__)
+
+RECORD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRun:
+    """A run that is reached by its broker; `reached_by` are the options by which a command reads it, too."""
+
+    settings: Settings
+    reached_by: str
+
+
+def reached_by(settings: Settings, folder: Path | None) -> str:
+    """Return the options of a command that is to read a run: by its folder, if there is one, else by its broker."""
+    if folder is not None:
+        return f"--out {shlex.quote(str(folder))}"
+    return f"--run {settings.run} --broker {redacted(settings.broker.url)}"
+
+
+def watch_run(settings: Settings) -> None:
+    """Watch the run that `settings` names, in a loop of its own."""
+    configure(settings.log.format, settings.log.level, role="monitor", run=settings.run)
+    mine = settings.monitor
+    shown = {settings.run: BrokerRun(settings, reached_by(settings, settings.up.out))}
+    asyncio.run(monitor(shown, settings, opened_socket(mine.host, mine.port), keeps=True))
+
+
+def show_runs(
+    shown: Mapping[str, BrokerRun | SavedRun], settings: Settings, tell: Callable[[str], None], *, any_port: bool
+) -> None:
+    """Watch these runs for a person, to whom `tell` gives the address of the page; `settings` say where it is served.
+
+    With `any_port` a port that is taken is no error: a free one will do.
+    """
+    configure(settings.log.format, "error", role="dashboard", run=next(iter(shown)))
+    mine = settings.monitor
+    try:
+        listening = opened_socket(mine.host, mine.port)
+    except SettingsError:
+        if not any_port:
+            raise
+        listening = opened_socket(mine.host, 0)
+    tell(url_of(listening))
+    asyncio.run(monitor(shown, settings, listening, keeps=False))
+
+
+async def monitor(
+    shown: Mapping[str, BrokerRun | SavedRun], settings: Settings, listening: socket.socket, *, keeps: bool
+) -> None:
+    """Watch these runs, by the names under which they are shown, and serve until SIGTERM or SIGINT.
+
+    Metrics are those of the first that has a broker. A monitor that `keeps` writes records; one that only shows runs to a
+    person does not.
+    """
+    clock, names = SystemClock(), tuple(shown)
+    live = {name: each.settings for name, each in shown.items() if isinstance(each, BrokerRun)}
+    watched = {name: Watched(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
+    scenes: dict[str, RunScene | SavedScene] = {}
+    for name, each in shown.items():
+        if isinstance(each, SavedRun):
+            scenes[name] = SavedScene(each, name, names)
+        else:
+            scenes[name] = RunScene(watched[name], name, names, each.reached_by, each.settings.broker.url)
+    feed = Feed(scenes, clock)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    keepers = [RecordKeeper(watched[name], each.monitor) for name, each in live.items() if keeps]
+    routes, allowed = (
+        routes_of(next(iter(watched.values()), None), feed),
+        allowed_hosts(listening, settings.monitor.names),
+    )
+    announce(settings, url_of(listening))
+    work = [asyncio.create_task(follow(watched[name], each)) for name, each in live.items()]
+    work += [
+        asyncio.create_task(poll_fates(scene, live[name], lambda: len(feed) > 0))
+        for name, scene in scenes.items()
+        if isinstance(scene, RunScene)
+    ]
+    work += [asyncio.create_task(keeper.keep()) for keeper in keepers]
+    work.append(asyncio.create_task(feed.run()))
+    stopping = asyncio.create_task(feed.stop_with(stop))
+    serving = asyncio.create_task(serve(application(routes, allowed), listening, stop))
+    try:
+        done, _ = await asyncio.wait({*work, serving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        stop.set()
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, stopping, serving, return_exceptions=True)
+
+
+def announce(settings: Settings, url: str) -> None:
+    """Tell where the pages are: in the log, and in the file that was asked for."""
+    log.info("monitor.serving", url=url)
+    if settings.monitor.url_file is not None:
+        write_whole(settings.monitor.url_file, url.encode())
+
+
+def routes_of(watched: Watched | None, feed: Feed) -> list[BaseRoute]:
+    """Return all that this process answers on; the page comes last, because it answers what nothing before it does.
+
+    Of saved runs there are no metrics: None of them is watched.
+    """
+    return [*(() if watched is None else plain_routes(watched)), *page_routes(feed)]
+
+
+async def follow(watched: Watched, settings: Settings) -> None:
+    """Keep `watched` current until cancelled."""
+    mine = settings.monitor
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(poll_streams(watched, settings))
+        tasks.create_task(poll_brokers(watched, mine.endpoints))
+        tasks.create_task(poll_disks(watched, mine.disks))
+        tasks.create_task(poll_certificates(watched, settings.broker.url))
+        tasks.create_task(poll_nodes(watched, (settings.broker.url, *settings.broker.bulk)))
+        async with _opened(settings) as bus:
+            tasks.create_task(_echo(bus, watched, settings))
+            await _follow_foundings(bus, watched)
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[Bus]:
+    """Yield the bus, however long the broker lets us wait; what trying again cannot heal is raised."""
+    while True:
+        try:
+            bus = await open_bus(settings.broker.url, settings.run, name="monitor", options=bus_options(settings))
+            break
+        except BrokerUnavailable as error:
+            log.warning("broker.awaited", reason=str(error))
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def _echo(bus: Bus, watched: Watched, settings: Settings) -> None:
+    """Note when the broker answers, and show it in the health file."""
+    while True:
+        if await _reached(bus):
+            watched.answered_s = watched.clock.monotonic()
+            show_life(settings.health_file)
+        await asyncio.sleep(TOUCH_S)
+
+
+async def _reached(bus: Bus) -> bool:
+    try:
+        return await bus.reach(REACH_S)
+    except AtollError:
+        return False
+
+
+async def _follow_foundings(bus: Bus, watched: Watched) -> None:
+    """Follow the run, and each time it is founded anew follow that."""
+    subjects = Subjects(watched.run)
+    while True:
+        watch = Watch(bus, watched.run, watched.view, watched.clock)
+        watched.region_of, watched.read_up_to = watch.region_of, watch.read_up_to
+        watching = asyncio.create_task(watch.follow())
+        try:
+            await _until_replaced(bus, subjects, watched, watching)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        log.warning("run.replaced", reason="it was founded anew; what was known of it is forgotten")
+        watched.forget()
+
+
+async def _until_replaced(bus: Bus, subjects: Subjects, watched: Watched, watching: asyncio.Task[None]) -> None:
+    """Keep the run record current; return when the run is another one. Raises what ends `watching`."""
+    while True:
+        record = await _record(bus, subjects)
+        if record is not None:
+            if watched.record is not None and record.nonce != watched.record.nonce:
+                return
+            if watched.record is None:
+                log.info("run.found", founder=record.founder, fragments=record.protocol.fragments)
+            watched.record = record
+        done, _ = await asyncio.wait({watching}, timeout=RECORD_S)
+        if done:
+            watching.result()
+
+
+async def _record(bus: Bus, subjects: Subjects) -> RunRecord | None:
+    try:
+        return await read_run(bus, subjects)
+    except AtollError as error:
+        log.info("run.unreadable", reason=str(error))
+        return None

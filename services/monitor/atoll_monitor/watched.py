@@ -1,0 +1,118 @@
+"""What the monitor knows of its run at a moment: the state that metrics, sinks, traces and pages read.
+
+The process writes it, in its event loop; readers run in the same loop, so they need no lock. Times without a date are those of
+a clock that never goes back. Everything here is bounded, so a monitor of a run of months stays as small as that of a day.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.base.clock import Clock
+from atoll.bus.nats.stream_states import StreamState
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.view import RoundLine, RunView
+from atoll.wire.messages import Event, RunRecord
+from atoll_monitor.brokers import BrokerFigures, DiskFigures
+from atoll_monitor.round_times import RoundTimes
+
+ANSWERED_S_MAX: Final = 15.0
+"""An echo is sent every two seconds and may take five; three that fail in a row are an outage."""
+ROUNDS_KEPT: Final = 192
+"""More than a page shows. A round of 64 learners takes about 80 KB (`make bench-monitor`)."""
+
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """One address of the broker: the name of the server that answered there last, and whether it answers."""
+
+    name: str
+    answers: bool
+
+
+@dataclass(slots=True)
+class ObservedView(RunView):
+    """A view that keeps fewer rounds, and tells observers of each event of the log, after it has taken it itself.
+
+    An observer raises nothing: the event log goes on for the others.
+    """
+
+    rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
+    observers: list[Observer] = field(default_factory=list)
+
+    def on_event(self, event: Event) -> None:
+        """Take an entry of the event log."""
+        # `super()` without arguments does not know a class with slots, which dataclasses make anew.
+        RunView.on_event(self, event)
+        for observer in self.observers:
+            observer(event)
+
+
+@dataclass(slots=True)
+class Watched:
+    """One run as the monitor sees it.
+
+    Attributes:
+        run: its id.
+        clock: the clock of all times here.
+        view: its state from heartbeats, presences and the event log; a new one when the run is founded anew.
+        record: its run record, None before the run is founded.
+        answered_s: when the broker last answered an echo; None before the first.
+        began_s: when the monitor began.
+        times: how long its rounds took, and what ended them.
+        region_of: the region of a learner, empty for none.
+        brokers: what the brokers' own endpoints said, by name; None of one that does not answer.
+        nodes: the addresses of a broker that has several: its nodes, and further brokers of the run.
+        streams: how full the run's streams are, by kind.
+        disks: the file systems that were asked for, by path.
+        certificates: when the certificate of each of the broker's addresses ends, by address, in seconds since the epoch.
+        read_up_to: the number in the event log of the newest entry that `view` has.
+        dropped_lines: lines that the journal could not write.
+    """
+
+    run: str
+    clock: Clock
+    view: ObservedView = field(default_factory=ObservedView)
+    record: RunRecord | None = None
+    answered_s: float | None = None
+    began_s: float = 0.0
+    times: RoundTimes = field(default_factory=RoundTimes)
+    region_of: Callable[[str], str] = lambda _: ""
+    brokers: dict[str, BrokerFigures | None] = field(default_factory=dict)
+    nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    streams: tuple[StreamState, ...] = ()
+    disks: dict[str, DiskFigures] = field(default_factory=dict)
+    certificates: dict[str, float] = field(default_factory=dict)
+    read_up_to: Callable[[], int] = lambda: 0
+    dropped_lines: Callable[[], int] = lambda: 0
+
+    def __post_init__(self) -> None:
+        """Have the rounds measured."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: another run has taken this one's place. Who observes goes on to."""
+        observers = [one for one in self.view.observers if one != self.times.on_event]
+        self.times = RoundTimes()
+        self.view, self.record = ObservedView(observers=[self.times.on_event, *observers]), None
+
+    @property
+    def protocol(self) -> ProtocolSettings:
+        """Return what the run agreed on; the defaults before it is founded."""
+        return ProtocolSettings() if self.record is None else self.record.protocol
+
+    @property
+    def connected(self) -> bool:
+        """Return whether the broker has answered lately."""
+        return self.answered_s is not None and self.clock.monotonic() - self.answered_s <= ANSWERED_S_MAX
+
+    @property
+    def over(self) -> bool:
+        """Return whether the run has reached its target, or its broker is about to end."""
+        target = self.protocol.tokens_target
+        return self.record is not None and (self.record.closing or 0 < target <= self.view.run_tokens)

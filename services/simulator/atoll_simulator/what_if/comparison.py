@@ -1,0 +1,93 @@
+"""As it was, beside as it would be: N seeds of both, the check against the recording, and the change with its error bars.
+
+**The check.** The mean of the simulations of the run as it was, beside the recording. Where a figure is off by more than
+`miss_max`, the simulator does not know this run well enough, and no what-if of it is believed (`Comparison.believed`).
+
+**Error bars.** Each seed draws the recording's stretches of steps, reads and commits anew (a bootstrap), for both
+settings alike. The change is the mean of the N differences, with Student's 95 % interval over the seeds. It holds
+what chance in pace does; what the simulator does not model is not in it: that is what the check is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from statistics import fmean
+
+from atoll.base.errors import SettingsError
+from atoll_simulator.fleet.cells import SeedSpread, spread
+from atoll_simulator.fleet.rounds import NeverAtRest
+from atoll_simulator.what_if.outcome import Miss, RunFigures, misses
+from atoll_simulator.what_if.recording import Recording
+from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One figure: as simulated with the recording's settings and with others, and the difference, each over all seeds."""
+
+    name: str
+    was: SeedSpread
+    would_be: SeedSpread
+    change: SeedSpread
+
+    @property
+    def significant(self) -> bool:
+        """Return whether no change is outside the interval."""
+        return self.change.half is not None and abs(self.change.mean) > self.change.half
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The check, and the changes: empty where none was asked for, or where the check failed."""
+
+    misses: tuple[Miss, ...]
+    miss_max: float
+    seeds: int
+    changes: tuple[Changed, ...]
+
+    @property
+    def believed(self) -> bool:
+        """Return whether the simulation of the run as it was is close enough to its recording."""
+        return all(miss.share <= self.miss_max for miss in self.misses)
+
+
+def compare(
+    recording: Recording,
+    change: Change | None,
+    seeds: int,
+    miss_max: float,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Comparison:
+    """Simulate a recording as it was with seeds 0, 1, ..., check that, and simulate the change with the same seeds.
+
+    `progress` hears after each simulation how many are done.
+    """
+    was = [_done(recording, AS_IT_WAS, seed, progress, seed + 1) for seed in range(seeds)]
+    mean = RunFigures(**{each.name: fmean(getattr(one, each.name) for one in was) for each in fields(RunFigures)})
+    checked = Comparison(tuple(misses(recording.outcome, mean, recording.interval_s)), miss_max, seeds, ())
+    if change is None or not checked.believed:
+        return checked
+    would_be = [_done(recording, change, seed, progress, seeds + seed + 1) for seed in range(seeds)]
+    return Comparison(
+        checked.misses, miss_max, seeds, tuple(_changed(each.name, was, would_be) for each in fields(RunFigures))
+    )
+
+
+def _done(recording: Recording, change: Change, seed: int, progress: Callable[[int], None], count: int) -> RunFigures:
+    try:
+        found = simulated(recording, change, seed)
+    except NeverAtRest as error:
+        # Of a log that processes wrote there is always an end; one that somebody has edited need not have one.
+        raise SettingsError(
+            "the recording of this run cannot be simulated to its end",
+            got=error.what + ": it never does",
+            todo="restore the event log, or ask with other settings",
+        ) from error
+    progress(count)
+    return found
+
+
+def _changed(name: str, was: list[RunFigures], would_be: list[RunFigures]) -> Changed:
+    one, other = ([getattr(each, name) for each in outcomes] for outcomes in (was, would_be))
+    return Changed(name, spread(one), spread(other), spread([b - a for a, b in zip(one, other, strict=True)]))

@@ -1,0 +1,277 @@
+r"""The recording of a run as a schedule for the simulator: who was there, how fast, over which link, and what the shards took.
+
+    event log (`History`) + agreement ──► `fitted` ──► `Recording`
+
+What is measured, and from what:
+
+* **Presence**: `joined` begins a life; `left` ends it, or where it was killed the last that was heard of it.
+* **Steps**: two consecutive `sample` events of a life make a *stretch*: so many steps at such a mean pace, whatever slowed it.
+  The simulator draws stretches with replacement, each with its length (a block bootstrap): slow times stay together. A run too
+  short for samples has the step times noted with pushes, which are means of 16 steps and lack what was between steps.
+* **Delay**: an answer to a first call arrives after the call's way, its upload and its manifest's way. What is left without
+  the upload is two delays and what held it up (coding, a busy processor). The quickest tenth bounds the delays; what the others
+  took longer is drawn for each push. Late answers count from the call that they answered.
+* **Rate**: bytes over `upload_s` without the two delays of its first message.
+* **Shards**: `read_s`, and `queued_s + merge_s + commit_s`, each drawn anew from those of the recording.
+
+What is assumed: the way down is as fast as the way up, nothing is lost, shards are there all the time and take as long for
+another codec. Learners that stopped being heard without a farewell stopped then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from atoll.base.errors import SettingsError
+from atoll.protocol.reasons import id_of
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.event_fields import Contributor, JoinedEvent, SampleEvent
+from atoll.run.view import RoundLine
+from atoll.story.history import History, Noted, RoundMoments, base_of
+from atoll.story.lives import RecordedLife, lives_of
+from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, Trained, interval_s, outcome
+
+LATENCY_S_MIN: Final = 1e-4
+QUICK_SHARE: Final = 0.1
+RATE_UNKNOWN: Final = 1e9
+LINE_SHARE_MIN: Final = 0.1
+"""At least so much of an upload is the line's: where delays explain all of it, the rate is only a lower bound."""
+RECENT_STEPS: Final = 16
+ROUNDS_MIN: Final = 8
+"""With fewer rounds a mean of waiting says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStretch:
+    """So many steps at such a mean time."""
+
+    steps: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One incarnation: seconds after the recording's beginning, and what its first step took longer."""
+
+    incarnation: int
+    joined_s: float
+    ended_s: float
+    warm_s: float
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLink:
+    """A learner's link, each way: seconds of delay, bytes a second, and whether the recording told them."""
+
+    latency_s: float
+    bytes_s: float
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLearner:
+    """One learner: its lives, its stretches, tokens of a step, its noted step time, its link, and what held its answers."""
+
+    name: str
+    lives: tuple[Life, ...]
+    stretches: tuple[StepStretch, ...]
+    sampled: bool
+    step_tokens: int
+    noted_step_s: float
+    link: RecordedLink
+    held_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFragment:
+    """One fragment: its elements, and the bytes of a contribution and of a version."""
+
+    elements: int
+    up_bytes: float
+    down_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the simulator is told, and what came of the run; `over` says whether the run had ended."""
+
+    settings: ProtocolSettings
+    learners: tuple[RecordedLearner, ...]
+    fragments: dict[int, RecordedFragment]
+    read_s: tuple[float, ...]
+    commit_s: tuple[float, ...]
+    time_s: float
+    over: bool
+    outcome: RunFigures
+    interval_s: float
+
+
+def fitted(history: History, settings: ProtocolSettings) -> Recording:
+    """Return the schedule that a run's event log tells.
+
+    Raises:
+        SettingsError: the event log has too little of what a schedule needs.
+    """
+    rounds = list(history.rounds)
+    if len(rounds) < ROUNDS_MIN or not history.joined:
+        raise SettingsError(
+            "the event log tells too little for a what-if",
+            got=f"{len(rounds)} rounds, {len(history.joined)} joined learners",
+            allowed=f"at least {ROUNDS_MIN} rounds and a learner",
+            todo="let the run go on, or take another run",
+        )
+    from_s = min(each.at_s for each in history.joined)
+    over = bool(history.closed) and {each.shard for each in history.tenures} <= history.closed
+    until_s = max([rounds[-1].at_s, *(each.at_s for each in history.left if over)])
+    joined = {each.who for each in history.joined}
+    lives = {name: list(own.values()) for name, own in lives_of(history).items() if name in joined}
+    told = [_learner(history, name, own, (from_s, until_s), settings) for name, own in lives.items()]
+    learners = tuple(each for each in told if each is not None)
+    if not learners:
+        raise SettingsError(
+            "no learner of this run noted how long its steps take",
+            got="events of an earlier release",
+            todo="make a new run with this Atoll",
+        )
+    time_s = until_s - from_s
+    commits = [made_of(line) for line in rounds]
+    trained = _trained(lives, learners)
+    fragments = {}
+    for fragment in range(settings.fragments):
+        fragments[fragment] = _fragment([line for line in rounds if line.round.fragment == fragment] or rounds)
+    return Recording(
+        settings=settings,
+        learners=learners,
+        fragments=fragments,
+        read_s=tuple(share.read_s for _, share in history.contributions() if share.read_s is not None) or (0.0,),
+        commit_s=tuple(line.round.queued_s + line.round.merge_s + line.round.commit_s for line in rounds),
+        time_s=time_s,
+        over=over,
+        outcome=outcome(commits, trained, time_s, settings.fragments),
+        interval_s=interval_s(commits, time_s),
+    )
+
+
+def made_of(line: RoundLine) -> MadeCommit:
+    """Return a round as one commit."""
+    made = line.round
+    shares = tuple((share.age, share.tokens) for share in made.contributors)
+    return MadeCommit(made.fragment, made.quorum_wait_s, made.waited_s, shares)
+
+
+def _learner(
+    history: History, name: str, lives: Sequence[RecordedLife], times_s: tuple[float, float], settings: ProtocolSettings
+) -> RecordedLearner | None:
+    merged = [each for life in lives for each in life.merged]
+    noted = [share.step_s for _, share in merged if share.step_s > 0.0]
+    if not noted:
+        return None
+    stretches = [stretch for life in lives for stretch in _stretches(life)]
+    sampled = len(stretches) >= 2
+    if not sampled:
+        stretches = [StepStretch(RECENT_STEPS, step_s) for step_s in noted]
+    pace_s = sum(each.steps * each.step_s for each in stretches) / sum(each.steps for each in stretches)
+    link, held_s = _link(history, merged)
+    tokens, steps = sum(share.tokens for _, share in merged), sum(share.steps for _, share in merged)
+    return RecordedLearner(
+        name=name,
+        lives=tuple(
+            _life(life, life.joined, times_s, pace_s, 2.0 * settings.silence_s)
+            for life in lives
+            if life.joined is not None
+        ),
+        stretches=tuple(stretches),
+        sampled=sampled,
+        step_tokens=max(1, round(tokens / max(1, steps))),
+        noted_step_s=median(noted),
+        link=link,
+        held_s=held_s,
+    )
+
+
+def _stretches(life: RecordedLife) -> Iterator[StepStretch]:
+    """Yield the times between two samples in which a life trained all the time."""
+    for one, other in itertools.pairwise(_stepped(life)):
+        steps = other.fields.step - one.fields.step
+        if steps > 0 and one.fields.state == other.fields.state == "training" and other.at_s > one.at_s:
+            yield StepStretch(steps, (other.at_s - one.at_s) / steps)
+
+
+def _stepped(life: RecordedLife) -> list[Noted[SampleEvent]]:
+    return [each for each in life.samples if each.fields.step > 0]
+
+
+def _life(
+    life: RecordedLife, joined: Noted[JoinedEvent], times_s: tuple[float, float], pace_s: float, recent_s: float
+) -> Life:
+    """Return one life: when it ended, and whether in order; one heard within `recent_s` before the end was there until then."""
+    from_s, until_s = times_s
+    heard, left = _stepped(life), life.left
+    warm_s = heard[0].at_s - joined.at_s - heard[0].fields.step * pace_s if heard else 0.0
+    ended_s = max([joined.at_s] + [each.at_s for each in heard[-1:]] + [line.at_s for line, _ in life.merged[-1:]])
+    training = [each for each in heard if each.fields.state == "training"]
+    if left is not None:
+        # It left when its last steps were done; the event is written when everything of it is durable.
+        ended_s = left.at_s
+        if training:
+            rest = max(0, left.fields.steps - training[-1].fields.step)
+            ended_s = min(ended_s, training[-1].at_s + rest * pace_s)
+    in_order = left is not None or ended_s > until_s - recent_s
+    if left is None and in_order:
+        ended_s = until_s
+    return Life(life.incarnation, joined.at_s - from_s, ended_s - from_s, max(0.0, warm_s), in_order)
+
+
+def _link(history: History, merged: list[tuple[RoundLine, Contributor]]) -> tuple[RecordedLink, tuple[float, ...]]:
+    """Return a learner's link, and what each of its answers took beside two delays and its upload."""
+    uploads = [(line, share) for line, share in merged if share.upload_s > share.full_s and share.bytes > 0]
+    if not uploads:
+        return RecordedLink(LATENCY_S_MIN, RATE_UNKNOWN, measured=False), (0.0,)
+    answers = sorted(max(0.0, _answered_s(history, *each) - each[1].upload_s) for each in uploads if _answers(*each))
+    latency_s = max(LATENCY_S_MIN, answers[int(QUICK_SHARE * len(answers))] / 2.0) if answers else LATENCY_S_MIN
+    rates = []
+    for _, share in uploads:
+        upload_s = share.upload_s - share.full_s
+        rates.append(share.bytes / max(upload_s - 2.0 * latency_s, LINE_SHARE_MIN * upload_s))
+    held_s = tuple(max(0.0, each - 2.0 * latency_s) for each in answers) or (0.0,)
+    return RecordedLink(latency_s, median(rates), measured=bool(answers)), held_s
+
+
+def _answers(line: RoundLine, share: Contributor) -> bool:
+    """Return whether a contribution answered the first call of a round, in time or late."""
+    first = id_of("call", line.round.fragment, base_of(line, share), 1)
+    return share.arrived_s is not None and share.cause_id == first
+
+
+def _answered_s(history: History, line: RoundLine, share: Contributor) -> float:
+    """Return the time from the call that a contribution answered until it arrived; 0 where the recording forgot that round."""
+    called = history.find(line.round.fragment, base_of(line, share) + 1)
+    if called is None or share.arrived_s is None:
+        return 0.0
+    return RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(called).called_s
+
+
+def _fragment(rounds: list[RoundLine]) -> RecordedFragment:
+    sent = [share.bytes for line in rounds for share in line.round.contributors if share.bytes]
+    return RecordedFragment(
+        elements=int(median(line.round.parameters for line in rounds)),
+        up_bytes=median(sent) if sent else 0.0,
+        down_bytes=median(line.round.bytes_down for line in rounds),
+    )
+
+
+def _trained(lives: Mapping[str, Sequence[RecordedLife]], learners: tuple[RecordedLearner, ...]) -> Trained:
+    """Return what the learners did by their farewells; of one without, by its last sample or contributions."""
+    tokens, stepping_s, present_s = 0, 0.0, 0.0
+    for learner in learners:
+        steps = {life.incarnation: life.steps for life in lives[learner.name]}
+        for life in learner.lives:
+            tokens += steps[life.incarnation] * learner.step_tokens
+            stepping_s += steps[life.incarnation] * learner.noted_step_s
+            present_s += life.ended_s - life.joined_s
+    return Trained(tokens, stepping_s, present_s)

@@ -1,0 +1,192 @@
+"""The simulator at the recording's pace: production machines (`atoll_simulator.fleet.rounds`), told what a recording tells.
+
+    each life: joined ──► begins with the visible versions ──► steps by stretches drawn with a seed ──► leaves, or is silent
+
+The same seed draws the same stretches for every setting, since each purpose has a stream of its own (`fleet.chance`). So two
+settings are compared under the same luck, and the difference between them has a smaller spread than either.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from atoll.codec import Framing
+from atoll.protocol.events import Commit
+from atoll.protocol.pacing import Heartbeats
+from atoll_simulator.engine import Engine
+from atoll_simulator.fleet.chance import stream
+from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
+from atoll_simulator.fleet.parameters import Exchange, FleetParameters
+from atoll_simulator.fleet.rounds import REST_STEPS, NeverAtRest, Rounds
+from atoll_simulator.fleet.trainer import FleetLearner
+from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, Trained, outcome
+from atoll_simulator.what_if.recording import Life, RecordedLearner, RecordedLink, Recording
+
+REST_S = 3600.0
+GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different from the recording: protocol settings by name, and links by learner."""
+
+    settings: dict[str, Any]
+    links: dict[str, RecordedLink]
+
+
+AS_IT_WAS = Change({}, {})
+
+
+def simulated(recording: Recording, change: Change, seed: int) -> RunFigures:
+    """Return what comes of the recording's schedule under a change, from one seed."""
+    world = RecordedRounds(recording, change, seed)
+    for learner in recording.learners:
+        for life in learner.lives:
+            trainer = RecordedTrainer(world, learner, life, change.links.get(learner.name, learner.link))
+            world.trainers.append(trainer)
+            world.engine.after(life.joined_s, trainer.begin)
+            world.engine.after(life.ended_s, trainer.leave if life.in_order else trainer.die)
+    world.engine.run(recording.time_s)
+    if recording.over:
+        world.rest()
+    trainers = [trainer for trainer in world.trainers if isinstance(trainer, RecordedTrainer)]
+    trained = Trained(
+        tokens=sum(trainer.machine.tokens for trainer in trainers if trainer.machine),
+        stepping_s=sum(trainer.machine.steps * trainer.learner.noted_step_s for trainer in trainers if trainer.machine),
+        present_s=sum(trainer.life.ended_s - trainer.life.joined_s for trainer in trainers),
+    )
+    return outcome(world.made, trained, recording.time_s, world.settings.fragments)
+
+
+class RecordedRounds(Rounds):
+    """Shards and learners of a recording: its agreement with the changes, its sizes, its shards' times."""
+
+    def __init__(self, recording: Recording, change: Change, seed: int) -> None:
+        """Found the run."""
+        # The time of the recording ends the simulation, not a number of tokens: else a faster setting would only end sooner.
+        settings = msgspec.structs.replace(recording.settings, tokens_target=0, **change.settings)
+        exchange = Exchange(fragments=settings.fragments, loss=0.0, retry_s=0.0)
+        super().__init__(FleetParameters(), exchange, seed, settings=settings)
+        self.made: list[MadeCommit] = []
+        self.on_commit = self._note
+        self._reads, self._commits = stream(seed, "reads"), stream(seed, "commits")
+        self._recording = recording
+        self._up_bytes = self._scaled("up")
+        self._down_bytes = self._scaled("down")
+
+    def up_bytes(self, fragment: int) -> float:
+        """Return the size of a contribution, the recording's where the codec is the same."""
+        return self._up_bytes[fragment]
+
+    def down_bytes(self, fragment: int) -> float:
+        """Return the size of a version."""
+        return self._down_bytes[fragment]
+
+    def fetch_s(self) -> float:
+        """Return a time that some contribution of the recording took to be read."""
+        return self._reads.choice(self._recording.read_s)
+
+    def commit_s(self) -> float:
+        """Return a time that some commit of the recording took."""
+        return self._commits.choice(self._recording.commit_s)
+
+    def rest(self) -> None:
+        """Wait until the learners have left and the shards have finished; raise `NeverAtRest` if they do not."""
+        until_s = self.engine.now_s + REST_S
+        there = [trainer for trainer in self.trainers if trainer.state != GONE]
+        if not self.engine.run(until_s, lambda: all(trainer.state in ("left", GONE) for trainer in there)):
+            raise NeverAtRest("a learner that is told to leave leaves", got=[(t.name, t.state) for t in there])
+        for hub in self.hubs:
+            hub.drain()
+        if not self.engine.run(until_s + REST_STEPS, lambda: all(hub.finished for hub in self.hubs)):
+            raise NeverAtRest("a shard without learners finishes", got=[hub.machine.shard for hub in self.hubs])
+
+    def _scaled(self, way: str) -> dict[int, float]:
+        """Return the bytes of each fragment on a way: the recording's, times what the frames of the codecs are long."""
+        found = {}
+        for number, fragment in self._recording.fragments.items():
+            old, new = (getattr(each.of(number), f"codec_{way}") for each in (self._recording.settings, self.settings))
+            found[number] = getattr(fragment, f"{way}_bytes") * _ratio(fragment.elements, old, new)
+        return found
+
+    def _note(self, commit: Commit) -> None:
+        shares = tuple((share.age, share.tokens) for share in commit.shares)
+        waited_s = self.engine.now_s - commit.called_s
+        self.made.append(MadeCommit(commit.fragment, commit.quorum_s - commit.called_s, waited_s, shares))
+
+
+class RecordedTrainer(FleetLearner):
+    """One life of a learner of the recording."""
+
+    def __init__(self, world: RecordedRounds, learner: RecordedLearner, life: Life, link: RecordedLink) -> None:
+        """Prepare; `begin` starts it."""
+        super().__init__(world, learner.name, 1.0, 1, watched=False)
+        self.learner, self.life = learner, life
+        self.incarnation = life.incarnation
+        purpose = (learner.name, life.incarnation)
+        exchange = replace(
+            world.exchange, gbit_s=max(1e-6, 8.0 * link.bytes_s / BITS_PER_GBIT), latency_s=link.latency_s
+        )
+        self.up = RecordedLine(world.engine, exchange, stream(world.seed, "up", *purpose), learner.held_s)
+        self.down = FleetLink(world.engine, exchange, stream(world.seed, "down", *purpose))
+        self._dice = stream(world.seed, "stretches", *purpose)
+        self._warm_s = life.warm_s
+        self._left_of_stretch, self._pace_s = 0, 0.0
+        self._heartbeats = Heartbeats(world.settings.silence_s)
+        self._beats = 0
+
+    def die(self) -> None:
+        """Fall silent: the step under way is lost, and so is what was not pushed."""
+        self.state = GONE
+        self._epoch += 1
+
+    def _next_step_s(self) -> float:
+        if not self._left_of_stretch:
+            stretch = self._dice.choice(self.learner.stretches)
+            self._left_of_stretch, self._pace_s = stretch.steps, stretch.step_s
+        self._left_of_stretch -= 1
+        warm_s, self._warm_s = self._warm_s, 0.0
+        return self._pace_s + warm_s
+
+    def _step_tokens(self) -> int:
+        return self.learner.step_tokens
+
+    def _step_done(self, epoch: int) -> None:
+        super()._step_done(epoch)
+        if self._heartbeats.is_news(self._steps.mean_s):
+            self._beat_for_ever()
+
+    def _beat_for_ever(self) -> None:
+        """Beat as production does: at once when the step time is news, and seldom when it is not."""
+        if not self.trains:
+            return
+        for hub in self.world.hubs:
+            self.up.core_message(hub.hear_beat, self.beat())
+        self._beats += 1
+        self.world.engine.after(self._heartbeats.told(self._steps.mean_s), self._beat_again, self._beats)
+
+    def _beat_again(self, number: int) -> None:
+        if number == self._beats:
+            self._beat_for_ever()
+
+
+class RecordedLine(FleetLink):
+    """A way up on which an upload takes two delays more, for its request and answer, and is held up as some were."""
+
+    def __init__(self, engine: Engine, exchange: Exchange, dice: random.Random, held_s: tuple[float, ...]) -> None:
+        """Begin idle."""
+        super().__init__(engine, exchange, dice)
+        self._held_s = held_s
+
+    def send(self, size_bytes: float, call: Any, *arguments: Any) -> None:  # noqa: ANN401  (passed on)
+        """Make `call(*arguments)` at the other end when `size_bytes` have arrived there."""
+        held_s = self._dice.choice(self._held_s)
+        self._engine.after(held_s + 2.0 * self._latency_s, super().send, size_bytes, call, *arguments)
+
+
+def _ratio(elements: int, old: str, new: str) -> float:
+    return 1.0 if old == new else Framing(elements, new).size_bytes / Framing(elements, old).size_bytes

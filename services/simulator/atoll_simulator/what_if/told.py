@@ -1,0 +1,124 @@
+"""A comparison in words and as JSON: what was fitted, the check, and what would change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from atoll.base.units import as_rate, as_share
+from atoll_simulator.fleet.cells import SeedSpread
+from atoll_simulator.what_if.comparison import Changed, Comparison
+from atoll_simulator.what_if.outcome import SHARES, TITLES
+from atoll_simulator.what_if.recording import RecordedLearner, RecordedLink, Recording
+from atoll_simulator.what_if.replayed import Change
+
+WIDE = 32
+
+
+def fit_lines(recording: Recording) -> list[str]:
+    """Return what the recording told of each learner, and what is assumed."""
+    s = recording.settings
+    commits = recording.outcome.commits
+    there = f"{recording.time_s:.1f} s recorded, {len(recording.learners)} learners, {commits:.0f} commits"
+    told = [f"{there}; K = {s.quorum}, gamma = {s.grace_gamma:g}, {s.codec_up} up, {s.codec_down} down"]
+    told += [_learner_line(learner) for learner in recording.learners]
+    told += [
+        "  measured: presence, steps, upload rate and delay, sizes, reading and committing",
+        "  assumed: down as fast as up, no loss, shards always there and as fast for another codec",
+    ]
+    return told
+
+
+def check_lines(found: Comparison) -> list[str]:
+    """Return the simulated run beside the recording, with the verdict."""
+    told = ["", f"  {'as it was':<{WIDE}}{'recording':>12}{'simulated':>12}{'off by':>10}"]
+    for miss in found.misses:
+        mark = "" if miss.share <= found.miss_max else "  too far"
+        figures = f"{miss.recording:>12.4g}{miss.simulated:>12.4g}{_off(miss.name, miss.share):>10}"
+        told.append(f"  {TITLES[miss.name]:<{WIDE}}{figures}{mark}")
+    told.append(
+        "  off by: of the recording's figure; goodput, late share and age: the difference (*); waits: of a fragment's interval"
+    )
+    if not found.believed:
+        worst = max(found.misses, key=lambda miss: miss.share)
+        told += [
+            "",
+            f"no promise: the simulation misses the recording of this run, most in {TITLES[worst.name]} (by {worst.share:.2g},",
+            f"allowed {found.miss_max:g}), so it cannot tell what another setting would do. A longer run gives a better fit;",
+            "--miss-max allows more.",
+        ]
+    return told
+
+
+def change_lines(found: Comparison, change: Change) -> list[str]:
+    """Return both settings beside each other, with the change and its interval."""
+    if not found.changes:
+        return []
+    words = [f"protocol.{name}={value}" for name, value in change.settings.items()]
+    words += [f"{name}={_link_words(link)}" for name, link in change.links.items()]
+    told = ["", f"what if {', '.join(words)}"]
+    told.append(f"  {'simulated':<{WIDE}}{'as it was':>12}{'would be':>12}{'change':>22}")
+    for each in found.changes:
+        verdict = "" if each.significant else "  not significant"
+        told.append(
+            f"  {TITLES[each.name]:<{WIDE}}{each.was.mean:>12.4g}{each.would_be.mean:>12.4g}{_change(each.change):>22}{verdict}"
+        )
+    told += [
+        f"  change: mean of the differences of {found.seeds} seeds, and its 95 % interval. Each seed draws recorded steps,",
+        "  delays and commits anew, for both alike. Errors of the model are not in it: see the check.",
+    ]
+    return told
+
+
+def as_document(recording: Recording, found: Comparison, change: Change | None) -> dict[str, Any]:
+    """Return all of it as JSON; `what_if` is None where nothing was asked, or nothing can be promised."""
+    learners = {
+        each.name: {
+            "step_s": sum(s.steps * s.step_s for s in each.stretches) / sum(s.steps for s in each.stretches),
+            "sampled": each.sampled,
+            "link": asdict(each.link),
+            "lives": [asdict(life) for life in each.lives],
+        }
+        for each in recording.learners
+    }
+    asked = (
+        None
+        if change is None
+        else {"settings": change.settings, "links": {k: asdict(v) for k, v in change.links.items()}}
+    )
+    return {
+        "time_s": recording.time_s,
+        "over": recording.over,
+        "learners": learners,
+        "seeds": found.seeds,
+        "miss_max": found.miss_max,
+        "believed": found.believed,
+        "check": [asdict(miss) for miss in found.misses],
+        "asked": asked,
+        "what_if": [_as_dict(each) for each in found.changes] or None,
+    }
+
+
+def _as_dict(each: Changed) -> dict[str, Any]:
+    return {**asdict(each), "significant": each.significant}
+
+
+def _learner_line(learner: RecordedLearner) -> str:
+    steps = sum(each.steps for each in learner.stretches)
+    mean_s = sum(each.steps * each.step_s for each in learner.stretches) / steps
+    source = f"{len(learner.stretches)} stretches between samples" if learner.sampled else "notes of its pushes"
+    lives = ", ".join(f"{life.joined_s:.1f}-{life.ended_s:.1f} s" for life in learner.lives)
+    assumed = "" if learner.link.measured else " (delay assumed)"
+    return f"  {learner.name}: {mean_s:.4g} s a step ({source}), there {lives}, {_link_words(learner.link)}{assumed}"
+
+
+def _link_words(link: RecordedLink) -> str:
+    return f"{as_rate(8.0 * link.bytes_s)},{1000.0 * link.latency_s:.3g}ms"
+
+
+def _off(name: str, share: float) -> str:
+    return f"{share:.3f} *" if name in SHARES else as_share(share)
+
+
+def _change(change: SeedSpread) -> str:
+    return f"{change.mean:+.4g} ± " + ("-" if change.half is None else f"{change.half:.2g}")

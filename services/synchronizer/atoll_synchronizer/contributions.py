@@ -1,0 +1,71 @@
+"""One contribution on its way into a sum: read and *validated*, then weighed, corrected and folded.
+
+A shard does this, and so does the synchronizer of a region for those of its learners. Validated means: right layout, right
+size, finite, its norms as claimed and within bounds. Each segment is checked and measured as it arrives. A contribution stays
+encoded as it came.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
+from atoll.base.parallel import off_loop
+from atoll.base.retry import patiently
+from atoll.bus.interface import Bus
+from atoll.codec import Encoded
+from atoll.merge.correction import MomentumReference, correction_of
+from atoll.merge.fold import Corrections
+from atoll.merge.norms import validated_norms
+from atoll.run.delta_chain import FrameReader
+from atoll.wire.messages import Contribution, RunRecord
+from atoll.wire.premerge import CHUNKS_GONE
+
+
+@dataclass(frozen=True, slots=True)
+class PendingContribution:
+    """A validated contribution, encoded as it came, and its L2 norms per slice."""
+
+    pseudo_gradient: Encoded
+    norms: list[float]
+
+    @property
+    def norm(self) -> float:
+        """Return its L2 norm."""
+        return math.hypot(*self.norms)
+
+
+async def read_contribution(
+    bus: Bus, run: RunRecord, manifest: Contribution, keep: dict[int, bytes] | None = None
+) -> PendingContribution | str:
+    """Return the validated contribution of a manifest, or why it cannot be used; while the broker is away, wait.
+
+    `keep` receives its pieces as they came.
+    """
+    fragment = manifest.fragment
+    elements, slices = run.layout.fragment_sizes()[fragment], run.layout.slices(fragment)
+    protocol = run.protocol.of(fragment)
+    try:
+        begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
+        arrival = await patiently(begun, "a contribution")
+        await patiently(lambda: arrival.receive(bus, keep), "a contribution")
+        norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
+    except FrameRejected as error:  # also a manifest whose blob is larger than any honest frame
+        return error.reason
+    except BlobGone:
+        return CHUNKS_GONE
+    except (BlobCorrupt, PeerMisbehaved):
+        return "corrupt"
+    return PendingContribution(arrival.frame.vector, norms)
+
+
+def corrections_of(
+    run: RunRecord, fragment: int, waiting: PendingContribution, reference: MomentumReference | None
+) -> Corrections | None:
+    """Return how the run corrects a contribution by the outer momentum, None where it corrects none."""
+    correction = correction_of(run.protocol.of(fragment))
+    if correction is None or reference is None:
+        return None
+    return correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, run.layout.slices(fragment))

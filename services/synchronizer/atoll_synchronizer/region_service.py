@@ -1,0 +1,236 @@
+"""The synchronizer of a region: it reads the contributions of its learners where they are, and sends their sum.
+
+It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`); the
+rules of a merge are the run's, and the arithmetic is that of a shard (`contributions`, `atoll.merge.partial`). So fates, quorum
+and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs a shard
+the time until it reads by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from atoll.base.background_tasks import BackgroundTasks
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved
+from atoll.base.logs import get
+from atoll.base.parallel import off_loop
+from atoll.base.retry import patiently
+from atoll.bus.interface import Bus, CoreMessage, Subscription
+from atoll.merge.correction import MomentumReference, correction_of
+from atoll.merge.fold import FragmentFold, PartialMerge
+from atoll.merge.outer import MOMENTUM
+from atoll.merge.partial import PartialShape, is_partial, partial_codec
+from atoll.protocol.events import PushKey
+from atoll.run.outer_state import read_outer_state
+from atoll.run.record import read_run, recorded_progress
+from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.messages import Contribution, RunRecord, decode, encode
+from atoll.wire.premerge import RegionAnswer, RegionAsk
+from atoll.wire.subjects import matches
+from atoll_synchronizer.contributions import PendingContribution, corrections_of, read_contribution
+
+log = get(__name__)
+
+ANSWER_S: Final = 1.0
+"""Work that takes longer is answered with "not done", and goes on."""
+KEPT_S: Final = 120.0
+"""So long a contribution that was read, and an answer, wait for the shard to ask."""
+READS_AT_ONCE: Final = 8
+LOOK_S: Final = 2.0
+MOMENTA_KEPT: Final = 4
+"""Outer momenta that are kept: each is as large as its fragment, and the next version has another."""
+AT_WORK: Final = RegionAnswer(done=False)
+
+
+@dataclass(slots=True)
+class Work:
+    """Something that a shard asked for: its task, and when it was last asked for."""
+
+    task: asyncio.Task[RegionAnswer]
+    asked_s: float
+
+
+class RegionService:
+    """Folds the contributions of `region` for the shards of a founded run, on the running loop."""
+
+    def __init__(self, bus: Bus, run: RunRecord, region: str, clock: Clock) -> None:
+        """Hold nothing yet."""
+        self._bus = bus
+        self._run = run
+        self._region = region
+        self._clock = clock
+        self._held: dict[PushKey, tuple[PendingContribution, float]] = {}
+        """What was read, and when."""
+        self._works: dict[str, Work] = {}
+        self._momenta: dict[str, MomentumReference] = {}
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
+        self._background = BackgroundTasks(self._on_failure)
+        self.sums = 0
+        """How many sums we have sent."""
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, stop: asyncio.Event) -> str:
+        """Answer shards; return why that has ended: `stopped`, the run is `over`, or `replaced` by another founding of it."""
+        feed = await patiently(lambda: self._bus.listen(self._run.subjects.premerge(self._region)), "what shards ask")
+        log.info("region.serving", region=self._region)
+        self._background.spawn(self._keep_forgetting(), self._hear(feed), self._watch_run(), self._until(stop))
+        try:
+            return await self._ended
+        finally:
+            await self._background.stop()
+            await feed.close()
+            for work in self._works.values():
+                work.task.cancel()
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._end("stopped")
+
+    async def _watch_run(self) -> None:
+        """Look now and then whether there is still something to do."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                there = await read_run(self._bus, self._run.subjects)
+                if there is not None and there.nonce != self._run.nonce:
+                    self._end("replaced")
+                elif (await recorded_progress(self._bus, self._run)).over:
+                    self._end("over")
+            except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+                log.warning("run.unreadable", reason=str(error))
+
+    def _end(self, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def _hear(self, feed: Subscription) -> None:
+        async for message in feed:
+            self._background.spawn(self._answer(message))
+
+    async def _answer(self, message: CoreMessage) -> None:
+        """Answer one request, within `ANSWER_S`."""
+        try:
+            asked = decode(RegionAsk, message.data)
+        except PeerMisbehaved as error:
+            log.debug("region.refused", reason=str(error))
+            return
+        if asked.run_nonce != self._run.nonce:
+            return
+        if asked.verb == "drop":
+            self._drop(asked)
+        # Who carries the question chooses where the answer goes. It is one of ours only where shards hear answers.
+        if message.reply is None or not matches(self._run.subjects.premerge_answer(self._region, "*"), message.reply):
+            return
+        name = hashlib.blake2b(msgspec.json.encode(asked), digest_size=16).hexdigest()
+        work = self._works.get(name)
+        if work is None or (work.task.done() and self._is_spent(asked, work.task.result())):
+            doing = self._read(asked) if asked.verb == "read" else self._fold(asked, name)
+            work = self._works[name] = Work(asyncio.create_task(doing), 0.0)
+        work.asked_s = self._clock.monotonic()
+        await asyncio.wait({work.task}, timeout=ANSWER_S)
+        answer = work.task.result() if work.task.done() else AT_WORK
+        try:
+            await self._bus.tell(message.reply, encode(answer))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("region.unanswered", reason=str(error))
+
+    def _is_spent(self, asked: RegionAsk, answer: RegionAnswer) -> bool:
+        """Return whether an answer no longer holds: what was read is in a sum since, or what was missing may be here."""
+        if asked.verb == "fold":
+            return bool(answer.missing or answer.reason)
+        return not answer.reason and asked.manifest is not None and key_of(asked.manifest) not in self._held
+
+    def _drop(self, asked: RegionAsk) -> None:
+        """Forget contributions that are settled; their chunks are removed by who keeps them."""
+        for push in asked.pushes:
+            self._held.pop(PushKey(push.learner, push.incarnation, asked.fragment, push.push), None)
+
+    async def _read(self, asked: RegionAsk) -> RegionAnswer:
+        manifest = asked.manifest
+        if manifest is None or manifest.fragment >= len(self._run.layout.fragments):
+            return RegionAnswer(done=True, reason="malformed")
+        async with self._reading:
+            read = await read_contribution(self._bus, self._run, manifest)
+        if isinstance(read, str):
+            return RegionAnswer(done=True, reason=read)
+        self._held[key_of(manifest)] = read, self._clock.monotonic()
+        return RegionAnswer(done=True, norm=read.norm)
+
+    async def _fold(self, asked: RegionAsk, name: str) -> RegionAnswer:
+        """Fold contributions that were read, and store their sum."""
+        began_s, p, run = self._clock.monotonic(), asked.fragment, self._run
+        keys = [PushKey(push.learner, push.incarnation, p, push.push) for push in asked.pushes]
+        if missing := tuple(place for place, key in enumerate(keys) if key not in self._held):
+            return RegionAnswer(done=True, missing=missing)
+        if p >= len(run.layout.fragments) or not is_partial(run.protocol, p, run.layout.fragment_sizes()[p]):
+            return RegionAnswer(done=True, reason="malformed")
+        elements, settings = run.layout.fragment_sizes()[p], run.protocol.of(p)
+        try:
+            reference = await self._reference(asked.state, p)
+            waiting = [self._held[key][0] for key in keys]
+            partial = await off_loop(elements, self._summed, waiting, asked, reference)
+            shape = PartialShape.of(run.layout.slices(p), elements, settings)
+            frame = shape.sent(partial, partial_codec(settings))
+            stem = run.subjects.partial_stem(self._region, p, asked.base_version, name)
+            upload = Upload(frame)
+            blob = await patiently(lambda: self._bus.put_blob(stem, upload), "a region's sum")
+        except (AtollError, FrameRejected) as error:
+            log.warning("region.sum_failed", fragment=p, pushes=len(keys), reason=str(error))
+            return RegionAnswer(done=True, reason="failed")
+        for key in keys:
+            self._held.pop(key, None)
+        took_s = round(self._clock.monotonic() - began_s, 4)
+        self.sums += 1
+        told = {"fragment": p, "base": asked.base_version, "pushes": len(keys), "bytes": blob.size_bytes}
+        log.info("region.folded", **told, took_s=took_s)
+        return RegionAnswer(
+            done=True, blob=blob, lengths=tuple((one.unit, one.radial, one.heard) for one in partial.lengths)
+        )
+
+    def _summed(
+        self, waiting: list[PendingContribution], asked: RegionAsk, reference: MomentumReference | None
+    ) -> PartialMerge:
+        """Return the sum of contributions with their token weights, corrected if the run has a correction."""
+        fragment, run = asked.fragment, self._run
+        fold = FragmentFold(run.layout.slices(fragment), run.protocol.of(fragment).merge)
+        for one, push in zip(waiting, asked.pushes, strict=True):
+            corrections = corrections_of(run, fragment, one, reference)
+            fold.add(one.pseudo_gradient, one.norms, push.weight, corrections=corrections)
+        return fold.partial()
+
+    async def _reference(self, state: BlobRef | None, fragment: int) -> MomentumReference | None:
+        """Return the outer momentum that contributions are compared with, None where the run corrects none, or has none yet."""
+        if state is None or correction_of(self._run.protocol.of(fragment)) is None:
+            return None
+        if state.stem not in self._momenta:
+            arrays = await read_outer_state(self._bus, state, self._run.layout.fragment_sizes()[fragment])
+            reference = MomentumReference.of(arrays[MOMENTUM], self._run.layout.slices(fragment))
+            while len(self._momenta) >= MOMENTA_KEPT:
+                self._momenta.pop(next(iter(self._momenta)))
+            self._momenta[state.stem] = reference
+        return self._momenta[state.stem]
+
+    async def _keep_forgetting(self) -> None:
+        """Forget what no shard has asked for lately: its owner has read it elsewhere, or is gone."""
+        while True:
+            await asyncio.sleep(KEPT_S / 4)
+            before_s = self._clock.monotonic() - KEPT_S
+            for name in [name for name, work in self._works.items() if work.asked_s < before_s]:
+                self._works.pop(name).task.cancel()
+            for key in [key for key, (_, read_s) in self._held.items() if read_s < before_s]:
+                self._held.pop(key)
+
+    def _on_failure(self, error: BaseException) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+
+def key_of(manifest: Contribution) -> PushKey:
+    """Return the key of a manifest's contribution."""
+    return PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)

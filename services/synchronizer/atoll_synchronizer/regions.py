@@ -1,0 +1,300 @@
+"""Contributions of learners whose region folds them: the shard's side of pre-merge (`atoll.merge.partial`).
+
+    Fetch ─► the region reads it ─► a batch of one region, fragment and base ─► the region folds it ─► its sum is here ─► fact
+
+A batch waits for the other learners of its region, as a round does for all: until all live ones have answered, and at most
+`WAIT_STEPS` steps. The machine hears of contributions when their sum is here, and not before. So nothing is decided about
+bytes that may never come: a region that is cut off, at whatever moment, leaves contributions to be read, and no half round.
+
+Where the region has a leaf (`atoll.bus.nats.region`) chunks stay there; a shard that needs them has them sent (`fetch_back`).
+Behind a locked door a learner says itself whose region it is, and its region's synchronizer alone can answer for that region
+(`atoll.keys.rights`). What that one does not find, because the learner is elsewhere, the shard looks for by itself.
+
+A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads the
+contributions by itself, and asks that region no more for `AWAY_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved
+from atoll.base.logs import get
+from atoll.base.parallel import off_loop
+from atoll.base.retry import patiently
+from atoll.merge.fold import PartialMerge, SliceLength
+from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
+from atoll.protocol.events import ContributionReady, ContributionSpoiled, Event, PushKey
+from atoll.protocol.round import token_weight
+from atoll.run.delta_chain import FrameReader
+from atoll.wire.blobs import BlobRef
+from atoll.wire.messages import Contribution, decode, encode
+from atoll.wire.premerge import CHUNKS_GONE, RegionAnswer, RegionAsk, WeighedPush, keeper_word
+from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.shard_context import ShardContext
+
+log = get(__name__)
+
+ASK_S: Final = 3.0
+"""A region answers within a second, also if it is still at work."""
+WORK_S: Final = 60.0
+AWAY_S: Final = 10.0
+BACK_S: Final = 120.0
+"""After that its contributions are too old as a rule, whatever comes back."""
+WAIT_STEPS: Final = 1.5
+"""Learners answer at the ends of their steps: one that is as fast as the first answers within a step. The half is for links."""
+WAIT_S_MIN: Final = 0.05
+WAIT_S_MAX: Final = 5.0
+BATCH_MAX: Final = 1024
+
+
+class SumKind(NamedTuple):
+    """What contributions of one sum have in common."""
+
+    region: str
+    fragment: int
+    base_version: int
+    final: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """Contributions that wait for those of their kind: manifests by key. `made` says at last whether their sum is here."""
+
+    manifests: dict[PushKey, Contribution] = field(default_factory=dict)
+    full: asyncio.Event = field(default_factory=asyncio.Event)
+    made: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a tenure offers: tasks that end with it, a region's live learners, the median step, a fragment's state and norm."""
+
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    tell: Callable[[Event], None]
+
+    region_of: Callable[[str], str]
+    live_of: Callable[[str], set[str]]
+    step_s: Callable[[], float]
+    state_of: Callable[[int], BlobRef | None]
+    norm_of: Callable[[int], float]
+
+
+class RegionReader:
+    """Has regions read and fold, in one tenure of a shard."""
+
+    def __init__(
+        self,
+        context: ShardContext,
+        aggregator: Aggregator,
+        garbage_collector: GarbageCollector,
+        around: Surroundings,
+    ) -> None:
+        """Ask nothing yet."""
+        self._context = context
+        self._run = context.run
+        self._aggregator = aggregator
+        self._garbage_collector = garbage_collector
+        self._around = around
+        self._tell = around.tell
+        self._sizes = context.run.layout.fragment_sizes()
+        self._open: dict[SumKind, Batch] = {}
+        self._heard: dict[SumKind, set[str]] = {}
+        self._away_until_s: dict[str, float] = {}
+        self._nonce, self._asked = secrets.token_hex(8), itertools.count()
+
+    async def fetch_back(self, region: str, manifest: Contribution) -> bool:
+        """Have the keeper of a region send a contribution's chunks that stay there; return whether there are any.
+
+        While the region is away, wait: its learners are cut off as well, and what they have sent must not be refused for that.
+        """
+        clock, word, subjects = self._context.clock, keeper_word("send", manifest.blob.stem), self._run.subjects
+        until_s = clock.monotonic() + BACK_S
+        while clock.monotonic() < until_s:
+            try:
+                told = await self._context.bus.ask(
+                    subjects.region_kept(region),
+                    word,
+                    timeout_s=WORK_S,
+                    answer_at=subjects.region_answer(region, self._new_nonce()),
+                )
+            except (BusError, BrokerUnavailable):
+                told = None
+            if told is not None and told.startswith(b"+"):
+                return told != b"+0"
+            await asyncio.sleep(AWAY_S / 5)
+        return False
+
+    def settled(self, manifest: Contribution) -> None:
+        """Tell a region that nobody will read a contribution of its learners again."""
+        region = self._around.region_of(manifest.learner)
+        if region and is_partial(self._run.protocol, manifest.fragment, self._sizes[manifest.fragment]):
+            self._around.spawn(self._tell_settled(region, manifest))
+
+    async def _tell_settled(self, region: str, manifest: Contribution) -> None:
+        push = WeighedPush(manifest.learner, manifest.incarnation, manifest.push, 0.0)
+        drop = RegionAsk(verb="drop", run_nonce=self._run.nonce, fragment=manifest.fragment, pushes=(push,))
+        bus, subjects = self._context.bus, self._run.subjects
+        try:
+            await bus.tell(subjects.premerge(region), encode(drop))
+            await bus.tell(subjects.region_kept(region), keeper_word("drop", manifest.blob.stem))
+        except (BusError, BrokerUnavailable) as error:  # it ages out there
+            log.debug("region.untold", region=region, reason=str(error))
+
+    async def take(self, region: str, key: PushKey, manifest: Contribution, cause_id: str) -> bool:
+        """Have a contribution read and folded by its region; return whether the machine has heard of it.
+
+        If not, the caller reads it.
+        """
+        clock, p = self._context.clock, key.fragment
+        if not is_partial(self._run.protocol, p, self._sizes[p]) or clock.monotonic() < self._away_until_s.get(
+            region, 0.0
+        ):
+            return False
+        read = await self._ask(region, RegionAsk(verb="read", run_nonce=self._run.nonce, manifest=manifest))
+        if read is None or read.reason == CHUNKS_GONE:
+            return False
+        if read.reason:
+            at_s = clock.monotonic()
+            self._tell(ContributionSpoiled(at_s=at_s, key=key, reason=read.reason, cause_id=cause_id))
+            return True
+        kind = SumKind(region, p, manifest.base_version, manifest.final)
+        batch = self._open.get(kind)
+        if batch is None:
+            batch = self._open[kind] = Batch()
+            self._around.spawn(self._settle(kind, batch, cause_id))
+        batch.manifests[key] = manifest
+        self._note(kind, key.learner, batch)
+        return await asyncio.shield(batch.made)
+
+    def _note(self, kind: SumKind, learner: str, batch: Batch) -> None:
+        """Note who has answered; the batch is full once nobody of the region is missing."""
+        for other in [
+            other for other in self._heard if other[:2] == kind[:2] and other.base_version < kind.base_version
+        ]:
+            del self._heard[other]
+        heard = self._heard.setdefault(kind, set())
+        heard.add(learner)
+        if self._around.live_of(kind.region) <= heard or len(batch.manifests) >= BATCH_MAX:
+            batch.full.set()
+
+    async def _settle(self, kind: SumKind, batch: Batch, cause_id: str) -> None:
+        """Make a batch's sum, and tell those who wait for it how that went."""
+        made = False
+        try:
+            made = await self._make(kind, batch, cause_id)
+        finally:
+            if not batch.made.done():
+                batch.made.set_result(made)
+
+    async def _make(self, kind: SumKind, batch: Batch, cause_id: str) -> bool:
+        """Wait for a batch, have it folded, and tell the machine; return whether that has worked."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(WAIT_S_MIN, min(WAIT_S_MAX, WAIT_STEPS * self._around.step_s()))):
+                await batch.full.wait()
+        del self._open[kind]
+        pushes = tuple(
+            WeighedPush(key.learner, key.incarnation, key.push, token_weight(manifest.tokens, manifest.steps))
+            for key, manifest in batch.manifests.items()
+        )
+        asked = RegionAsk(
+            verb="fold",
+            run_nonce=self._run.nonce,
+            fragment=kind.fragment,
+            base_version=kind.base_version,
+            pushes=pushes,
+            state=self._around.state_of(kind.fragment),
+        )
+        answer = await self._ask(kind.region, asked)
+        if answer is None:
+            return False
+        try:
+            partial = await self._received(kind, answer, batch, pushes)
+        except (FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt) as error:
+            self._leave_alone(kind.region, str(error))
+            return False
+        first, *others = batch.manifests
+        self._aggregator.keep_sum(batch.manifests, partial)
+        norms = {key: _norm(manifest) for key, manifest in batch.manifests.items()}
+        log.info("region.sum_read", region=kind.region, fragment=kind.fragment, pushes=len(pushes))
+        self._tell(
+            ContributionReady(
+                at_s=self._context.clock.monotonic(),
+                key=first,
+                norm=norms[first],
+                base_norm=self._around.norm_of(kind.fragment),
+                others=tuple((key, norms[key]) for key in others),
+                cause_id=cause_id,
+            )
+        )
+        return True
+
+    async def _received(
+        self, kind: SumKind, answer: RegionAnswer, batch: Batch, pushes: Sequence[WeighedPush]
+    ) -> PartialMerge:
+        """Read the sum that an answer names, and check what can be checked of it.
+
+        Raises:
+            FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt: there is no such sum.
+        """
+        p, bus, run = kind.fragment, self._context.bus, self._run
+        blob, stem = answer.blob, run.subjects.partial_stem(kind.region, p, kind.base_version, "")
+        if answer.reason or answer.missing or blob is None or not blob.stem.startswith(stem):
+            got = answer.reason or f"{len(answer.missing)} contributions missing, {blob}"
+            raise PeerMisbehaved("a region has no sum", got=got)
+        settings, elements = run.protocol.of(p), self._sizes[p]
+        shape, codec = PartialShape.of(run.layout.slices(p), elements, settings), partial_codec(settings)
+        reader = await off_loop(elements, FrameReader.of, blob, shape.elements_sent, codec, shape.measured)
+        await patiently(lambda: reader.receive(bus), "a region's sum")
+        self._garbage_collector.leave(p, f"{blob.stem}.*")
+        shares = [
+            RegionShare(manifest.norms, push.weight, 1.0)
+            for manifest, push in zip(batch.manifests.values(), pushes, strict=True)
+        ]
+        lengths = [SliceLength(*one) for one in answer.lengths]
+        return shape.received(reader.frame.vector, reader.frame.norms(), lengths, shares)
+
+    async def _ask(self, region: str, asked: RegionAsk) -> RegionAnswer | None:
+        """Return what a region answers when it is done, None if it does not."""
+        bus, clock, subjects, data = self._context.bus, self._context.clock, self._run.subjects, encode(asked)
+        until_s, reason = clock.monotonic() + WORK_S, "it is at work for too long"
+        try:
+            while clock.monotonic() < until_s:
+                answer_at = subjects.premerge_answer(region, self._new_nonce())
+                told = await bus.ask(subjects.premerge(region), data, timeout_s=ASK_S, answer_at=answer_at)
+                if told is None:
+                    reason = "no answer"
+                    break
+                answer = decode(RegionAnswer, told)
+                if answer.done:
+                    return answer
+        except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+            reason = str(error)
+        self._leave_alone(region, reason)
+        return None
+
+    def _new_nonce(self) -> str:
+        """Return what no question has had: an answer to another one is none."""
+        return f"{self._nonce}-{next(self._asked)}"
+
+    def _leave_alone(self, region: str, reason: str) -> None:
+        """Ask a region no more for a while, and say so once."""
+        now_s = self._context.clock.monotonic()
+        if now_s >= self._away_until_s.get(region, 0.0):
+            log.warning(
+                "region.away", region=region, for_s=AWAY_S, reason=reason, instead="its contributions are read here"
+            )
+        self._away_until_s[region] = now_s + AWAY_S
+
+
+def _norm(manifest: Contribution) -> float:
+    """Return the L2 norm that a learner claims; its region has found it to be so."""
+    return math.hypot(*manifest.norms)

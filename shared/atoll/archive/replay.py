@@ -1,0 +1,278 @@
+"""Makes retained rounds once more: the shards' decisions and arithmetic, to the same bits, or where and why they differ.
+
+    facts ──► machine ──► folds, commit ─┐
+    manifests, frames ──► validated ─────┼──► RoundMerge ──► GlobalUpdate ──► digests of values and outer state = the head's?
+    the version before, or an anchor ────┘
+
+Each round is examined in this order, and every check that fails names what it is about:
+
+1. The machine, told the same facts, commands this commit of these contributions with these weights, and this ledger.
+2. Each contribution's frame has the bytes that its manifest names, is validated as by the shard, and is what the head lists.
+3. The arithmetic (`atoll.merge.round_merge`, the shard's own) gives the digests of the head.
+
+A round whose inputs are not those of the run is not computed, and what stands on it is not either, until an anchor: a shard
+stored values there. The other two checks go on, so one damaged contribution hides no second one. One fragment is in memory at
+a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.archive.decisions import TenureDecisions, decisions_of
+from atoll.archive.differences import Difference, otherwise, unlisted, wrong
+from atoll.archive.round_parts import OpenContribution, OpenRound, command_of, key_of
+from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundName, RoundStore
+from atoll.base.buffer_pool import Vector
+from atoll.base.errors import AtollError, CheckpointError, FrameRejected
+from atoll.codec import KEYFRAME, Encoded, FrameDecoder, PackedArrays, StoredFrame, decode_frame
+from atoll.codec.arrays import unpack_arrays
+from atoll.merge.global_update import state_bytes_max
+from atoll.merge.norms import validated_norms
+from atoll.merge.outer import OuterOptimizer, State, make_outer
+from atoll.merge.round_merge import RoundMerge, update_of
+from atoll.protocol.events import PushKey
+from atoll.run.delta_chain import digest_of_values
+from atoll.wire.blobs import digest_of
+from atoll.wire.messages import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRound:
+    """One round: the contributions that were folded, whether its arithmetic was done, and what differs.
+
+    `digest` is that of the values by its head.
+    """
+
+    fragment: int
+    version: int
+    epoch: int
+    pushes: tuple[PushKey, ...]
+    computed: bool
+    differences: tuple[Difference, ...] = ()
+    anchored: bool = False
+    digest: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Return whether the same decision and the same bits came out."""
+        return self.computed and not self.differences
+
+
+@dataclass(slots=True)
+class _Standing:
+    """The version that a chain has come to, None where it could not be computed; why not is in `lost`."""
+
+    version: int = 0
+    values: Vector | None = None
+    state: State = field(default_factory=dict)
+    lost: str = ""
+
+
+class RunReplay:
+    """The retained rounds of one founding, replayed; reads from the archive only."""
+
+    def __init__(self, rounds: RoundStore) -> None:
+        """Read the run record; raise `CheckpointError` where nothing was retained."""
+        self.rounds = rounds
+        self.run: RunRecord = rounds.run()
+        protocol = self.run.protocol
+        self._outer: OuterOptimizer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        self._decisions: dict[tuple[int, int], TenureDecisions] = {}
+        self.bytes_read = 0
+
+    def fragment(self, fragment: int, until: int | None = None) -> Iterator[ReplayedRound]:
+        """Replay the rounds of a fragment in order, to version `until` at most."""
+        standing = _Standing()
+        names = [name for name in self.rounds.rounds(fragment) if until is None or name.version <= until]
+        for name, made, fault in self._chain(names):
+            yield self._replayed(name, made, fault, standing)
+
+    def opened(self, fragment: int, version: int) -> OpenRound:
+        """Return the round that made `version`, open on its base.
+
+        Raises:
+            CheckpointError: it is not retained, or not replayed to the same bits, or what it stands on is not.
+        """
+        standing = _Standing()
+        names = [name for name in self.rounds.rounds(fragment) if name.version <= version]
+        for name, made, fault in self._chain(names):
+            values, state = standing.values, standing.state
+            again = self._replayed(name, made, fault, standing)
+            if made is None or again.version != version:
+                continue
+            if not again.identical:
+                raise CheckpointError(
+                    f"round {fragment}/{version} is not replayed to the same bits", got=str(again.differences[0])
+                )
+            if made.anchor is not None:
+                values, state = self._anchored(fragment, made.anchor)
+            if values is not None:
+                parts = [OpenContribution(fold, *self._contribution(fold)) for fold in made.folds]
+                return OpenRound(self.run, self._outer, made, values, state, parts)
+        raise CheckpointError(
+            "no such round is retained", got=f"fragment {fragment}, version {version}", todo="`atoll replay` lists them"
+        )
+
+    def values(self, fragment: int, until_s: float) -> Vector:
+        """Return a fragment's values as the last round before wall time `until_s` made them, by when it was stored.
+
+        Raises:
+            CheckpointError: nothing of the fragment is retained, or it is not replayed to the same bits.
+        """
+        standing = _Standing()
+        values: Vector | None = None
+        for name, made, fault in self._chain(self.rounds.rounds(fragment)):
+            later = name.written_at_s > until_s
+            if later and values is not None:
+                break
+            again = self._replayed(name, made, fault, standing)
+            if not again.identical or made is None:
+                raise CheckpointError(f"fragment {fragment} is not replayed to the same bits", got=again.differences[0])
+            values = standing.values
+            if later and made.anchor is not None:  # the first round of all came later: its base is what there was
+                return self._anchored(fragment, made.anchor)[0]
+        if values is None:
+            raise CheckpointError("nothing of this fragment is retained", got=fragment)
+        return values
+
+    def _replayed(
+        self, name: RoundName, made: RetainedRound | None, fault: Difference, standing: _Standing
+    ) -> ReplayedRound:
+        """Replay a round of a chain, which could not be read if it is None, on what `standing` has."""
+        if made is not None:
+            return self._round(made, standing)
+        standing.version, standing.values, standing.state = name.version, None, {}
+        standing.lost = f"version {name.version} could not be made again"
+        return ReplayedRound(name.fragment, name.version, name.epoch, (), computed=False, differences=(fault,))
+
+    def _chain(self, names: list[RoundName]) -> Iterator[tuple[RoundName, RetainedRound | None, Difference]]:
+        """Yield the rounds that led to the newest version, oldest first; None for one that cannot be read, and why."""
+        there: dict[int, list[RoundName]] = {}
+        for name in names:
+            there.setdefault(name.version, []).append(name)
+        chain = []
+        wanted = ""
+        for version in sorted(there, reverse=True):
+            name = next((each for each in reversed(there[version]) if each.digest == wanted), there[version][-1])
+            made, fault = None, Difference("")
+            try:
+                made = self.rounds.round(name)
+            except AtollError as error:
+                fault = Difference(f"{error.what}: {error.got}")
+            wanted = "" if made is None else made.base_digest
+            chain.append((name, made, fault))
+        return iter(reversed(chain))
+
+    def _round(self, made: RetainedRound, standing: _Standing) -> ReplayedRound:
+        """Replay one round on what `standing` has, and move that on."""
+        head = made.head
+        decided = self._undecided(made)
+        merge = RoundMerge(self.run.protocol, head.fragment, self.run.layout.slices(head.fragment))
+        inputs = [*self._stand(made, standing), *unlisted(made)]
+        for fold in made.folds:
+            try:
+                vector, norms = self._contribution(fold)
+            except AtollError as error:
+                inputs.append(wrong(fold, error))
+                continue
+            if standing.values is not None and not inputs:
+                merge.add(vector, norms, command_of(fold), standing.state)
+        if len(made.folds) != len(head.included):
+            inputs.append(Difference("so many contributions are retained", None, len(made.folds), len(head.included)))
+        computed = standing.values is not None and not inputs
+        results = self._computed(made, merge, standing) if computed else []
+        if not computed and not inputs:
+            inputs.append(Difference(f"it was not computed, because {standing.lost}"))
+        if inputs or results:
+            standing.values, standing.state = None, {}
+            standing.lost = f"version {head.version} could not be made again"
+        standing.version = head.version
+        return ReplayedRound(
+            head.fragment,
+            head.version,
+            made.epoch,
+            tuple(key_of(fold.manifest) for fold in made.folds),
+            computed,
+            (*decided, *inputs, *results),
+            anchored=made.anchor is not None,
+            digest=head.digest,
+        )
+
+    def _computed(self, made: RetainedRound, merge: RoundMerge, standing: _Standing) -> list[Difference]:
+        """Take the outer step and move `standing` on; return in what the head says otherwise."""
+        head, values, found = made.head, standing.values, []
+        if values is None:
+            return []
+        merged = merge.result(standing.state, head.version)
+        state = standing.state | (merged.memory or {})
+        new = update_of(self.run.protocol, head.fragment, self._outer).step(values, merged.pseudo_gradient, state)
+        digest = digest_of_values(new.values)
+        if digest != head.digest:
+            found.append(Difference("it makes other values", None, digest, head.digest))
+        if head.state is not None:
+            packed = digest_of(PackedArrays(new.state), collision_free=head.state.collision_free)
+            if packed != head.state.digest:
+                found.append(Difference("it makes another outer state", None, packed, head.state.digest))
+        standing.values, standing.state = new.values, new.state
+        return found
+
+    def _stand(self, made: RetainedRound, standing: _Standing) -> list[Difference]:
+        """Take the round's anchor, if it has one; return what is wrong with its base."""
+        base = made.head.version - 1
+        if made.anchor is not None:
+            try:
+                values, state = self._anchored(made.head.fragment, made.anchor)
+            except (AtollError, ValueError) as error:
+                standing.values, standing.lost = None, "its anchor cannot be read"
+                return [Difference(f"its anchor cannot be read: {error}")]
+            standing.values, standing.state = values, state
+        elif standing.version != base:
+            standing.values, standing.lost = None, f"version {base} is not retained"
+        if standing.values is None or (digest := digest_of_values(standing.values)) == made.base_digest:
+            return []
+        return [Difference("it stands on other values", None, digest, made.base_digest)]
+
+    def _anchored(self, fragment: int, anchor: Anchor) -> tuple[Vector, State]:
+        elements = self.run.layout.fragment_sizes()[fragment]
+        frame, state = self.rounds.get_object(anchor.frame), self.rounds.get_object(anchor.state)
+        self.bytes_read += len(frame) + len(state)
+        values = decode_frame(frame, elements_expected=elements, codec=KEYFRAME)
+        return values, unpack_arrays(state, state_bytes_max(elements))
+
+    def _contribution(self, fold: RetainedFold) -> tuple[Encoded, list[float]]:
+        """Return a contribution and its norms, validated as the shard does; raise what is wrong with it."""
+        manifest = fold.manifest
+        if fold.frame is None:
+            raise FrameRejected("missing", "it was not retained")
+        data = self.rounds.get_object(fold.frame)
+        self.bytes_read += len(data)
+        pieces = StoredFrame(data)
+        digest = digest_of(pieces, collision_free=manifest.blob.collision_free)
+        if digest != manifest.blob.digest:
+            raise FrameRejected(
+                "digest", "its bytes are not those of its manifest", got=digest, allowed=manifest.blob.digest
+            )
+        fragment = manifest.fragment
+        slices, protocol = self.run.layout.slices(fragment), self.run.protocol.of(fragment)
+        frame = FrameDecoder(self.run.layout.fragment_sizes()[fragment], protocol.codec_up, slices)
+        frame.take([(number, pieces.piece(number)) for number in range(len(pieces))])
+        return frame.vector, validated_norms(frame.norms(), slices, manifest.norms, protocol.norm_max)
+
+    def _undecided(self, made: RetainedRound) -> list[Difference]:
+        """Return in what the machine, told the same facts, decides otherwise."""
+        tenure = made.shard, made.epoch
+        if tenure not in self._decisions:
+            self._decisions[tenure] = decisions_of(self.rounds, *tenure)
+        decisions = self._decisions[tenure]
+        decision = decisions.made.get((made.head.fragment, made.head.version - 1))
+        if decision is None:
+            why = decisions.fault or f"its machine, told the same {decisions.facts} facts, makes no such commit"
+            return [Difference(why)]
+        return otherwise(made, decision)
+
+    @property
+    def tenures(self) -> dict[tuple[int, int], TenureDecisions]:
+        """Return what was decided, by shard and epoch, of the rounds replayed until now."""
+        return self._decisions

@@ -1,0 +1,67 @@
+"""Small texts of an archive: each is behind its own digest, and in a locked run signed for its name by a shard.
+
+The digest, on a line of its own, tells damage. A signature tells who wrote the text, and that it was meant for this path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from atoll.archive.object_store import ArchiveStore
+from atoll.base.errors import CheckpointError, PeerMisbehaved
+from atoll.bus.signed import Signatures
+from atoll.wire.signature_line import SIGNATURE, without_signature
+from atoll.wire.subjects import Subjects
+
+
+class Seals:
+    """Writes and opens the texts of one run; with `signatures` they are signed, and those that nobody signed are refused."""
+
+    def __init__(self, object_store: ArchiveStore, run: str, signatures: Signatures | None = None) -> None:
+        """Read nothing yet."""
+        self._object_store = object_store
+        self._subjects = Subjects(run)
+        self._signatures = signatures
+
+    @property
+    def locked(self) -> bool:
+        """Return whether only signed texts are believed."""
+        return self._signatures is not None
+
+    def signed(self, path: str, text: bytes) -> bytes:
+        """Return a text with its signature, if we can sign."""
+        return text if self._signatures is None else self._signatures.signed(self._subjects.archived(path), text)
+
+    def closed(self, path: str, text: bytes) -> bytes:
+        """Return a text with its signature, behind its digest: what is stored at `path`."""
+        text = self.signed(path, text)
+        return digest_of_bytes(text).encode() + b"\n" + text
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        """Return a text without digest and signature, both of which are checked; raise `CheckpointError` if they are wrong."""
+        digest, _, text = self._object_store.get(path, bytes_max).partition(b"\n")
+        if digest != digest_of_bytes(text).encode():
+            raise CheckpointError("a manifest of the archive is damaged", got=path, allowed="bytes of its digest")
+        return self.opened(path, text)
+
+    def opened(self, path: str, text: bytes) -> bytes:
+        """Return a text without its signature, which is checked if we can."""
+        if self._signatures is None:
+            return without_signature("Manifest", text)
+        try:
+            return self._signatures.opened(self._subjects.archived(path), text)
+        except PeerMisbehaved as error:
+            was = "was it signed with other keys?"
+            if SIGNATURE not in text:
+                was = "did an open run write it, or an earlier version of Atoll?"
+            raise CheckpointError(
+                "a manifest of the archive is not believed",
+                got=f"{path}: {error.what}, {error.got}",
+                allowed="one that a shard of this run signed",
+                todo=f"{was} if so, and if you trust the archive as it is: `atoll archive sign`. If not: who can write there?",
+            ) from error
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Return the name of bytes in an archive: blake2b-256 in hex."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

@@ -1,0 +1,50 @@
+"""What a server says first: to every new connection it sends one line, INFO and JSON, before it asks for anything.
+
+So the line tells without an identity whether a server runs, under which name, and what it demands. A server that is frozen
+says nothing: the kernel takes the connection, and nobody speaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+from typing import Final
+
+LINE_BYTES_MAX: Final = 1 << 16
+WAIT_S: Final = 1.0
+
+
+def heard(host: str, port: int) -> bytes | None:
+    """Return the first line said there within `WAIT_S`, whatever it is; empty in silence, None if nobody could be asked."""
+    try:
+        with socket.create_connection((host, port), timeout=WAIT_S) as connection:
+            line = connection.makefile("rb").readline(LINE_BYTES_MAX)
+            if b'"tls_required":true' in line:
+                _finish_tls(connection)
+            return line
+    except TimeoutError:
+        return b""
+    except OSError:
+        return None
+
+
+def _finish_tls(connection: socket.socket) -> None:
+    """Let the server finish its TLS before we leave: it logs each of who does not as an error, and refusals drown in those.
+
+    We believe nobody and say nothing, so no certificate is checked.
+    """
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), anybody.wrap_socket(connection):
+        pass
+
+
+def greeting(host: str, port: int) -> dict[str, object] | None:
+    """Return the INFO of the server there, or None."""
+    try:
+        said: dict[str, object] = json.loads((heard(host, port) or b"").removeprefix(b"INFO "))
+    except ValueError:
+        return None
+    return said

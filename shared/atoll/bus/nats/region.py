@@ -1,0 +1,333 @@
+"""The bus of a process in a region: its broker is a leaf (`atoll.bus.regions`), and the run is at the hub behind it.
+
+No caller knows of it. Four things differ from a bus at the hub:
+
+* **Frames are read from the mirror** at the leaf, so each crosses the WAN once, however many learners read it. The mirror may
+  be late, or lack what is old. What it lacks is read from the hub, through the leaf, as soon as the mirror is as far as the
+  newest head, or does not get on. A mirror tries again only after 10 s to 2 min when its link is back; nothing waits for
+  that.
+* **What a learner sends waits in the outbox** at the leaf while the link is cut: contributions and events, in the order of
+  their writing. `atoll.bus.nats.region_keeper` forwards them under the same ids. Once something of this process is in the
+  outbox, all that follows goes there, too, until the outbox is empty: a manifest must not arrive before its chunks.
+* **The chunks of contributions stay at the leaf** where the region folds them itself (`BusOptions.region`): its synchronizer
+  reads them there and nowhere else, and only their sum goes to the hub. The keeper sends them after all when a shard asks for
+  them.
+* **Everything else goes through the leaf to the hub**, and is refused when the hub is away: records, leases, queues.
+
+The leaf knows at once, or after some seconds of silence, that its hub is away. Then nobody answers a request to the hub. A
+write takes to the outbox once that was so for `AWAY_LOOKS` looks in a row, because a hub that restarts is back in a moment.
+
+The keeper makes mirror and outbox of a run when a process first asks for them. Without a keeper this is a bus to the hub.
+
+`reconnects` counts lost connections to the leaf. A hub that loses power is not counted, so a process that writes heads from a
+region (a founder; synchronizers belong at the hub) relies on a hub that syncs before it answers, which is the default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from nats.errors import NoRespondersError
+
+from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
+from atoll.base.logs import get
+from atoll.base.retry import Unanswered
+from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, told
+from atoll.bus.nats.records import newest
+from atoll.bus.streams import outbox_plan, stream_of, stream_plan
+from atoll.wire.blobs import Download, Upload, whole
+
+if TYPE_CHECKING:
+    from atoll.bus.interface import Consumer, Record, StoredEvent, Subscription
+    from atoll.bus.nats.bus import JetStreamBus
+    from atoll.wire.blobs import BlobRef, Portion
+    from atoll.wire.limits import Buffer, Info
+    from atoll.wire.traffic import BusStats
+
+READY: Final = b"+ready"
+ASK_S: Final = 3.0
+ASK_AGAIN_S: Final = 60.0
+"""How often a keeper is told that a run is still wanted."""
+ASK_SOON_S: Final = 5.0
+STALE_S: Final = 30.0
+"""A mirror that has heard nothing from the hub for so long, or got no further, is not waited for. The hub says something each
+second, but on a full link that waits behind megabytes, as what the mirror says to the hub does."""
+AGAIN_S: Final = 0.1
+LOOK_S: Final = 1.0
+AWAY_LOOKS: Final = 3
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """How far a mirror is, by the numbers of the mirrored stream, and for how long it has heard nothing."""
+
+    last_seq: int
+    silent_s: float
+
+
+class RegionBus:
+    """A bus to the hub through a leaf, and to the leaf's own mirror and outbox; see the module."""
+
+    def __init__(self, hub: JetStreamBus) -> None:
+        """Use a bus that is connected to a leaf; it is closed with this one."""
+        self.stats: BusStats = hub.stats
+        self._hub, self._leaf = hub, hub.nearby()
+        self._connection = hub.connection
+        self._far, self._near = JetStream(hub.connection), JetStream(hub.connection, nearby=True)
+        self._domain = hub.connection.domain
+        self._subjects = hub.subjects
+        self._global = stream_of(stream_plan(hub.subjects.run), hub.subjects.run_record).name
+        self._asking = asyncio.Lock()
+        self._asked_s, self._is_kept = float("-inf"), False
+        self._has_waiting = False
+        self._folds = hub.connection.options.region == self._domain
+
+    # --- what the leaf keeps ----------------------------------------------------------------------------------------
+
+    async def _kept(self) -> bool:
+        """Return whether the region keeps this run, and say now and then that it is wanted."""
+        async with self._asking:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._asked_s >= (ASK_AGAIN_S if self._is_kept else ASK_SOON_S):
+                self._asked_s = now_s
+                asked = self._connection.request(self._subjects.region(self._domain), timeout_s=ASK_S)
+                try:
+                    self._is_kept = (await self._connection.call(asked)).data == READY
+                except Unanswered:
+                    log.debug("region.unkept", region=self._domain)
+            return self._is_kept
+
+    async def _told(self, stream: str) -> dict[str, Any]:
+        """Return what the leaf says of a stream of its own, nothing if there is none."""
+        try:
+            return await self._near.api(f"STREAM.INFO.{stream}")
+        except ApiRefusal as reason:
+            if reason.err_code == NO_STREAM:
+                return {}
+            raise reason.public(stream) from reason
+
+    async def _mirror(self) -> MirrorState | None:
+        """Return how far the mirror is, None if there is none."""
+        answer = await self._told(self._global)
+        try:
+            silent_ns = told(answer, int, "mirror", "active")  # -1: it has only begun
+            return MirrorState(told(answer, int, "state", "last_seq"), silent_ns / 1e9)
+        except Unanswered:
+            return None
+
+    def _is_mirrored(self, subject: str) -> bool:
+        return subject.startswith(f"{self._subjects.prefix}.gl.")
+
+    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
+        """Return the whole blob; see `Bus`."""
+        return await whole(self, Download(ref, size_bytes_max))
+
+    def _stays(self, stem: str) -> bool:
+        """Return whether chunks under a stem stay at the leaf."""
+        return self._folds and self._subjects.is_contribution(stem)
+
+    async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield the missing pieces, from what the leaf keeps as far as it has them; see `Bus`."""
+        if self._stays(download.ref.stem):
+            here = download.elsewhere(self._subjects.kept(self._domain, download.ref.stem))
+            async with contextlib.aclosing(self._kept_pieces(here)) as pieces:
+                async for portion in pieces:
+                    yield portion
+            return
+        if self._is_mirrored(download.ref.stem) and await self._kept():
+            async with contextlib.aclosing(self._mirrored(download)) as pieces:
+                async for portion in pieces:
+                    yield portion
+        async with contextlib.aclosing(self._hub.pieces(download)) as pieces:
+            async for portion in pieces:
+                yield portion
+
+    async def _kept_pieces(self, here: Download) -> AsyncGenerator[Portion]:
+        """Yield what stays at the leaf of a contribution; what is elsewhere is the shard's to read."""
+        try:
+            async with contextlib.aclosing(self._leaf.pieces(here)) as pieces:
+                async for portion in pieces:
+                    yield portion
+        except RunReplaced:
+            raise BlobGone("this region keeps nothing of the run yet", got=here.ref.stem) from None
+
+    async def _mirrored(self, download: Download) -> AsyncGenerator[Portion]:
+        """Yield pieces from the mirror until there are all, or it is not worth waiting for the others."""
+        now_s = asyncio.get_running_loop().time
+        seen: object = None
+        needed, since_s = None, now_s()
+        while (state := await self._connection.call(self._mirror())) is None or state.silent_s < STALE_S:
+            if state is None:
+                self._is_kept = False  # the keeper has given it up; it is asked again
+                return
+            async with contextlib.aclosing(self._leaf.pieces_there(download)) as pieces:
+                async for portion in pieces:
+                    yield portion
+            if not download.pages():
+                return
+            if needed is None:
+                needed = await self._connection.call(newest(self._far, self._global, self._subjects.head("*")))
+            # Chunks are older than the head that names them. So a mirror that is as far as the newest head has had them.
+            if state.last_seq >= needed:
+                return
+            there = (state.last_seq, len(download.pages()))
+            if there != seen:
+                seen, since_s = there, now_s()
+            elif now_s() - since_s > STALE_S:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    # --- what may wait there ----------------------------------------------------------------------------------------
+
+    def _may_wait(self, subject: str) -> bool:
+        return subject.startswith((f"{self._subjects.prefix}.up.", f"{self._subjects.prefix}.ev."))
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store as `Bus.put_blob`, a contribution in the outbox if the hub is away."""
+        upload = Upload.of(payload)
+        if self._stays(stem) and await self._kept():
+            await self._leaf.put_blob(self._subjects.kept(self._domain, stem), upload)
+            return upload.ref(stem)
+        if not self._may_wait(stem):
+            return await self._hub.put_blob(stem, upload)
+        later = self._subjects.outbox(self._domain, stem)
+        await self._sent(lambda: self._hub.put_blob(stem, upload), lambda: self._leaf.put_blob(later, upload))
+        return upload.ref(stem)
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Store as `Bus.publish`, in the outbox if the hub is away."""
+        if not self._may_wait(subject):
+            await self._hub.publish(subject, data, msg_id=msg_id, info=info)
+            return
+        later = self._subjects.outbox(self._domain, subject)
+        await self._sent(
+            lambda: self._hub.publish(subject, data, msg_id=msg_id, info=info),
+            lambda: self._leaf.publish(later, data, msg_id=msg_id, info=info),
+        )
+
+    async def _sent(
+        self, directly: Callable[[], Coroutine[None, None, object]], later: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Send directly, or keep it for later as soon as the hub is away."""
+        if not await self._must_wait():
+            if not await self._kept():
+                await directly()
+                return
+            sending = asyncio.create_task(directly())
+            try:
+                if await self._is_through(sending):
+                    return
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            log.warning(
+                "region.hub_away", region=self._domain, waits="contributions and events, in the region's outbox"
+            )
+            self._has_waiting = True
+        await later()
+
+    async def _must_wait(self) -> bool:
+        """Return whether something that this process wrote before may still be in the outbox."""
+        if self._has_waiting:
+            outbox = await self._connection.call(self._told(outbox_plan(self._subjects.run, self._domain).name))
+            with contextlib.suppress(Unanswered):
+                self._has_waiting = bool(outbox) and told(outbox, int, "state", "messages") > 0
+        return self._has_waiting
+
+    async def _is_through(self, sending: asyncio.Task[object]) -> bool:
+        """Return True once `sending` is done, False once the hub was away for `AWAY_LOOKS` looks in a row."""
+        looks = 0
+        while looks < AWAY_LOOKS:
+            done, _ = await asyncio.wait({sending}, timeout=LOOK_S)
+            if done and isinstance(sending.exception(), BrokerUnavailable) and await self._answers(ASK_S) is False:
+                return False
+            if done:
+                await sending
+                return True
+            looks = looks + 1 if await self._answers(ASK_S) is False else 0
+        return False
+
+    async def _answers(self, timeout_s: float) -> bool | None:
+        """Return whether the hub answers: False if the leaf has no link to it, None if no answer came in time."""
+        try:
+            await self._connection.call(self._connection.request(f"{self._far.root}.INFO", timeout_s=timeout_s))
+        except Unanswered as reason:
+            return False if isinstance(reason.__cause__, NoRespondersError) else None
+        return True
+
+    # --- what the hub does ------------------------------------------------------------------------------------------
+
+    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
+        """Create the run's streams at the hub; see `Bus`."""
+        await self._hub.provision(stream_bytes_max, bulk)
+
+    async def purge(self, subject_filter: str) -> int:
+        """Delete as `Bus.purge`, and from the mirror what we delete ourselves: of others' deletions it hears nothing."""
+        purged = await self._hub.purge(subject_filter)
+        if self._stays(subject_filter) and await self._kept():
+            with contextlib.suppress(BrokerUnavailable):
+                purged += await self._leaf.purge(self._subjects.kept(self._domain, subject_filter))
+        if self._is_mirrored(subject_filter) and await self._kept():
+            with contextlib.suppress(BrokerUnavailable):
+                await self._leaf.purge(subject_filter)
+        return purged
+
+    async def put_record(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int | None,
+        info: Info | None = None,
+        reconnects: int | None = None,
+    ) -> int:
+        """Write as `Bus.put_record`."""
+        return await self._hub.put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
+
+    def reconnects(self, subject: str) -> int:
+        """Return how often the connection to the leaf was lost."""
+        return self._hub.reconnects(subject)
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Read as `Bus.get_record`."""
+        return await self._hub.get_record(subject)
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Read as `Bus.get_records`."""
+        return await self._hub.get_records(subject_filter)
+
+    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
+        """Consume as `Bus.consume`."""
+        return await self._hub.consume(subject_filter, durable=durable, takeover=takeover)
+
+    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Read as `Bus.replay`."""
+        return await self._hub.replay(subject_filter, after=after, limit=limit)
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send as `Bus.tell`."""
+        await self._hub.tell(subject, data)
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Return whether the hub answers; see `Bus`."""
+        return await self._answers(timeout_s) is True
+
+    async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
+        """Listen as `Bus.listen`, once the hub knows that we do: an answer of it follows what we told it before."""
+        heard = await self._hub.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
+        await self._answers(ASK_S)
+        return heard
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
+        """Ask as `Bus.ask`."""
+        return await self._hub.ask(subject, data, timeout_s=timeout_s, answer_at=answer_at)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._hub.close()

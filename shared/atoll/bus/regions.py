@@ -1,0 +1,169 @@
+"""A hub and its regions: what two nats-servers are told so that one of them is a leaf of the other.
+
+A region is a group of learners with a broker of its own beside them. That broker is a *leaf node*: it has one connection, which
+it opens itself, to the hub, where the run is. The hub listens for leaves on a port of their own.
+
+    learners ──► leaf (domain eu) ══ one connection over the WAN ══► hub (domain hub) ◄── synchronizers
+
+Both have JetStream, so each needs a *domain*: by its name a client says whose streams it means. The hub's is always `hub`. So
+a client that is greeted with any other domain knows that it is in a region (`is_region`), and it finds the run's streams
+behind the leaf under `$JS.hub.API`. Nothing else tells a learner where it is: its only setting is the address of its nearest
+broker.
+
+What a region keeps of a run is at its leaf: a mirror of the global stream, and an outbox (`atoll.bus.nats.region_keeper`).
+
+One TCP connection carries everything between the two, echoes of the two servers included. So those wait behind megabytes: a
+link that is full is given longer than the connection of a client before it counts as cut (`pings`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atoll.base.atomic_files import write_whole
+from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.parsing import parsed
+from atoll.bus.addresses import bracketed
+from atoll.bus.options import Credentials
+
+HUB_DOMAIN: Final = "hub"
+LEAF_PORT: Final = 7422
+REGION_FILE: Final = "region.json"
+_DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_SCHEMES: Final = ("nats", "tls", "nats-leaf")
+_WIRE: Final = "compression: off"
+"""What passes is compressed already."""
+
+
+def is_region(domain: str) -> bool:
+    """Return whether a server of this JetStream domain is the leaf of a region; empty is none."""
+    return domain not in ("", HUB_DOMAIN)
+
+
+class ServerLink(Protocol):
+    """What makes a server a hub or a leaf."""
+
+    @property
+    def domain(self) -> str:
+        """Return the domain of its JetStream."""
+        ...
+
+    def config(self, host: str, store_dir: Path) -> str:
+        """Return the lines of nats-server's configuration, of a server that listens at `host` with its files in a folder."""
+        ...
+
+
+def pings(link: ServerLink | None) -> str:
+    """Return how a server notices that a connection is cut: with the default pings it would stay unseen for minutes."""
+    return f'ping_interval: "3s"\nping_max: {2 if link is None else 9}\n'
+
+
+@dataclass(frozen=True, slots=True)
+class HubSide:
+    """The hub's side: it lets leaves in at a port."""
+
+    port: int
+    lock: Path | None = None
+    """A file with more lines of the block: TLS."""
+
+    @property
+    def domain(self) -> str:
+        """Return the hub's domain."""
+        return HUB_DOMAIN
+
+    def config(self, host: str, store_dir: Path) -> str:
+        """Return the block of the leaves' port."""
+        listen = json.dumps(f"{bracketed(host)}:{self.port}")
+        # An address that the hub believes to have may lead past a relay, or nowhere.
+        more = included(self.lock, store_dir)
+        return f'leafnodes {{ listen: {listen}, no_advertise: true, {_WIRE}, write_deadline: "30s"\n{more}}}\n'
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSide:
+    """The region's side: a leaf that connects to the hub at one of its addresses, and tries for ever."""
+
+    domain: str
+    hubs: tuple[str, ...]
+    lock: Path | None = None
+    """A file with the connections, for a hub that is locked: who the region is there."""
+    keeper: Credentials | None = field(repr=False, default=None)
+    """What the region's keeper shows at the leaf, if that is locked."""
+
+    def config(self, host: str, store_dir: Path) -> str:
+        """Return the block of the connection to the hub."""
+        del host
+        urls = ", ".join(json.dumps(url) for url in self.hubs)
+        remotes = included(self.lock, store_dir) or f"remotes: [{{ urls: [{urls}], {_WIRE} }}]\n"
+        return f'leafnodes {{ reconnect: "1s"\n{remotes}}}\n'
+
+
+def included(file: Path | None, store_dir: Path) -> str:
+    """Return the line that adds a file to a configuration in a folder, empty for none."""
+    return "" if file is None else f"include {json.dumps(os.path.relpath(file, store_dir))}\n"
+
+
+def hub_addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses at which a hub lets leaves in; raise `SettingsError` for anything else."""
+    found = tuple(each.strip() for each in text.split(","))
+    if not all(_is_address(each) for each in found):
+        raise SettingsError(
+            "this is not where a hub lets leaves in",
+            got=repr(text),
+            allowed=f"nats://host:{LEAF_PORT} or tls://host:{LEAF_PORT}; those of a cluster's nodes separated by commas",
+            todo="correct --leaf-of; the port is the hub's --leaf-port",
+        )
+    return found
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and bool(parts.port)
+    except ValueError:
+        return False
+
+
+def domain_of(store_dir: Path, wanted: str | None) -> str:
+    """Return the domain of the leaf with this store: the one it had, else `wanted`, else a new one; it is kept there.
+
+    Raises:
+        SettingsError: `wanted` cannot be a domain, or is another one than the store's.
+        EnvironmentFault: the store cannot be used.
+    """
+    if wanted is not None and (not _DOMAIN.fullmatch(wanted) or not is_region(wanted)):
+        raise SettingsError(
+            "a region cannot have this name",
+            got=repr(wanted),
+            allowed=f"up to 32 letters, digits, - and _, and not {HUB_DOMAIN}",
+            todo="correct --region",
+        )
+    kept = store_dir / REGION_FILE
+    try:
+        there = parsed(kept.read_bytes(), dict[str, str])["domain"]
+    except FileNotFoundError:
+        there = wanted or f"region-{secrets.token_hex(4)}"
+        try:
+            store_dir.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, json.dumps({"domain": there}).encode())
+        except OSError as error:
+            raise EnvironmentFault("the broker's directory cannot be used", got=f"{kept}: {error.strerror}") from error
+    except (msgspec.MsgspecError, LookupError, OSError) as error:
+        raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
+    if wanted not in (None, there):
+        raise SettingsError(
+            "this directory is of another region",
+            got=f"{store_dir} holds {there!r}",
+            allowed=f"--region {there}, or an empty directory",
+            todo="choose another directory (--store), or leave --region away",
+        )
+    return there

@@ -1,0 +1,147 @@
+"""`atoll doctor`: what Atoll needs on this machine, and whether a run can be reached and joined from this seat.
+
+Without options it looks at the machine alone. With `--broker` it asks whether a broker answers. With `--config` (the run file
+of a service) or `--deployment` (a description, and the name of a service) it examines a seat (`atoll.deploy.examination`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from atoll.cli.look import say
+from atoll.cli.options import Assignments, Broker, Config
+
+if TYPE_CHECKING:
+    from atoll.deploy.findings import Finding
+
+PYTHON_MIN = (3, 11)
+DISK_FREE_MIN_BYTES = 200 << 20
+BROKER_PATIENCE_S = 3.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="doctor", help="Check what Atoll needs on this machine, and that a run can be joined from here.")(
+        doctor
+    )
+
+
+def doctor(  # noqa: PLR0913  (one option each)
+    *,
+    broker: Broker = None,
+    config: Config = None,
+    deployment: Annotated[Path | None, typer.Option(help="A description, as `atoll deploy` has it.")] = None,
+    service: Annotated[
+        str | None, typer.Option(help="With --deployment: the service whose seat this is; without it the operator's.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="With --deployment: folder of the rendered files.")] = Path("deployment"),
+    assignments: Assignments = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the findings; leave with 3 if something needed is missing."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.base.logs import configure  # noqa: PLC0415
+
+    configure(level="error")
+    if service is not None and deployment is None:
+        raise SettingsError("a service is one of a description", got=f"--service {service}", todo="give --deployment")
+    if config is not None and deployment is not None:
+        raise SettingsError(
+            "two answers to what this seat is", got="--config beside --deployment", todo="give one of them"
+        )
+    findings = [*_machine(), _server(), _jax()]
+    if broker is not None:
+        findings.append(_broker(broker))
+    if config is not None or deployment is not None:
+        findings += _seat(config, deployment, service, out, list(assignments or ()))
+    if json:
+        sys.stdout.write(json_text.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
+    else:
+        for finding in findings:
+            say(finding.text())
+    if any(finding.grade == "FAIL" for finding in findings):
+        raise typer.Exit(3)
+
+
+def _seat(
+    config: Path | None, deployment: Path | None, service: str | None, out: Path, assignments: list[str]
+) -> list[Finding]:
+    """Return what was found at the seat of a run file, or of a service of a description."""
+    from atoll.deploy.description import read_description  # noqa: PLC0415
+    from atoll.deploy.examination import examined  # noqa: PLC0415
+    from atoll.deploy.seat import seat_of_file, seat_of_service  # noqa: PLC0415
+
+    if deployment is None:
+        return asyncio.run(examined(seat_of_file(config, assignments)))
+    return asyncio.run(examined(seat_of_service(read_description(deployment), out, service, assignments)))
+
+
+def _machine() -> Iterator[Finding]:
+    """Return what Python, processors and the disk are like."""
+    from atoll.deploy.findings import Finding  # noqa: PLC0415
+
+    found = ".".join(map(str, sys.version_info[:3]))
+    wanted = ".".join(map(str, PYTHON_MIN))
+    yield Finding("ok" if sys.version_info >= PYTHON_MIN else "FAIL", "Python", f"{found} ({wanted} or later)")
+    yield Finding("ok", "processors", f"{os.cpu_count() or 1} cores")
+    free = shutil.disk_usage(Path.cwd()).free
+    grade: Literal["ok", "FAIL"] = "ok" if free >= DISK_FREE_MIN_BYTES else "FAIL"
+    yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({DISK_FREE_MIN_BYTES >> 20} MB or more)")
+
+
+def _server() -> Finding:
+    from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
+    from atoll.bus.server import find_server  # noqa: PLC0415
+    from atoll.deploy.findings import Finding, of_error  # noqa: PLC0415
+
+    try:
+        return Finding("ok", "nats-server", f"at {find_server()}")
+    except BrokerUnavailable as error:
+        return of_error("nats-server", error)
+
+
+def _jax() -> Finding:
+    """Return whether JAX is installed, without importing it: the import alone takes a second."""
+    from atoll.base.extras import install, installed  # noqa: PLC0415
+    from atoll.deploy.findings import Finding  # noqa: PLC0415
+
+    if not installed("jax"):
+        own, ours = install("island"), install("learner")
+        return Finding(
+            "note",
+            "JAX",
+            f"it is not installed; loops of NumPy arrays need none; a loop of JAX does: {own}; the reference learner: {ours}",
+        )
+    try:
+        return Finding("ok", "JAX", version("jax"))
+    except PackageNotFoundError:
+        return Finding("note", "JAX", "it is importable, but its version is not known")
+
+
+def _broker(url: str) -> Finding:
+    from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.bus.options import BusOptions  # noqa: PLC0415
+    from atoll.deploy.findings import Finding, of_error  # noqa: PLC0415
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
+    from atoll.local.brokers import check_broker_at  # noqa: PLC0415
+    from atoll.local.environment import redacted  # noqa: PLC0415
+    from atoll.settings import load  # noqa: PLC0415
+
+    try:
+        path = load().settings.broker.identity
+        credentials = None if path is None else read_identity(path).credentials()
+        asyncio.run(check_broker_at(url, BusOptions(patience_s=BROKER_PATIENCE_S, credentials=credentials)))
+    except AtollError as error:
+        return of_error("broker", error)
+    return Finding("ok", "broker", f"that at {redacted(url)} answers, with JetStream")

@@ -1,0 +1,103 @@
+"""`atoll report compare RUN RUN…`: the reports of runs that have ended, beside each other. It reads files and no broker.
+
+Runs that are still going are compared in a browser: `atoll dashboard FOLDER FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.report.comparison import ComparedRun
+
+WIDTH_NO_TERMINAL = 200
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    report = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    report.callback(help="Look at the reports that runs have left.")(_nothing)
+    report.command(
+        name="compare", help="Print tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs."
+    )(compare)
+    app.add_typer(report, name="report")
+
+
+def _nothing() -> None:
+    """Do nothing before the verb: with a callback a single verb keeps its name."""
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their report.json.", metavar="RUN...")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print a line per run, in the order given."""
+    from atoll.report.comparison import compared, read_report, told_apart  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    rows = told_apart([compared(*read_report(path)) for path in runs])
+    if json:
+        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    else:
+        show(rows)
+
+
+def show(rows: Sequence[ComparedRun]) -> None:
+    """Print a table; a figure that a report lacks is a dash."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from atoll.base.errors import for_a_terminal  # noqa: PLC0415
+    from atoll.base.units import as_duration, as_share  # noqa: PLC0415
+
+    def plain(name: str) -> Text:
+        # No markup, and one line: the file may be anybody's.
+        return Text(for_a_terminal(name).replace("\n", "\\n"))
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("run")
+    table.add_column("ended")
+    for heading in (
+        "learners",
+        "tokens",
+        "time",
+        "tokens/s",
+        "bits/byte",
+        "goodput",
+        "bytes/token",
+        "commits",
+        "faults",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        time = "-" if row.wall_s is None else as_duration(row.wall_s) + (" (virtual)" if row.clock == "virtual" else "")
+        table.add_row(
+            plain(row.run),
+            plain(row.ended),
+            str(row.learners),
+            _figure(row.tokens, ","),
+            time,
+            _figure(row.tokens_per_s, ",.0f"),
+            _figure(row.bits_per_byte, ".3f"),
+            "-" if row.goodput is None else as_share(row.goodput),
+            _figure(row.bytes_per_token, ",.4g"),
+            _figure(row.commits, ","),
+            _figure(row.faults, ","),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH_NO_TERMINAL
+    console.print(table)
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,83 @@
+"""How `atoll status` and `atoll top` follow a run: its record, and a view that heartbeats and events keep current."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from atoll.cli.reading import opened
+
+if TYPE_CHECKING:
+    from atoll.base.clock import Clock
+    from atoll.bus.interface import Bus
+    from atoll.local.console import ConsolePicture
+    from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.timeline import TimedView
+    from atoll.run.watch import Watch
+    from atoll.settings import Settings
+    from atoll.wire.messages import RunRecord
+
+BEATS_HEARD: Final = 2.5
+"""How many heartbeats a verb waits for that looks once: two make a pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """A run that is followed; `began_s` is when that began, by `clock`, and `following` ends only by an error."""
+
+    run: str
+    bus: Bus
+    record: RunRecord
+    view: TimedView
+    watch: Watch
+    clock: Clock
+    began_s: float
+    following: asyncio.Task[None]
+
+    async def hear(self) -> None:
+        """Wait until every live process has been heard, and its pace is known."""
+        await asyncio.sleep(BEATS_HEARD * beat_s(self.record.protocol))
+
+    def picture(self) -> ConsolePicture:
+        """Return the run as it is now."""
+        from atoll.local.console import ConsolePicture  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+        return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
+
+
+def beat_s(protocol: ProtocolSettings) -> float:
+    """Return the longest interval between two signs of life that a live process may have, in seconds."""
+    from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
+    from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
+
+    return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
+
+
+@asynccontextmanager
+async def watched(settings: Settings, verb: str) -> AsyncIterator[WatchedRun]:
+    """Follow a run while the block runs; its event log has been read when that begins.
+
+    Raises:
+        SettingsError: nobody has founded the run.
+        AtollError: what ended the following.
+    """
+    from atoll.base.clock import SystemClock  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
+    from atoll.run.timeline import TimedView  # noqa: PLC0415
+    from atoll.run.watch import Watch  # noqa: PLC0415
+
+    clock, view = SystemClock(), TimedView()
+    async with opened(settings, verb) as bus:
+        record = await founded_run(bus, settings.run)
+        watch = Watch(bus, settings.run, view, clock)
+        following = asyncio.create_task(watch.follow())
+        try:
+            await watch.catch_up()
+            yield WatchedRun(settings.run, bus, record, view, watch, clock, clock.monotonic(), following)
+            if following.done():
+                following.result()
+        finally:
+            following.cancel()

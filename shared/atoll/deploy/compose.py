@@ -1,0 +1,130 @@
+"""A place as a compose file: each service in a container that is closed as far as it can be.
+
+Containers run as user 10001 of our images. Identities are files that nobody but their owner may read, so on the machine the
+folder `services` belongs to that number. The whole hub is on one host; only the ports of the broker's nodes are published, and
+to that host the monitor's. A region with a broker of its own is on one host, too, and publishes nothing. Its learners start
+beside a broker that the hub does not answer: docker calls that one unhealthy, and leaves it alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.services import (
+    DOOR,
+    LEAF_PORT,
+    MONITOR_PORT,
+    PORT,
+    RUN_FILE,
+    PlannedLeaf,
+    PlannedNode,
+    PlannedService,
+    leaf_command,
+    leaf_of,
+    node_command,
+    nodes,
+    services,
+)
+from atoll.deploy.texts import yaml
+
+HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
+
+  sudo chown -R {user} services       identities are their owner's alone, and the containers run as this one
+  docker compose up -d"""
+USER = "10001:10001"
+FOLDER = "/service"
+HEALTH = "/tmp/health"  # noqa: S108  (of a container)
+
+
+def compose_files(described: DeploymentDescription, place: str) -> dict[str, str]:
+    """Return the files of a place by their names."""
+    found: dict[str, Any] = {}
+    if place == HUB:
+        found |= {node.name: _node(described, node) for node in nodes(described)}
+    if (leaf := leaf_of(described, place)) is not None:
+        found[leaf.name] = _leaf(described, leaf)
+    found |= {one.name: _service(described, place, one) for one in services(described, place)}
+    volumes: dict[str, dict[str, Any]] = {
+        volume.partition(":")[0]: {} for one in found.values() for volume in one["volumes"] if volume[0] not in "./~"
+    }
+    tree = {"name": f"atoll-{described.run}-{place}".lower(), "services": found} | (
+        {"volumes": volumes} if volumes else {}
+    )
+    return {"compose.yml": yaml(tree, head=HEAD.format(run=described.run, place=place, user=USER))}
+
+
+def _hardened(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
+    """Return what every service has: no root, no rights, nothing to write but what it is given, and a health check."""
+    return {
+        "image": image,
+        "user": USER,
+        "read_only": True,
+        "tmpfs": ["/tmp:mode=1777,size=512m"],  # noqa: S108  (of a container)
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+        "restart": "unless-stopped",
+        "stop_grace_period": "60s",
+        "logging": {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}},
+        "healthcheck": {
+            "test": ["CMD", "atoll", "health", *heartbeat],
+            "interval": "10s",
+            "timeout": "5s",
+            "retries": 6,
+        }
+        | {"start_period": "60s"},
+        "deploy": {"resources": {"limits": {"memory": _bytes(memory), "pids": 256}}},
+    }
+
+
+def _node(described: DeploymentDescription, node: PlannedNode) -> dict[str, Any]:
+    image, memory = described.software.hub_image, described.hub.memory
+    return _hardened(image, memory, ["--file", HEALTH]) | {
+        "command": list(node_command(described, node, store="/data", keys="/door")),
+        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json"},
+        "ports": [f"{node.port}:{PORT}", *([f"{node.leaf_port}:{LEAF_PORT}"] if node.leaf_port else [])],
+        "volumes": [f"{node.name}:/data", f"./services/{DOOR}:/door:ro"],
+    }
+
+
+def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]:
+    image, memory = described.software.hub_image, described.hub.memory
+    return _hardened(image, memory, ["--file", HEALTH]) | {
+        "command": list(leaf_command(leaf, store="/data", keys="/door")),
+        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json"},
+        "volumes": [f"{leaf.name}:/data", f"./services/{leaf.name}:/door:ro"],
+    }
+
+
+def _service(described: DeploymentDescription, place: str, service: PlannedService) -> dict[str, Any]:
+    config = ["--config", f"{FOLDER}/{RUN_FILE}"]
+    mounts = [f"./services/{service.name}:{FOLDER}:ro"]
+    leaf = leaf_of(described, place)
+    waits = (
+        {leaf.name: {"condition": "service_started"}}
+        if leaf is not None
+        else {node.name: {"condition": "service_healthy"} for node in nodes(described)}
+    )
+    if service.kind == "learner":
+        region = described.regions[place]
+        mounts += [f"{service.name}:/state", f"{_here(region.data)}:/data:ro"]
+        made = _hardened(described.software.learner_image, region.memory, config)
+        made["deploy"]["resources"]["limits"]["cpus"] = region.cpus
+        made |= {"command": [service.verb, *config], "volumes": mounts}
+        return made if leaf is None else made | {"depends_on": waits}
+    made = _hardened(described.software.hub_image, described.hub.memory, config)
+    if service.kind == "reader":
+        mounts.append(f"{service.name}:/state")
+        made["ports"] = [f"127.0.0.1:{MONITOR_PORT}:{MONITOR_PORT}"]
+    return made | {"command": [service.verb, *config], "volumes": mounts, "depends_on": waits}
+
+
+def _here(path: str) -> str:
+    """Return a path as compose takes it for a folder and not for a volume."""
+    return path if path.startswith(("/", "./", "../", "~")) else f"./{path}"
+
+
+def _bytes(quantity: str) -> str:
+    """Return a size in compose's words."""
+    return quantity.removesuffix("i").lower()

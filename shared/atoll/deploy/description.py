@@ -1,0 +1,295 @@
+"""The description of a deployment: one TOML file that says where the parts of one run are.
+
+    run = "ocean"
+
+    [hub]                                   # the brokers and the synchronizers
+    hosts = ["hub-1.example.org", "hub-2.example.org", "hub-3.example.org"]
+    synchronizers = 2
+    target = "systemd"
+
+    [regions.eu]                            # learners eu-1 to eu-4, with a broker of their own and a synchronizer that adds up
+    learners = 4
+    target = "systemd"
+    broker = "leaf"
+    host = "eu-broker.example.org"
+    premerge = true
+
+    [settings]                              # what every process is told, as in any run file
+    model.size = "s"
+    protocol.fragments = 24
+
+A *place* is the hub or a region. A *service* is one process of a place: a broker's node, a synchronizer, a learner. Each place
+has one *target*, which says what starts its services. What follows from the description (names, addresses, settings of each
+service) is in `atoll.deploy.services`. Nothing in it is secret.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from atoll.base.errors import SettingsError
+from atoll.keys.certificates import check_hosts
+from atoll.keys.rights import premerger_of
+from atoll.settings.sections import Copies, Section
+from atoll.wire.subjects import token
+
+HUB: Final = "hub"
+TAKEN: Final = frozenset({HUB, "keys", "kubernetes", "broker", "synchronizer", "shard", "monitor"})
+"""What folders and services beside a region's are called. A learner `shard-1` would have the subjects of a shard."""
+PLACE_LETTERS_MAX: Final = 32
+_PLACE: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _network(text: str) -> str:
+    """Return a network in the form of Kubernetes; an address alone is a network of one."""
+    return str(ip_network(text))
+
+
+HubTarget = Literal["compose", "kubernetes", "systemd"]
+RegionTarget = Literal["compose", "kubernetes", "systemd", "skypilot"]
+Network = Annotated[str, AfterValidator(_network)]
+Quantity = Annotated[str, Field(pattern=f"^{_QUANTITY.pattern}$")]
+
+
+class HubPlace(Section):
+    """The hub.
+
+    Attributes:
+        hosts: the names or addresses by which learners reach the nodes of the broker: one for each node, or one for all.
+        nodes: nodes of the broker; without it as many as there are hosts. On one host each has the next port.
+        port: TCP port for clients, of the first node.
+        cluster_port: TCP port for the other nodes, of the first node.
+        leaf_port: TCP port for the brokers of regions, of the first node; opened if there are any.
+        synchronizers: how many synchronizers share the shards.
+        monitor: whether a monitor of the run is here, which serves its metrics and pages at port 9464.
+        target: what starts the services.
+        namespace: of Kubernetes.
+        service: how Kubernetes shows each node outside: the type of its Service.
+        storage: size of each node's volume in Kubernetes.
+        memory: memory of a node, and of a synchronizer; in regions, too.
+        sources: networks (CIDR) from which islands come; empty for everywhere.
+        addresses: networks (CIDR) in which the hosts are; empty for everywhere. Rules of Kubernetes know no names.
+    """
+
+    hosts: tuple[str, ...] = Field(min_length=1, max_length=5)
+    nodes: Copies | None = None
+    port: int = Field(default=4222, ge=1, le=65000)
+    cluster_port: int = Field(default=6222, ge=1, le=65000)
+    leaf_port: int = Field(default=7422, ge=1, le=65000)
+    synchronizers: int = Field(default=2, ge=1, le=64)
+    monitor: bool = False
+    target: HubTarget = "systemd"
+    namespace: str = "atoll"
+    service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "LoadBalancer"
+    storage: Quantity = "100Gi"
+    memory: Quantity = "2Gi"
+    sources: tuple[Network, ...] = ()
+    addresses: tuple[Network, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Return the number of nodes."""
+        return self.nodes or len(self.hosts)
+
+    @model_validator(mode="after")
+    def _fits(self) -> HubPlace:
+        if self.count not in (1, 3, 5):
+            raise ValueError(f"{self.count} nodes; 1, 3 or 5 can elect a leader without waste")
+        if len(self.hosts) not in (1, self.count):
+            raise ValueError(f"{len(self.hosts)} hosts for {self.count} nodes; name one for each, or one for all")
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError("two nodes have one host; for several nodes on one host name it once, and say `nodes`")
+        if self.target == "compose" and len(self.hosts) > 1:
+            raise ValueError("compose runs on one host; for several choose systemd or kubernetes")
+        if self.target == "kubernetes" and len(self.hosts) != self.count:
+            raise ValueError(
+                f"in Kubernetes each of {self.count} nodes is reached at an address of its own; name as many"
+            )
+        if len(self.hosts) < self.count and abs(self.port - self.cluster_port) < self.count:
+            raise ValueError(
+                f"port {self.port} and cluster_port {self.cluster_port} meet: {self.count} nodes are on one host"
+            )
+        check_hosts(self.hosts)
+        _check_namespace(self.namespace)
+        return self
+
+
+class RegionPlace(Section):
+    """One region: machines that have learners.
+
+    Attributes:
+        learners: how many learners; their ids are REGION-1, REGION-2 and so on.
+        target: what starts them.
+        broker: where they find the broker: at the `hub`, or a `leaf` of their own, which is a service of the region.
+        host: by which name or address learners reach the leaf, with systemd; in containers its name is REGION-broker.
+        port: TCP port of the leaf, with systemd.
+        storage: size of the leaf's volume in Kubernetes.
+        premerge: whether a synchronizer beside the leaf adds up what the learners send.
+        data: the token shards: a folder on the machines; in Kubernetes the name of a PersistentVolumeClaim; for SkyPilot also a
+            bucket (s3://bucket/corpus).
+        founds: whether these learners may found the run; a founder is trusted as a synchronizer is.
+        namespace: of Kubernetes.
+        gpus: accelerators of each learner, in Kubernetes.
+        accelerators: of each learner, in SkyPilot's words: "H100:8".
+        spot: whether SkyPilot takes machines that may be taken back.
+        memory: memory of a learner, in Kubernetes and compose.
+        cpus: processors of a learner, in Kubernetes and compose.
+        settings: what these learners are told beside the settings of all.
+    """
+
+    learners: int = Field(ge=1, le=1000)
+    target: RegionTarget = "systemd"
+    broker: Literal["hub", "leaf"] = "hub"
+    host: str = ""
+    port: int = Field(default=4222, ge=1, le=65535)
+    storage: Quantity = "100Gi"
+    premerge: bool = False
+    data: str = Field(default="corpus", min_length=1)
+    founds: bool = True
+    namespace: str = "atoll"
+    gpus: int = Field(default=0, ge=0, le=64)
+    accelerators: str = ""
+    spot: bool = True
+    memory: Quantity = "8Gi"
+    cpus: Quantity = "4"
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> RegionPlace:
+        _check_namespace(self.namespace)
+        if self.target == "kubernetes" and not _NAMESPACE.fullmatch(self.data):
+            raise ValueError(f"data is the name of a PersistentVolumeClaim in Kubernetes, got {self.data!r}")
+        if self.broker == "leaf" and self.target == "skypilot":
+            raise ValueError(
+                "SkyPilot's machines come and go, and a broker stays; take another target, or the hub's broker"
+            )
+        if self.premerge and self.broker == "hub":
+            raise ValueError(
+                'premerge needs broker = "leaf": without one, what is to be added up crosses the link first'
+            )
+        if self.broker == "leaf" and self.target == "systemd" and not self.host:
+            raise ValueError("learners reach the broker of their region by a name; give its host")
+        if self.host and (self.broker == "hub" or self.target != "systemd"):
+            raise ValueError("host is that of a leaf with systemd; in containers a leaf has the name REGION-broker")
+        check_hosts([self.host] if self.host else [])
+        return self
+
+
+class Software(Section):
+    """What is installed.
+
+    Attributes:
+        learner_image: image of learners, for Kubernetes and compose.
+        hub_image: image of brokers and synchronizers.
+        program: the `atoll` command on machines with systemd.
+        package: what pip installs on SkyPilot's machines: a requirement, or the address of a wheel.
+    """
+
+    learner_image: str = "atoll-learner:0.1.0"
+    hub_image: str = "atoll-synchronizer:0.1.0"
+    program: str = Field(default="/opt/atoll/bin/atoll", pattern=r"^/[\w./-]+$")
+    package: str = "atoll[learner]"
+
+
+class DeploymentDescription(Section):
+    """The whole description.
+
+    Attributes:
+        run: id of the run.
+        hub: the brokers and the synchronizers.
+        regions: the regions by name.
+        software: what is installed.
+        settings: what every process is told: the tables of a run file.
+    """
+
+    run: str
+    hub: HubPlace
+    regions: dict[str, RegionPlace] = Field(min_length=1, max_length=64)
+    software: Software = Software()
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("regions")
+    @classmethod
+    def _named(cls, regions: dict[str, RegionPlace]) -> dict[str, RegionPlace]:
+        for name in regions:
+            if not _PLACE.fullmatch(name) or len(name) > PLACE_LETTERS_MAX or name in TAKEN:
+                raise ValueError(
+                    f"{name!r} is no name of a region: up to {PLACE_LETTERS_MAX} small letters, digits and '-', "
+                    f"and not {', '.join(sorted(TAKEN))}"
+                )
+        return regions
+
+    @model_validator(mode="after")
+    def _fits(self) -> DeploymentDescription:
+        names = [name for place in self.regions for name in self._names(place)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two services would have one name: {', '.join(twice)}; rename a region")
+        hub, leaves = self.hub, any(region.broker == "leaf" for region in self.regions.values())
+        apart = hub.count if len(hub.hosts) < hub.count else 1
+        for name, port in (("port", hub.port), ("cluster_port", hub.cluster_port)):
+            if leaves and abs(port - hub.leaf_port) < apart:
+                raise ValueError(
+                    f"{name} {port} and leaf_port {hub.leaf_port} of the hub meet: one host has {apart} of each"
+                )
+        return self
+
+    def _names(self, place: str) -> list[str]:
+        """Return the names of identities and services in a region."""
+        region = self.regions[place]
+        learners = [f"{place}-{number}" for number in range(1, region.learners + 1)]
+        leaf = [place, leaf_name(place)] if region.broker == "leaf" else []
+        return [*learners, *leaf, *([premerger_of(place)] if region.premerge else [])]
+
+
+def leaf_name(place: str) -> str:
+    """Return the name of the service that is the broker of a region."""
+    return f"{place}-broker"
+
+
+def read_description(path: Path) -> DeploymentDescription:
+    """Return the description in a file.
+
+    Raises:
+        SettingsError: it cannot be read, is not TOML, has a name that does not exist or a value that cannot be.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            "cannot read the description", got=f"{path}: {error.strerror}", todo="check its path"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError("the description is not TOML", got=f"{path}: {error}", todo="correct the file") from error
+    try:
+        found = DeploymentDescription(**table)
+    except ValidationError as error:
+        raise _wrong(path, error) from error
+    token(found.run, "run id")
+    return found
+
+
+def _check_namespace(name: str) -> None:
+    if not _NAMESPACE.fullmatch(name):
+        raise ValueError(f"{name!r} is no namespace of Kubernetes: small letters, digits and '-'")
+
+
+def _wrong(path: Path, error: ValidationError) -> SettingsError:
+    """Return the first fault of a description, by its name in the file."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    todo = "see docs/how-to/deploy.md for what a description holds"
+    if first["type"] == "extra_forbidden":
+        return SettingsError(f"{path} has a name that no description has", got=name, todo=todo)
+    if first["type"] == "missing":
+        return SettingsError(f"{path} lacks what every description has", got=f"no {name}", todo=todo)
+    why = first["msg"].removeprefix("Value error, ")
+    got = first["input"] if not isinstance(first["input"], dict) else None
+    return SettingsError(f"{name or path} is wrong: {why}", got=got, todo=todo)

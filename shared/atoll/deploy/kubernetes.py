@@ -1,0 +1,400 @@
+"""A place as a kustomization of Kubernetes (1.28 or later), on top of a base that all places share.
+
+    kubernetes/base/                 nothing passes that no rule names; an account without rights
+    PLACE/services/                  kustomization of secrets and run files; the secrets are files, and no YAML holds one
+    PLACE/kustomization.yaml         what runs here, over the base
+
+Identities come as Secrets, which Kubernetes shows to a group, and a secret that others may read is none. So a first container
+copies them into memory, for the user of the service alone. A learner has no liveness probe: one that is cut off from the
+broker is unhealthy and trains on, and whoever kills it loses its steps. A Job brings back a learner whose machine was taken,
+and leaves alone one that has finished.
+
+The broker of a region is not well while the hub is away, and its learners need it then. So its probes look at its port alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.kubernetes_rules import base_files, learners_of, rules_of_hub, rules_of_region
+from atoll.deploy.services import (
+    CLUSTER,
+    CLUSTER_PORT,
+    DOOR,
+    IDENTITY_FILE,
+    LEAF_PORT,
+    MONITOR,
+    MONITOR_PORT,
+    NODES_SERVICE,
+    PORT,
+    RUN_FILE,
+    PlannedLeaf,
+    PlannedService,
+    leaf_command,
+    leaf_of,
+    nodes,
+    services,
+)
+from atoll.deploy.texts import yaml
+
+__all__ = ["base_files", "kubernetes_files"]
+USER: Final = 10001
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+RETRIES: Final = 2**31 - 1
+_HEALTH: Final = "/tmp/health"  # noqa: S108  (of a container)
+_HEAD: Final = "{run}, {place}: written by `atoll deploy render`; change the description and render again."
+_KUSTOMIZATION: Final = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+
+
+def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, str]:
+    """Return the files of a place by their names."""
+    head = _HEAD.format(run=described.run, place=place)
+    planned, leaf = services(described, place), leaf_of(described, place)
+    if place == HUB:
+        namespace = described.hub.namespace
+        documents = {
+            "brokers.yaml": [_brokers(described), _headless(), *_outside(described), _budget(CLUSTER, CLUSTER)],
+            "synchronizers.yaml": [
+                *(_deployment(described, one, "synchronizer") for one in planned if one.kind == "synchronizer"),
+                _budget("synchronizers", "synchronizer"),
+            ],
+            "rules.yaml": rules_of_hub(described),
+        }
+        if described.hub.monitor:
+            documents["monitor.yaml"] = _monitor(described, planned[-1])
+    else:
+        namespace = described.regions[place].namespace
+        learners = [one for one in planned if one.kind == "learner"]
+        premergers = [one for one in planned if one.kind == "premerger"]
+        documents = {
+            **({} if leaf is None else {"broker.yaml": [_leaf(described, leaf), _inside(leaf)]}),
+            **(
+                {"synchronizer.yaml": [_deployment(described, one, one.name) for one in premergers]}
+                if premergers
+                else {}
+            ),
+            "learners.yaml": [_learner(described, place, one) for one in learners],
+            "rules.yaml": rules_of_region(described, place),
+        }
+    overlay = {
+        **_KUSTOMIZATION,
+        "namespace": namespace,
+        "labels": [{"pairs": {"atoll/run": described.run, "atoll/place": place}}],
+        "resources": ["../kubernetes/base", *documents],
+    }
+    found = {name: yaml(*each, head=head) for name, each in documents.items()}
+    found["kustomization.yaml"] = yaml(overlay, head=f"{head}\nFirst: kubectl apply -k {place}/services")
+    found["services/kustomization.yaml"] = yaml(_given(place, namespace, planned, leaf), head=head)
+    return found
+
+
+def _given(place: str, namespace: str, planned: list[PlannedService], leaf: PlannedLeaf | None) -> dict[str, Any]:
+    """Return the kustomization of secrets and run files; their names stay, so a change of the roll restarts nobody."""
+    secrets = [{"name": one.name, "files": [f"{one.name}/{IDENTITY_FILE}"]} for one in planned]
+    door = ("roll.json", "broker.pem", "broker.key", "authority.pem")
+    if place == HUB:
+        secrets.append({"name": DOOR, "files": [f"{DOOR}/{name}" for name in door]})
+    if leaf is not None:
+        secrets.append({"name": leaf.name, "files": [f"{leaf.name}/{name}" for name in (*door, IDENTITY_FILE)]})
+    return {
+        **_KUSTOMIZATION,
+        "namespace": namespace,
+        "generatorOptions": {"disableNameSuffixHash": True},
+        "secretGenerator": secrets,
+        "configMapGenerator": [{"name": one.name, "files": [f"{one.name}/{RUN_FILE}"]} for one in planned],
+    }
+
+
+def _pod(role: str, name: str, container: dict[str, Any], volumes: list[dict[str, Any]], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the template of a pod that has no root, no rights and nothing to write but its volumes."""
+    closed = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    first = {one: {**each, "securityContext": closed} for one, each in more.pop("first", {}).items()}
+    spec = {
+        "serviceAccountName": "atoll",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 90,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **({"initContainers": list(first.values())} if first else {}),
+        "containers": [{**container, "securityContext": closed}],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "512Mi"}}, *volumes],
+        **more,
+    }
+    return {"metadata": {"labels": {"app": role, "atoll/service": name}}, "spec": spec}
+
+
+def _serving(role: str, service: PlannedService, container: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the template of a pod whose service has an identity and a run file."""
+    volumes = [
+        {"name": "service", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {
+            "name": "given",
+            "projected": {
+                "defaultMode": 0o440,
+                "sources": [{"configMap": {"name": service.name}}, {"secret": {"name": service.name}}],
+            },
+        },
+        *more.pop("volumes", ()),
+    ]
+    # Kubernetes shows secrets to the group of the pod; a copy of our own is ours alone.
+    copying = {
+        "name": "given",
+        "image": container["image"],
+        "command": ["install", "-m", "0600", f"/given/{IDENTITY_FILE}", f"/given/{RUN_FILE}", "/service/"],
+        "volumeMounts": [{"name": "given", "mountPath": "/given", "readOnly": True}, _mount("service", "/service")],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+    }
+    container = {
+        **container,
+        "args": [service.verb, "--config", f"/service/{RUN_FILE}"],
+        "volumeMounts": [_mount("tmp", "/tmp"), _mount("service", "/service"), *container["volumeMounts"]],  # noqa: S108
+    }
+    return _pod(role, service.name, container, volumes, first={"given": copying}, **more)
+
+
+def _mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def _probe(age_s: int, failures: int, *words: str) -> dict[str, Any]:
+    """Return a probe that fails once a service has shown no life for `age_s`, so many times."""
+    command = ["atoll", "health", "--age", str(age_s), *words]
+    return {"exec": {"command": command}, "periodSeconds": 15, "timeoutSeconds": 10, "failureThreshold": failures}
+
+
+def _brokers(described: DeploymentDescription) -> dict[str, Any]:
+    """Return the nodes; the number of a node is that of its pod, and its volume is its own for good."""
+    hub = described.hub
+    file = ("--file", _HEALTH)
+    args = ["broker", "--host", "0.0.0.0", "--store", "/data", "--keys", "/door"]  # noqa: S104  (of a container)
+    if leaves := any(node.leaf_port for node in nodes(described)):
+        args += ["--leaf-port", str(LEAF_PORT)]
+    if hub.count > 1:
+        # Each node names them all, itself too: the server passes over a route to itself.
+        routes = [f"nats://{CLUSTER}-{node.number}.{NODES_SERVICE}:{CLUSTER_PORT}" for node in nodes(described)]
+        args += ["--cluster", CLUSTER, "--node", "$(NODE)", *(word for one in routes for word in ("--route", one))]
+    container = {
+        "name": "broker",
+        "image": described.software.hub_image,
+        "args": args,
+        "env": [
+            {"name": "ATOLL_HEALTH_FILE", "value": _HEALTH},
+            {"name": "ATOLL_LOG__FORMAT", "value": "json"},
+            {
+                "name": "NODE",
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
+            },
+        ],
+        "ports": [
+            {"name": "clients", "containerPort": PORT},
+            {"name": "nodes", "containerPort": CLUSTER_PORT},
+            *([{"name": "leaves", "containerPort": LEAF_PORT}] if leaves else []),
+        ],
+        "volumeMounts": [_mount("tmp", "/tmp"), _mount("data", "/data"), _mount("door", "/door", read_only=True)],  # noqa: S108
+        "resources": {"requests": {"cpu": "1", "memory": hub.memory}, "limits": {"memory": hub.memory}},
+        # A node with much to recover serves late; one that is frozen is started anew by `atoll broker` itself.
+        "startupProbe": _probe(15, 80, *file),
+        "readinessProbe": _probe(15, 2, *file),
+        "livenessProbe": _probe(60, 8, *file),
+    }
+    door = {"name": "door", "secret": {"secretName": DOOR, "defaultMode": 0o440}}
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    pod = _pod(CLUSTER, CLUSTER, container, [door], topologySpreadConstraints=[{**spread, **_selected(CLUSTER)}])
+    more = {"replicas": hub.count, "ordinals": {"start": 1}, "podManagementPolicy": "Parallel"}
+    return _stateful(CLUSTER, NODES_SERVICE, pod, hub.storage, more)
+
+
+def _stateful(name: str, service: str, pod: dict[str, Any], storage: str, more: dict[str, Any]) -> dict[str, Any]:
+    """Return a StatefulSet whose pods each have a volume `data` of their own."""
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage}}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {
+            "serviceName": service,
+            **more,
+            "selector": {"matchLabels": {"app": name}},
+            "template": pod,
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+        },
+    }
+
+
+def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]:
+    """Return the broker of a region; it follows the door that it is given, and has a copy of its identity."""
+    hub, image = described.hub, described.software.hub_image
+    copying = {
+        "name": "given",
+        "image": image,
+        "command": ["install", "-m", "0600", f"/door/{IDENTITY_FILE}", "/service/"],
+        "volumeMounts": [_mount("door", "/door", read_only=True), _mount("service", "/service")],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+    }
+    answers = {"tcpSocket": {"port": PORT}, "periodSeconds": 15, "timeoutSeconds": 10}
+    container = {
+        "name": "broker",
+        "image": image,
+        "args": list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}")),
+        "env": [{"name": "ATOLL_HEALTH_FILE", "value": _HEALTH}, {"name": "ATOLL_LOG__FORMAT", "value": "json"}],
+        "ports": [{"name": "clients", "containerPort": PORT}],
+        "volumeMounts": [
+            _mount("tmp", "/tmp"),  # noqa: S108
+            _mount("data", "/data"),
+            _mount("door", "/door", read_only=True),
+            _mount("service", "/service"),
+        ],
+        "resources": {"requests": {"cpu": "1", "memory": hub.memory}, "limits": {"memory": hub.memory}},
+        "startupProbe": {**answers, "failureThreshold": 80},
+        "readinessProbe": {**answers, "failureThreshold": 2},
+        "livenessProbe": {**answers, "failureThreshold": 8},
+    }
+    volumes = [
+        {"name": "door", "secret": {"secretName": leaf.name, "defaultMode": 0o440}},
+        {"name": "service", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+    ]
+    pod = _pod(leaf.name, leaf.name, container, volumes, first={"given": copying})
+    return _stateful(leaf.name, leaf.name, pod, described.regions[leaf.place].storage, {"replicas": 1})
+
+
+def _inside(leaf: PlannedLeaf) -> dict[str, Any]:
+    """Return the Service by whose name the learners of a region reach their broker."""
+    spec = {"selector": {"app": leaf.name}, "ports": [{"name": "clients", "port": PORT, "targetPort": PORT}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": leaf.name}, "spec": spec}
+
+
+def _selected(role: str) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": {"app": role}}}
+
+
+def _headless() -> dict[str, Any]:
+    """Return the Service that gives each node a name, also before it is ready: the nodes find each other by it."""
+    ports = [{"name": "clients", "port": PORT}, {"name": "nodes", "port": CLUSTER_PORT}]
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": CLUSTER}, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NODES_SERVICE}, "spec": spec}
+
+
+def _outside(described: DeploymentDescription) -> list[dict[str, Any]]:
+    """Return a Service for each node by which islands of other places reach it, and the name that must lead there."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": f"{CLUSTER}-{node.number}",
+                "annotations": {"external-dns.alpha.kubernetes.io/hostname": node.host},
+            },
+            "spec": {
+                "type": described.hub.service,
+                "selector": {"statefulset.kubernetes.io/pod-name": f"{CLUSTER}-{node.number}"},
+                "ports": [
+                    {"name": "clients", "port": described.hub.port, "targetPort": PORT},
+                    *([{"name": "leaves", "port": node.leaf_port, "targetPort": LEAF_PORT}] if node.leaf_port else []),
+                ],
+            },
+        }
+        for node in nodes(described)
+    ]
+
+
+def _budget(name: str, role: str) -> dict[str, Any]:
+    """Return the rule that maintenance takes one at a time."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": role}}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+
+
+def _monitor(described: DeploymentDescription, service: PlannedService) -> list[dict[str, Any]]:
+    """Return the monitor, and the Service by which a Prometheus of the cluster finds it."""
+    container = {
+        "name": MONITOR,
+        "ports": [{"name": "metrics", "containerPort": MONITOR_PORT}],
+        "volumeMounts": [_mount("state", "/state")],
+    }
+    # Its journal goes with its pod: the run's event log has the events, a Prometheus the metrics.
+    state = {"name": "state", "emptyDir": {"sizeLimit": "2Gi"}}
+    spec = {"selector": {"app": MONITOR}, "ports": [{"name": "metrics", "port": MONITOR_PORT}]}
+    return [
+        _deployment(described, service, MONITOR, volumes=[state], container=container),
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": MONITOR}, "spec": spec},
+    ]
+
+
+def _deployment(
+    described: DeploymentDescription,
+    service: PlannedService,
+    role: str,
+    *,
+    container: Mapping[str, Any] = NOTHING,
+    **more: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    """Return a service of which there is one, started anew wherever there is room: it holds nothing of its own."""
+    config = ("--config", f"/service/{RUN_FILE}")
+    container = {
+        "name": "synchronizer",
+        "image": described.software.hub_image,
+        "volumeMounts": [],
+        **container,
+        "resources": {
+            "requests": {"cpu": "1", "memory": described.hub.memory},
+            "limits": {"memory": described.hub.memory},
+        },
+        "startupProbe": _probe(15, 40, *config),
+        "readinessProbe": _probe(15, 2, *config),
+        # A synchronizer holds nothing that the broker does not have: after minutes without an answer a new one may do better.
+        "livenessProbe": _probe(120, 8, *config),
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": service.name},
+        "spec": {
+            "replicas": 1,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "selector": {"matchLabels": {"app": role, "atoll/service": service.name}},
+            "template": _serving(role, service, container, **more),
+        },
+    }
+
+
+def _learner(described: DeploymentDescription, place: str, service: PlannedService) -> dict[str, Any]:
+    region = described.regions[place]
+    gpus = {"nvidia.com/gpu": region.gpus} if region.gpus else {}
+    container = {
+        "name": "learner",
+        "image": described.software.learner_image,
+        "volumeMounts": [_mount("state", "/state"), _mount("corpus", "/data", read_only=True)],
+        "resources": {
+            "requests": {"cpu": region.cpus, "memory": region.memory, **gpus},
+            "limits": {"memory": region.memory, **gpus},
+        },
+        "readinessProbe": _probe(15, 2, "--config", f"/service/{RUN_FILE}"),
+    }
+    volumes = [
+        # A learner that comes back on another machine asks a peer for its inner state.
+        {"name": "state", "emptyDir": {}},
+        {"name": "corpus", "persistentVolumeClaim": {"claimName": region.data, "readOnly": True}},
+    ]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": service.name},
+        "spec": {
+            "backoffLimit": RETRIES,
+            "completions": 1,
+            "parallelism": 1,
+            # The former one must be gone: two processes of one learner id refuse each other.
+            "podReplacementPolicy": "Failed",
+            "template": _serving(
+                learners_of(described, place), service, container, volumes=volumes, restartPolicy="OnFailure"
+            ),
+        },
+    }

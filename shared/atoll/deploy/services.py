@@ -1,0 +1,316 @@
+"""What follows from a description: the services of each place, their names, addresses and settings.
+
+Every service has a folder of its own with a run file and, if it is not a broker's node, an identity. The broker of a region has
+a door and an identity there, and no run file. A run file names its identity relative to itself, so the two can lie anywhere
+together. What the description decides (who we are, where the broker is) cannot be set in its tables of settings: two answers to
+one question would be one too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atoll.base.errors import SettingsError
+from atoll.deploy.description import HUB, DeploymentDescription, RegionPlace, leaf_name
+from atoll.keys.rights import Kind, premerger_of
+
+CLUSTER: Final = "hub"
+NODES_SERVICE: Final = "hub-nodes"
+IDENTITY_FILE: Final = "identity.toml"
+RUN_FILE: Final = "atoll.toml"
+DOOR: Final = "broker"
+PORT: Final = 4222
+CLUSTER_PORT: Final = 6222
+LEAF_PORT: Final = 7422
+"""The ports that a node has if nothing else is said; in containers always these."""
+DECIDED: Final = (
+    "run",
+    "broker.url",
+    "broker.identity",
+    "broker.replicas",
+    "learner.id",
+    "learner.region",
+    "synchronizer.region",
+    "health_file",
+    "stay",
+    "data.dir",
+    "monitor.folder",
+    "monitor.port",
+)
+MONITOR: Final = "monitor"
+MONITOR_PORT: Final = 9464
+CONTAINED: Final = ("compose", "kubernetes")
+STATE: Final = {"compose": "/state", "kubernetes": "/state", "skypilot": "state"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """Node `number` of the broker: where clients, the other nodes and leaves reach it; without leaves, `leaf_port` is 0."""
+
+    number: int
+    host: str
+    port: int
+    cluster_port: int
+    leaf_port: int
+
+    @property
+    def name(self) -> str:
+        """Return the name of its service."""
+        return f"broker-{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Return its address for islands."""
+        return f"tls://{_bracketed(self.host)}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLeaf:
+    """The broker of a region: where its learners reach it, and where it reaches the hub."""
+
+    place: str
+    host: str
+    port: int
+    hubs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the name of its service."""
+        return leaf_name(self.place)
+
+    @property
+    def address(self) -> str:
+        """Return its address for the services of its region."""
+        return f"tls://{_bracketed(self.host)}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    """One process with an identity: its name, which is that of the identity, its kind and its run file as tables."""
+
+    name: str
+    kind: Kind
+    settings: Mapping[str, Any]
+
+    @property
+    def verb(self) -> str:
+        """Return the verb of `atoll` that is this service."""
+        return {"learner": "learner", "reader": MONITOR}.get(self.kind, "synchronizer")
+
+
+def nodes(described: DeploymentDescription) -> list[PlannedNode]:
+    """Return the nodes of the broker."""
+    hub, shared = described.hub, len(described.hub.hosts) < described.hub.count
+    leaves = any(region.broker == "leaf" for region in described.regions.values())
+    return [
+        PlannedNode(
+            number,
+            hub.hosts[0 if shared else number - 1],
+            hub.port + (number - 1 if shared else 0),
+            hub.cluster_port + (number - 1 if shared else 0),
+            hub.leaf_port + (number - 1 if shared else 0) if leaves else 0,
+        )
+        for number in range(1, hub.count + 1)
+    ]
+
+
+def leaf_of(described: DeploymentDescription, place: str) -> PlannedLeaf | None:
+    """Return the broker of a place that is a region with one of its own."""
+    region = described.regions.get(place)
+    if region is None or region.broker == "hub":
+        return None
+    contained = region.target in CONTAINED
+    hubs = tuple(f"tls://{_bracketed(node.host)}:{node.leaf_port}" for node in nodes(described))
+    return PlannedLeaf(place, leaf_name(place) if contained else region.host, PORT if contained else region.port, hubs)
+
+
+def inside(described: DeploymentDescription, node: PlannedNode) -> str:
+    """Return the name by which the services of the hub reach a node."""
+    names = {"kubernetes": f"{CLUSTER}-{node.number}.{NODES_SERVICE}", "compose": node.name}
+    return names.get(described.hub.target, node.host)
+
+
+def broker_url(described: DeploymentDescription, place: str) -> str:
+    """Return the address of the broker for the services of a place."""
+    found, leaf = nodes(described), leaf_of(described, place)
+    if leaf is not None:
+        return leaf.address
+    if place != HUB or described.hub.target == "systemd":
+        return ",".join(node.address for node in found)
+    return ",".join(f"tls://{inside(described, node)}:{PORT}" for node in found)
+
+
+def hosts_of_broker(described: DeploymentDescription) -> list[str]:
+    """Return all names and addresses that the broker's certificate must have."""
+    names = [name for node in nodes(described) for name in (node.host, inside(described, node))]
+    return list(dict.fromkeys([*names, "127.0.0.1"]))
+
+
+def places(described: DeploymentDescription) -> dict[str, str]:
+    """Return the target of each place, the hub first."""
+    return {HUB: described.hub.target} | {name: region.target for name, region in described.regions.items()}
+
+
+def services(described: DeploymentDescription, place: str) -> list[PlannedService]:
+    """Return the services of a place that have an identity.
+
+    Raises:
+        SettingsError: a table of settings sets what the description decides.
+    """
+    if place == HUB:
+        names = [f"synchronizer-{number}" for number in range(1, described.hub.synchronizers + 1)]
+        target = described.hub.target
+        stays = target != "systemd"
+        told = [
+            PlannedService(name, "synchronizer", _told(described, place, name, target, stay=stays)) for name in names
+        ]
+        return [*told, *([PlannedService(MONITOR, "reader", _monitor(described))] if described.hub.monitor else [])]
+    region = described.regions[place]
+    found = [
+        PlannedService(name, "learner", _learner(described, place, name, region))
+        for name in (f"{place}-{number}" for number in range(1, region.learners + 1))
+    ]
+    if region.premerge:
+        name = premerger_of(place)
+        found.append(PlannedService(name, "premerger", _premerger(described, place, name, region)))
+    return found
+
+
+def kinds(described: DeploymentDescription, place: str) -> dict[str, Kind]:
+    """Return the kind of each service of a place that has an identity, by its name."""
+    return {service.name: service.kind for service in services(described, place)}
+
+
+def identities(described: DeploymentDescription, place: str) -> dict[str, Kind]:
+    """Return the identities of a place, by name: those of its services, and of its broker, which has the region's name."""
+    own: dict[str, Kind] = {} if leaf_of(described, place) is None else {place: "region"}
+    return kinds(described, place) | own
+
+
+def founders(described: DeploymentDescription) -> set[str]:
+    """Return the learners that may found the run, and the regions through which they do."""
+    return {
+        name for place, region in described.regions.items() if region.founds for name in identities(described, place)
+    }
+
+
+def _learner(described: DeploymentDescription, place: str, name: str, region: RegionPlace) -> dict[str, Any]:
+    told = _told(described, place, name, region.target, stay=region.target == "compose", more=region.settings)
+    state = STATE.get(region.target, f"/var/lib/{unit(described, name)}")
+    mounted = region.target in ("compose", "kubernetes") or "://" in region.data
+    data = "/data" if mounted else region.data
+    learner = {"checkpoint_dir": f"{state}/checkpoints", "compile_cache": f"{state}/jax", **told.get("learner", {})}
+    learner |= {"region": place} if region.premerge else {}
+    return told | {"learner": {"id": name, **learner}, "data": {**told.get("data", {}), "dir": data}}
+
+
+def _premerger(described: DeploymentDescription, place: str, name: str, region: RegionPlace) -> dict[str, Any]:
+    told = _told(described, place, name, region.target, stay=region.target in CONTAINED)
+    # It owns no shard, and rebuilds no run.
+    kept = {key: value for key, value in told.get("synchronizer", {}).items() if key not in ("shard", "restore")}
+    return told | {"synchronizer": {**kept, "region": place}}
+
+
+def _monitor(described: DeploymentDescription) -> dict[str, Any]:
+    """Return the tables of the monitor; in a container it serves outside, where its engine says who reaches it.
+
+    A Prometheus reaches it there by the name of its service, which it has to know as one of its own.
+    """
+    target = described.hub.target
+    told = _told(described, HUB, MONITOR, target, stay=target != "systemd")
+    own = {"folder": f"{STATE.get(target, f'/var/lib/{unit(described, MONITOR)}')}/records", "port": MONITOR_PORT}
+    if target in CONTAINED:
+        given = told.get("monitor", {}).get("names", ())
+        named = (given,) if isinstance(given, str) else given
+        own |= {"host": "0.0.0.0", "names": [*_monitor_names(described), *named]}  # noqa: S104  (see above)
+    return merged(told, {"monitor": own})
+
+
+def _monitor_names(described: DeploymentDescription) -> list[str]:
+    """Return the names of the monitor's service: in compose one, in Kubernetes also those by which other namespaces ask."""
+    if described.hub.target == "compose":
+        return [MONITOR]
+    there = f"{MONITOR}.{described.hub.namespace}"
+    return [MONITOR, there, f"{there}.svc", f"{there}.svc.cluster.local"]
+
+
+def _told(
+    described: DeploymentDescription,
+    place: str,
+    name: str,
+    target: str,
+    *,
+    stay: bool,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the tables of a service's run file, its own settings above those of all."""
+    given = merged(merged({"log": {"format": "json"}}, described.settings), more or {})
+    if wrong := next((one for one in DECIDED if _has(given, one)), None):
+        raise SettingsError(
+            "the description itself decides this setting", got=f"{wrong} in the settings of {place}", todo="take it out"
+        )
+    broker = {"url": broker_url(described, place), "identity": IDENTITY_FILE, "replicas": described.hub.count}
+    health = {"systemd": f"/run/{unit(described, name)}/health", "skypilot": "health"}.get(target, "/tmp/health")  # noqa: S108
+    return merged(given, {"run": described.run, "stay": stay, "health_file": health, "broker": broker})
+
+
+def unit(described: DeploymentDescription, name: str) -> str:
+    """Return the name of a service on a machine that may have those of other runs."""
+    return f"atoll-{described.run}-{name}"
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two trees of tables as one; `over` wins."""
+    found = dict(under)
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def _has(tables: Mapping[str, Any], name: str) -> bool:
+    here: Any = tables
+    for key in name.split("."):
+        if not isinstance(here, Mapping) or key not in here:
+            return False
+        here = here[key]
+    return True
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def node_command(described: DeploymentDescription, node: PlannedNode, **paths: str) -> Iterator[str]:
+    """Yield the words that start a node with `store` and `keys` at these paths, as its own machine knows the others."""
+    yield from ("broker", "--host", "0.0.0.0")  # noqa: S104  (islands come from outside)
+    for flag, path in paths.items():
+        yield from (f"--{flag}", path)
+    contained = described.hub.target != "systemd"
+    if not contained and node.port != PORT:
+        yield from ("--port", str(node.port))
+    if node.leaf_port:
+        yield from ("--leaf-port", str(LEAF_PORT if contained else node.leaf_port))
+    if described.hub.count == 1:
+        return
+    yield from ("--cluster", CLUSTER, "--node", str(node.number))
+    if not contained and node.cluster_port != CLUSTER_PORT:
+        yield from ("--cluster-port", str(node.cluster_port))
+    for other in nodes(described):
+        if other.number != node.number:
+            port = CLUSTER_PORT if contained else other.cluster_port
+            yield from ("--route", f"nats://{_bracketed(inside(described, other))}:{port}")
+
+
+def leaf_command(leaf: PlannedLeaf, *, store: str, keys: str, identity: str = "") -> Iterator[str]:
+    """Yield the words that start the broker of a region, with its data, its door and its identity at these paths.
+
+    Without a path of its own the identity is in the door's folder.
+    """
+    yield from ("broker", "--host", "0.0.0.0", "--store", store)  # noqa: S104  (learners come from outside)
+    yield from ("--keys", keys, "--identity", identity or f"{keys}/{IDENTITY_FILE}")
+    if leaf.port != PORT:
+        yield from ("--port", str(leaf.port))
+    yield from ("--leaf-of", ",".join(leaf.hubs))

@@ -1,0 +1,105 @@
+"""A place as units of systemd: one for each service, the same on every machine of the place.
+
+A unit starts again what fails and not what has finished. After a boot it starts a service whose run is over once more, which
+finds that out and leaves. Units write only below /var/lib and /run, into folders of their own that systemd makes. Their
+identities are files of the user `atoll` in /etc/atoll: systemd's own credentials are opened to that user by an access list,
+whose mask looks as if a group might read them, and such a file is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit
+
+USER: Final = "atoll"
+_UNIT: Final = """# Written by `atoll deploy render`; change the description and render again.
+[Unit]
+Description=Atoll {run}: {name}
+Documentation=https://arxiv.org/abs/2604.21428
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User={user}
+Group={user}
+ExecStart={command}
+Restart=on-failure
+RestartSec=5s
+KillMode=mixed
+TimeoutStopSec={stop_s}
+{environment}StateDirectory={unit}
+StateDirectoryMode=0700
+RuntimeDirectory={unit}
+RuntimeDirectoryMode=0755
+UMask=0077
+LimitNOFILE=65536
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome={home}
+PrivateTmp=yes
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectKernelLogs=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str]:
+    """Return the files of a place by their names."""
+    found = {}
+    if place == HUB:
+        for node in nodes(described):
+            name = unit(described, node.name)
+            words = list(node_command(described, node, store=f"/var/lib/{name}", keys=f"{etc(described)}/{DOOR}"))
+            found[f"{name}.service"] = _unit(described, node.name, words, _broker_environment(name))
+    if (leaf := leaf_of(described, place)) is not None:
+        name = unit(described, leaf.name)
+        words = list(leaf_command(leaf, store=f"/var/lib/{name}", keys=f"{etc(described)}/{leaf.name}"))
+        found[f"{name}.service"] = _unit(described, leaf.name, words, _broker_environment(name))
+    for service in services(described, place):
+        words = [service.verb, "--config", f"{etc(described)}/{service.name}/{RUN_FILE}"]
+        found[f"{unit(described, service.name)}.service"] = _unit(described, service.name, words)
+    return found
+
+
+def etc(described: DeploymentDescription) -> str:
+    """Return the folder on a machine that has the folders of its services."""
+    return f"/etc/atoll/{described.run}"
+
+
+def _broker_environment(name: str) -> str:
+    """Return the line that tells the broker of a unit what a run file tells others."""
+    return f"Environment=ATOLL_HEALTH_FILE=/run/{name}/health ATOLL_LOG__FORMAT=json\n"
+
+
+def _unit(described: DeploymentDescription, name: str, words: Sequence[str], environment: str = "") -> str:
+    return _UNIT.format(
+        run=described.run,
+        name=name,
+        user=USER,
+        command=" ".join((described.software.program, *words)),
+        # A learner pushes what it has; a node of the broker hands its leaders over.
+        stop_s="90s",
+        environment=environment,
+        unit=unit(described, name),
+        # Token shards may be in somebody's home.
+        home="read-only",
+    )

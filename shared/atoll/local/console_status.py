@@ -1,0 +1,75 @@
+"""From a moment of a run to its status, and to the lines that `atoll status` prints without `--json`: pure."""
+
+from __future__ import annotations
+
+from atoll.local.console import status_line
+from atoll.local.console_tables import TopMoment, heading, standing_at
+from atoll.run.links import byte_ledger
+from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
+from atoll.run.view import LearnerView
+
+
+def status_of(moment: TopMoment, broker: str) -> RunStatus:
+    """Return the status of a run at a moment; `broker` is the address that answered."""
+    picture, view = moment.picture, moment.picture.view
+    standing = standing_at(moment)
+    learners = tuple(_learner(moment, learner) for _, learner in sorted(view.learners.items()))
+    lags = [each.lag_versions for each in learners if each.state == "training" and each.lag_versions is not None]
+    owners = {shard: host for host in picture.hosts() for shard in host.owns}
+    shards = []
+    for shard in range(picture.protocol.shards):
+        owner = owners.get(shard)
+        heard_s = None if owner is None or owner.heard_s is None else picture.now_s - owner.heard_s
+        shards.append(ShardStatus(shard=shard, served=owner is not None, heard_s=_rounded(heard_s)))
+    return RunStatus(
+        run=picture.run,
+        standing=standing.word,
+        waits_for=standing.waits_for,
+        unheard=standing.unheard,
+        broker=broker,
+        tokens=view.run_tokens,
+        tokens_target=picture.target,
+        tokens_per_s=round(picture.tokens_per_s, 3),
+        commits=view.commits,
+        quorum=picture.protocol.quorum,
+        bits_per_byte=view.validations[-1].validation.bits_per_byte if view.validations else None,
+        goodput=_rounded(picture.goodput),
+        bytes_per_token=_rounded(byte_ledger(view, picture.protocol.fragments).per_token("learner")),
+        lag_versions_max=max(lags, default=None),
+        faults=moment.timeline.faults,
+        learners=learners,
+        shards=tuple(shards),
+        fragments=tuple(
+            FragmentStatus(fragment=fragment, version=known.version, contributors=known.contributors)
+            for fragment, known in sorted(view.fragments.items())
+        ),
+        quarantined=tuple(sorted({told.learner for told in view.quarantined})),
+    )
+
+
+def status_lines(moment: TopMoment) -> str:
+    """Return what a person reads: what the run does and waits for, and the run in one line."""
+    return f"{heading(moment)}\n{status_line(moment.picture)}"
+
+
+def _learner(moment: TopMoment, learner: LearnerView) -> LearnerStatus:
+    life, told = learner.latest, learner.told
+    heard_at_s = moment.heard_at_s(learner)
+    heard_s = None if heard_at_s is None else max(0.0, moment.wall_s - heard_at_s)
+    return LearnerStatus(
+        learner=learner.learner,
+        state=moment.state(learner),
+        incarnation=0 if life is None else life.incarnation,
+        tokens=learner.tokens,
+        step=None if told is None else told.step,
+        step_s=None if told is None else told.step_s,
+        loss=None if told is None else told.loss,
+        tokens_per_s=None if told is None else told.tokens_per_s,
+        overhead=None if told is None else told.overhead,
+        lag_versions=None if told is None else told.lag_versions,
+        heard_s=_rounded(heard_s),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,398 @@
+"""What `atoll top` shows of a run: its numbers, and one table for each panel. Pure: from a moment to texts.
+
+    TopMoment ──► numbers, heading           the lines above the panels
+              ──► one of PANELS              columns, rows, and what a row says in full below the table
+
+A column has a rank. On a narrow terminal columns of high rank are left out until the others fit (`fitting`), so no cell is
+cut. What is left out stands in the row's detail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.base.units import as_bytes, as_count, as_duration, as_time
+from atoll.local.console import ConsolePicture
+from atoll.run.links import byte_ledger, name_of
+from atoll.run.standing import Standing, heard_at_s, standing_of
+from atoll.run.timeline import Timeline, TimeMark
+from atoll.run.view import HostView, LearnerView, RoundLine
+
+ROUNDS_SHOWN: Final = 200
+LEARNERS_MAPPED: Final = 64
+FRAGMENTS_MAPPED: Final = 256
+ROUNDS_SEARCHED: Final = 20
+"""For the map: how many of the newest rounds are searched for contributions, for each fragment."""
+GAP: Final = 2
+UNKNOWN: Final = "-"
+MARK_STYLES: Final = {"fault": "red", "recovery": "green", "change": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class TopMoment:
+    """A run at one moment.
+
+    `timeline` is that of the same run. `wall_s` is the moment of `picture.now_s` by date. `closing` says that the run record is
+    closed. `unanswered_s` is for how long the broker has not answered.
+    """
+
+    picture: ConsolePicture
+    timeline: Timeline
+    wall_s: float
+    closing: bool = False
+    unanswered_s: float = 0.0
+
+    def state(self, learner: LearnerView) -> str:
+        """Return what a learner does; a life that only the event log tells of is silent, unless it or we began just now."""
+        life = learner.latest
+        if life is None or life.left or life.beat is not None:
+            return self.picture.state(learner)
+        if life.joined_at_s is not None and self.wall_s - life.joined_at_s <= self.picture.silence_s:
+            return "joining"
+        return "silent" if self.picture.has_listened and not self.has_ended else "ended"
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the run has reached its end."""
+        return self.closing or 0 < self.picture.target <= self.picture.view.run_tokens
+
+    def heard_at_s(self, learner: LearnerView) -> float | None:
+        """Return when a learner was last heard, by date."""
+        return heard_at_s(learner, self.wall_s - self.picture.now_s)
+
+    def ago(self, at_s: float | None) -> str:
+        """Return how long ago a wall time was."""
+        return UNKNOWN if at_s is None else as_time(round(max(0.0, self.wall_s - at_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text, what it is sorted by, and its colour (a name of rich); colour never says what the text does not."""
+
+    text: str
+    key: float | str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading; columns of high rank are left out first, those of rank 0 never."""
+
+    name: str
+    rank: int = 0
+    right: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cells of a row, its name among the rows of its panel, and all that is known of it in words."""
+
+    key: str
+    cells: tuple[Cell, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A table, and what stands in its place while it is empty."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    empty: str
+
+
+def heading(moment: TopMoment) -> str:
+    """Return the run's name, what it does and what it waits for."""
+    if moment.unanswered_s:
+        return f"{moment.picture.run}: the broker has not answered for {as_time(round(moment.unanswered_s))}"
+    return f"{moment.picture.run}: {standing_at(moment).told}"
+
+
+def standing_at(moment: TopMoment) -> Standing:
+    """Return how the run stands."""
+    picture = moment.picture
+    states = [moment.state(learner) for learner in picture.view.learners.values()]
+    owned = {shard for host in picture.hosts() for shard in host.owns}
+    unheard = tuple(
+        f"{name} for {moment.ago(moment.heard_at_s(learner))}"
+        for name, learner in sorted(picture.view.learners.items())
+        if moment.state(learner) == "silent"
+    )
+    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard)
+
+
+def numbers(moment: TopMoment) -> list[tuple[str, str]]:
+    """Return the run in numbers, each with its name."""
+    picture, view = moment.picture, moment.picture.view
+    per_token = byte_ledger(view, picture.protocol.fragments).per_token("learner")
+    training = sum(moment.state(learner) == "training" for learner in view.learners.values())
+    of = f" of {as_count(picture.target)}" if picture.target else ""
+    told = [
+        ("bits/byte", f"{view.validations[-1].validation.bits_per_byte:.3f}" if view.validations else UNKNOWN),
+        ("tokens", f"{as_count(view.run_tokens)}{of}"),
+        ("tokens/s", as_count(round(picture.tokens_per_s))),
+        ("goodput", UNKNOWN if picture.goodput is None else f"{100 * picture.goodput:.0f}%"),
+        ("training", f"{training} of {len(view.learners)}"),
+        ("commits", f"{view.commits:,}"),
+        ("bytes/token", UNKNOWN if per_token is None else f"{per_token:.3g}"),
+    ]
+    return told if picture.left_s is None else [*told, ("to go", as_duration(picture.left_s))]
+
+
+def learners(moment: TopMoment) -> Panel:
+    """Return a row per learner."""
+    columns = (
+        Column("learner", right=False),
+        Column("state", right=False),
+        Column("life", 3),
+        Column("step"),
+        Column("loss"),
+        Column("tok/s"),
+        Column("step s", 1),
+        Column("lag"),
+        Column("overh.", 2),
+        Column("heard"),
+    )
+    rows = [_learner(moment, name, learner) for name, learner in sorted(moment.picture.view.learners.items())]
+    return Panel(columns, tuple(rows), "No learner has joined yet.")
+
+
+def _learner(moment: TopMoment, name: str, learner: LearnerView) -> Row:
+    state, life = moment.state(learner), learner.latest
+    told = learner.told
+    incarnation = 0 if life is None else life.incarnation
+    heard_s = moment.heard_at_s(learner)
+    style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
+    cells = [Cell(name, name), Cell(state, state, style), _number(incarnation, str(incarnation))]
+    if told is None:
+        cells += [Cell(UNKNOWN, -1.0)] * 6
+        rest = "nothing of its steps is known"
+    else:
+        loss = UNKNOWN if told.loss is None else f"{told.loss:.3f}"
+        cells += [
+            _number(told.step, as_count(told.step)),
+            _number(-1.0 if told.loss is None else told.loss, loss),
+            _number(told.tokens_per_s, as_count(round(told.tokens_per_s))),
+            _number(told.step_s, f"{told.step_s:.3g}"),
+            _number(told.lag_versions, str(told.lag_versions)),
+            _number(told.overhead, f"{100 * told.overhead:.1f}%"),
+        ]
+        rest = (
+            f"{learner.tokens:,} tokens, a step in {as_time(told.step_s)}, overhead {100 * told.overhead:.1f}%, "
+            f"{told.lag_versions} versions behind"
+        )
+    cells.append(_number(-1.0 if heard_s is None else moment.wall_s - heard_s, moment.ago(heard_s)))
+    return Row(name, tuple(cells), f"{name}: {state}, incarnation {incarnation}; {rest}")
+
+
+def shards(moment: TopMoment) -> Panel:
+    """Return a row per synchronizer process, and one per shard that nobody serves."""
+    columns = (
+        Column("serves", right=False),
+        Column("state", right=False),
+        Column("heard"),
+        Column("up/s", 1),
+        Column("down/s", 1),
+        Column("up", 2),
+        Column("down", 2),
+    )
+    picture = moment.picture
+    rows = []
+    for number, host in enumerate((*picture.hosts(), *silent_hosts(picture))):
+        silent = picture.now_s - (host.heard_s or 0.0)
+        state = Cell("serving", "serving", "green") if host.serving else Cell("standby", "standby")
+        if host not in picture.hosts():
+            state = Cell("silent", "silent", "red")
+        up, down = (0.0, 0.0) if state.text == "silent" else host.meter.pace()
+        moved = host.meter.moved
+        amounts = (up, down, float(moved.wire_up), float(moved.wire_down))
+        cells = (_named(name_of(host)), state, _number(silent, as_time(round(silent))), *map(_amount, amounts))
+        told = ", ".join(cell.text for cell in cells[3:])
+        rows.append(Row(f"{number}", cells, f"{name_of(host)}: {state.text}; up/s, down/s, up, down: {told}"))
+    owned = {shard for host in picture.hosts() for shard in host.owns}
+    absent = [shard for shard in range(picture.protocol.shards) if shard not in owned]
+    nobody = (Cell("unserved", "unserved", "red"), *(Cell(UNKNOWN, -1.0),) * 5)
+    rows += [
+        Row(f"no {n}", (_named(f"shard-{n}"), *nobody), f"no process that is heard serves shard {n}") for n in absent
+    ]
+    return Panel(columns, tuple(rows), "No synchronizer is heard.")
+
+
+def silent_hosts(picture: ConsolePicture) -> list[HostView]:
+    """Return the processes that were serving when they fell silent, and whose shards nobody has taken over."""
+    heard = picture.hosts()
+    owned = {shard for host in heard for shard in host.owns}
+    known = [host for host in picture.view.hosts.values() if host.heard_s is not None and host not in heard]
+    return sorted((host for host in known if host.owns and not {*host.owns} <= owned), key=name_of)
+
+
+def fragments(moment: TopMoment) -> Panel:
+    """Return the map: for each fragment and learner the version that its newest contribution went into, and its lag."""
+    view = moment.picture.view
+    names = sorted(view.learners)[:LEARNERS_MAPPED]
+    newest: dict[tuple[int, str], int] = {}
+    missing = len(view.fragments) * len(names)
+    for line in _newest_rounds(moment, ROUNDS_SEARCHED * max(1, len(view.fragments))):
+        for share in line.round.contributors:
+            newest.setdefault((line.round.fragment, share.learner), line.round.version)
+        if len(newest) >= missing:
+            break
+    rows = []
+    for fragment, known in sorted(view.fragments.items())[:FRAGMENTS_MAPPED]:
+        cells, told = [_number(fragment, f"p{fragment}"), _number(known.version, f"v{known.version}")], []
+        for name in names:
+            version = newest.get((fragment, name))
+            cells.append(Cell(UNKNOWN, -1.0) if version is None else _lag(version, known.version))
+            told.append(f"{name} {'none' if version is None else f'v{version}'}")
+        detail = f"fragment {fragment} at version {known.version}; newest contributions went into: {', '.join(told)}"
+        rows.append(Row(str(fragment), tuple(cells), detail))
+    columns = (Column("part"), Column("newest"), *(Column(name) for name in names))
+    return Panel(columns, tuple(rows), "No fragment has been committed yet.")
+
+
+def _lag(version: int, newest: int) -> Cell:
+    lag = max(0, newest - version)
+    style = "green" if lag == 0 else "yellow" if lag <= 2 else "red"
+    return Cell(f"v{version}" + (f" -{lag}" if lag else ""), float(lag), style)
+
+
+def rounds(moment: TopMoment) -> Panel:
+    """Return the newest rounds, newest first."""
+    columns = (
+        Column("ago"),
+        Column("part"),
+        Column("version"),
+        Column("from"),
+        Column("quorum s"),
+        Column("grace s"),
+        Column("merge s"),
+        Column("commit s", 1),
+        Column("ended by", 2, right=False),
+    )
+    rows = []
+    for line in _newest_rounds(moment, ROUNDS_SHOWN):
+        made = line.round
+        quorum_s = min(max(0.0, made.quorum_wait_s), max(0.0, made.waited_s))
+        times_s = (quorum_s, max(0.0, made.waited_s - quorum_s), made.merge_s, made.commit_s)
+        cells = (
+            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            _number(made.fragment, f"p{made.fragment}"),
+            _number(made.version, f"v{made.version}"),
+            _number(len(made.contributors), f"{len(made.contributors)}/{made.live}"),
+            *(_number(seconds, f"{seconds:.3f}") for seconds in times_s),
+            Cell(made.end or UNKNOWN, made.end),
+        )
+        why = "" if made.why is None else "; ".join(made.why.sentences().values())
+        names = ", ".join(share.learner for share in made.contributors)
+        detail = f"p{made.fragment} v{made.version} by {line.shard}, from {names}; {made.end}. {why}"
+        rows.append(Row(f"{made.fragment}.{made.version}", cells, detail))
+    return Panel(columns, tuple(rows), "No round has been merged yet.")
+
+
+def _newest_rounds(moment: TopMoment, count: int) -> Iterator[RoundLine]:
+    for number, line in enumerate(reversed(moment.picture.view.rounds)):
+        if number >= count:
+            return
+        yield line
+
+
+def faults(moment: TopMoment) -> Panel:
+    """Return faults, recoveries and changes, newest first; processes that are silent at the moment among them."""
+    picture = moment.picture
+    since_s = moment.wall_s - picture.now_s
+    silent = {
+        name: since_s + learner.heard_s
+        for name, learner in picture.view.learners.items()
+        if moment.state(learner) == "silent" and learner.heard_s is not None
+    }
+    silent |= {name_of(host): since_s + (host.heard_s or 0.0) for host in silent_hosts(picture)}
+    rows = []
+    said = "is silent: the last message of it"
+    now = [TimeMark(at_s, "fault", "silent", who, said) for who, at_s in silent.items()]
+    told = sorted([*moment.timeline.marks, *now], key=lambda mark: mark.at_s, reverse=True)
+    for number, line in enumerate(told):
+        cells = (
+            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            Cell(line.group, line.group, MARK_STYLES[line.group]),
+            Cell(line.who, line.who),
+            Cell(line.text, line.text),
+        )
+        rows.append(Row(str(len(told) - number), cells, f"{line.who} {line.text}, {moment.ago(line.at_s)} ago"))
+    columns = (
+        Column("ago"),
+        Column("kind", right=False),
+        Column("process", right=False),
+        Column("what", 1, right=False),
+    )
+    return Panel(columns, tuple(rows), "Nothing has happened to a process yet.")
+
+
+def quarantine(moment: TopMoment) -> Panel:
+    """Return the learners in quarantine, newest first."""
+    rows = []
+    count = len(moment.picture.view.isolations)
+    for number, line in enumerate(reversed(moment.picture.view.isolations)):
+        told = line.event
+        cells = (
+            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            Cell(told.learner, told.learner),
+            _number(told.incarnation, str(told.incarnation)),
+            _number(told.offences, str(told.offences)),
+            Cell(told.reason, told.reason),
+        )
+        detail = f"{told.learner}, incarnation {told.incarnation}: {told.offences} offences, the last: {told.reason}"
+        rows.append(Row(str(count - number), cells, detail))
+    columns = (
+        Column("ago"),
+        Column("learner", right=False),
+        Column("life"),
+        Column("offences"),
+        Column("last reason", 1, right=False),
+    )
+    return Panel(columns, tuple(rows), "No learner is in quarantine.")
+
+
+PANELS: Final[dict[str, Callable[[TopMoment], Panel]]] = {
+    "learners": learners,
+    "shards": shards,
+    "map": fragments,
+    "rounds": rounds,
+    "faults": faults,
+    "quarantine": quarantine,
+}
+
+
+def fitting(panel: Panel, width: int, marked: str | None = None) -> list[int]:
+    """Return the columns that are shown in so many columns of text; the heading of the `marked` one has a mark."""
+    widths = [
+        max(len(column.name) + 2 * (column.name == marked), *(len(row.cells[n].text) for row in panel.rows), 0) + GAP
+        for n, column in enumerate(panel.columns)
+    ]
+    shown = list(range(len(panel.columns)))
+    while sum(widths[n] for n in shown) > width:
+        worst = max(shown, key=lambda n: (panel.columns[n].rank, n))
+        if not panel.columns[worst].rank:
+            break
+        shown.remove(worst)
+    return shown
+
+
+def in_order(rows: Sequence[Row], column: int | None, *, falling: bool) -> list[Row]:
+    """Return the rows sorted by a column, in their own order if that is None."""
+    if column is None:
+        return list(rows)
+    return sorted(rows, key=lambda row: row.cells[column].key, reverse=falling)
+
+
+def _number(value: float, text: str) -> Cell:
+    return Cell(text, float(value))
+
+
+def _named(name: str) -> Cell:
+    return Cell(name, name)
+
+
+def _amount(count: float) -> Cell:
+    return Cell(as_bytes(count), count)

@@ -1,0 +1,158 @@
+r"""Pre-merge: some contributions of a round are folded where they are, and only their sum travels.
+
+What a fold keeps (`FragmentFold`) is a mean over weights, so the mean over all follows from the means over parts:
+
+.. math::
+
+    \bar x = \tfrac{W_a \bar x_a + W_b \bar x_b}{W_a + W_b}
+
+for the sum of values, of directions :math:`w\,\varphi(v)` and of lengths :math:`w \lVert v \rVert` alike. A region sends one
+vector in place of one for each of its learners. What decides (which contributions, in which order, with which weights) is the
+shard's, as ever; a region only adds up.
+
+**What travels.** One frame: the running mean, then the mean values of small slices (`atoll.merge.fold.SMALL`), in the run's
+`codec_up` if that is exact or bfloat16, else in bfloat16. In bfloat16 an element is wrong by a part in 256 at most, once more
+than without pre-merge; the error has no direction. One contribution alone in bfloat16 is not rounded again. Lengths travel as
+numbers.
+
+**What is believed.** A region can say of its own learners what it likes; it cannot say more than they could. A slice of the
+mean is no longer than the mean of the lengths that the learners claim (triangle inequality), and a correction makes none
+longer (`atoll.merge.correction`).
+
+Only a plain fold has partial sums: a run that judges the contributions of a round by each other needs all of them in one
+place, and so do fragments merged by value with a memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from atoll.base.buffer_pool import Vector
+from atoll.base.errors import FrameRejected
+from atoll.codec import Encoded, FrameEncoder, Framing
+from atoll.merge.fold import NORM_MIN, SMALL, PartialMerge, SliceLength
+from atoll.merge.robust import is_judged
+from atoll.merge.values import is_remembered
+from atoll.model.layout import FragmentSlice
+from atoll.protocol.settings import ProtocolSettings
+
+EXACT_ENOUGH: Final = frozenset({"f32", "bf16"})
+CLAIM: Final = "partial_claim"
+ROUNDED: Final = 2.0**-7
+"""By how much a slice may become longer by rounding to bfloat16, and by how much a sum of claims may differ from what is."""
+
+
+def is_partial(settings: ProtocolSettings, fragment: int, elements: int) -> bool:
+    """Return whether rounds of a fragment have partial sums: contributions are neither judged together nor remembered."""
+    remembered = settings.by_value(fragment) and is_remembered(elements)
+    return not remembered and not is_judged(settings.of(fragment))
+
+
+def partial_codec(settings: ProtocolSettings) -> str:
+    """Return in which codec a partial sum travels."""
+    return settings.codec_up if settings.codec_up in EXACT_ENOUGH else "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionShare:
+    """A contribution that a region folds: the lengths of its slices as its learner claims them, and its two weights."""
+
+    norms: Sequence[float]
+    weight: float
+    staleness_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartialShape:
+    """What travels of a fragment: its slices, then the values of the `small` ones; `measured` are the slices of both."""
+
+    elements: int
+    slices: tuple[FragmentSlice, ...]
+    small: tuple[int, ...]
+    measured: tuple[FragmentSlice, ...]
+
+    @classmethod
+    def of(cls, slices: Sequence[FragmentSlice], elements: int, settings: ProtocolSettings) -> PartialShape:
+        """Return the shape of the partial sums of a fragment of `elements` numbers, by the settings that hold for it."""
+        radial = settings.merge == "rda"
+        small = [n for n, one in enumerate(slices) if radial and not one.direct and one.size <= SMALL]
+        ends = itertools.accumulate((slices[n].size for n in small), initial=elements)
+        tail = [
+            FragmentSlice(slices[n].tensor_name, 0, slices[n].size, at, slices[n].size, direct=True)
+            for n, at in zip(small, ends, strict=False)
+        ]
+        return cls(elements, tuple(slices), tuple(small), (*slices, *tail))
+
+    @property
+    def elements_sent(self) -> int:
+        """Return the number of elements of the vector that travels."""
+        return self.elements + sum(self.slices[n].size for n in self.small)
+
+    def sent(self, partial: PartialMerge, codec: str) -> FrameEncoder:
+        """Return the frame of a partial sum, flat in layout order; a piece that is not finite raises `FrameRejected`."""
+        values = [partial.values.get(n, np.zeros(self.slices[n].size, dtype=np.float32)) for n in self.small]
+        tail = np.concatenate([np.zeros(0, dtype=np.float32), *values])
+        end = self.elements
+
+        def read(start: int, stop: int) -> Vector:
+            of_total = partial.total.part(min(start, end), min(stop, end))
+            if stop <= end:
+                return of_total
+            joined: Vector = np.concatenate([of_total, tail[max(0, start - end) : stop - end]])
+            return joined
+
+        return FrameEncoder(Framing(self.elements_sent, codec), read)
+
+    def received(
+        self, vector: Encoded, norms: Sequence[float], lengths: Sequence[SliceLength], shares: Sequence[RegionShare]
+    ) -> PartialMerge:
+        """Return the partial sum of `shares` that arrived as `vector`, whose `measured` slices have the lengths `norms`.
+
+        Raises:
+            FrameRejected: `partial_claim`; these contributions cannot have such a sum.
+        """
+        weights = [one.weight * one.staleness_weight for one in shares]
+        self._check(norms, lengths, shares, weights)
+        tail = zip(self.small, self.measured[len(self.slices) :], strict=True)
+        return PartialMerge(
+            total=vector.stretch(0, self.elements),
+            lengths=lengths,
+            values={n: vector.part(*one.bounds) for n, one in tail},
+            weight_sum=sum(weights),
+            count=len(shares),
+            freshest=max((one.staleness_weight for one in shares), default=0.0),
+        )
+
+    def _check(
+        self,
+        norms: Sequence[float],
+        lengths: Sequence[SliceLength],
+        shares: Sequence[RegionShare],
+        weights: Sequence[float],
+    ) -> None:
+        """Raise `FrameRejected` unless these lengths can be those of a partial sum of the shares."""
+        if len(lengths) != len(self.slices):
+            raise FrameRejected(CLAIM, "lengths of another layout", got=len(lengths), allowed=len(self.slices))
+        whole = sum(weights) or 1.0
+        means = [
+            sum(weight * share.norms[n] for weight, share in zip(weights, shares, strict=True)) / whole
+            for n in range(len(self.slices))
+        ]
+        for n, length in enumerate(lengths):
+            longest = max((share.norms[n] for share in shares), default=0.0)
+            self._at_most(n, "unit", length.unit, longest)
+            self._at_most(n, "length", length.radial, means[n])
+            self._at_most(n, "share that has a direction", length.heard, 1.0)
+            self._at_most(n, "sum", norms[n], length.unit * length.heard if length.unit else means[n])
+        for n, norm in zip(self.small, norms[len(self.slices) :], strict=True):
+            self._at_most(n, "mean of values", norm, means[n])
+
+    def _at_most(self, number: int, what: str, got: float, most: float) -> None:
+        if not 0.0 <= got <= most * (1.0 + ROUNDED) + 2.0 * NORM_MIN:
+            name = self.slices[number].tensor_name
+            raise FrameRejected(CLAIM, f"{name}: its contributions have no such {what}", got=got, allowed=most)

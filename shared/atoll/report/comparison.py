@@ -1,0 +1,160 @@
+"""Runs beside each other: one row a run, its sums only.
+
+`atoll report compare` prints rows of reports. The page of `atoll dashboard` shows rows of runs as it knows them, also of those
+that go on.
+
+A report of an earlier release, or of a baseline, lacks some figures: they are None, and a table shows a dash.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from atoll.base.errors import SettingsError
+from atoll.base.parsing import parsed
+from atoll.base.regular_files import read_file
+
+REPORT_BYTES_MAX: Final = 64 << 20
+Name = Annotated[str, Meta(max_length=1000)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Figure = Annotated[float, Meta(ge=0.0, le=2.0**63)]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """What is compared of a run.
+
+    Attributes:
+        path: the report that was read; empty for a run that was not read from one.
+        run: the name of the run; `told_apart` makes it differ from those of the others.
+        ended: how it ended, or its state while it goes on.
+        bits_per_byte: of the merged model at the end, on held-out text.
+        goodput: share of the learners' time spent stepping, 0..1.
+        bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
+        tokens_per_s: tokens trained over `wall_s`.
+        faults: learners and shards that were lost, and incarnations put into quarantine.
+    """
+
+    path: str
+    run: str
+    ended: str
+    clock: str
+    tokens: int | None
+    wall_s: float | None
+    tokens_per_s: float | None = field(init=False)
+    bits_per_byte: float | None
+    goodput: float | None
+    bytes_per_token: float | None
+    commits: int | None
+    learners: int
+    faults: int | None
+
+    def __post_init__(self) -> None:
+        """Derive the speed."""
+        # Less than a millisecond is no time to train in.
+        timed_s = self.wall_s if self.wall_s is not None and self.wall_s > 1e-3 else None
+        speed = None if self.tokens is None or timed_s is None else round(self.tokens / timed_s, 3)
+        object.__setattr__(self, "tokens_per_s", speed)
+
+
+class Validation(msgspec.Struct):
+    """What is compared of the merged model's evaluation."""
+
+    final_bits_per_byte: Figure | None = None
+
+
+class Moved(msgspec.Struct):
+    """What is compared of the links' ledger."""
+
+    bytes_per_token: Figure | None = None
+
+
+class ReportFigures(msgspec.Struct):
+    """What is compared of a `report.json`, within bounds: the file may be anybody's."""
+
+    tokens_trained: Count
+    run: Name = ""
+    ended: Name = "unknown"
+    clock: Name = "wall"
+    wall_s: Figure | None = None
+    validation: Validation | None = None
+    goodput: Figure | None = None
+    moved: Moved | None = None
+    commits: Count | None = None
+    learners: list[msgspec.Raw] = []
+    faults: Count | None = None
+
+
+def read_report(path: Path) -> tuple[Path, ReportFigures]:
+    """Return the file and the figures of a report: `path` is a run's folder, or the report itself.
+
+    Raises:
+        SettingsError: there is no report, or it is none of ours.
+    """
+    file = path / "report.json"
+    try:
+        try:
+            data = read_file(file, REPORT_BYTES_MAX)
+        except NotADirectoryError:
+            file = path
+            data = read_file(file, REPORT_BYTES_MAX)
+        return file, parsed(data, ReportFigures)
+    except FileNotFoundError as error:
+        raise SettingsError(
+            "there is no report",
+            got=path,
+            allowed="the folder of a run that has ended, or its report.json",
+            todo="let the run end (Ctrl-C, or `atoll up --minutes`): its report is written then",
+        ) from error
+    except OSError as error:
+        raise SettingsError(
+            "this report cannot be read", got=f"{file}: {error.strerror}", todo="give another"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise SettingsError(
+            "this is not a report of a run", got=f"{file}: {error}", allowed="what `atoll up` or `atoll sim` writes"
+        ) from error
+
+
+def told_apart(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Return the rows with names that differ: runs of one name are called by their folders, and where those agree by paths.
+
+    Every simulated run is called `sim`, and so are most runs that were tried one after the other.
+    """
+    folders = [Path(row.path).absolute().parent.name for row in rows]
+    by_folder = _renamed(rows, [row.run for row in rows], folders)
+    return _renamed(by_folder, [row.run for row in by_folder], [row.path for row in rows])
+
+
+def _renamed(rows: Sequence[ComparedRun], names: Sequence[str], others: Sequence[str]) -> list[ComparedRun]:
+    """Return the rows, with the `others` in the place of those names that several rows have."""
+    count = Counter(names)
+    return [
+        replace(row, run=other if count[name] > 1 else name)
+        for row, name, other in zip(rows, names, others, strict=True)
+    ]
+
+
+def compared(path: Path, report: ReportFigures) -> ComparedRun:
+    """Return the row of a report."""
+    return ComparedRun(
+        path=str(path),
+        run=report.run,
+        ended=report.ended,
+        clock=report.clock,
+        tokens=report.tokens_trained,
+        wall_s=report.wall_s,
+        bits_per_byte=None if report.validation is None else report.validation.final_bits_per_byte,
+        goodput=report.goodput,
+        bytes_per_token=None if report.moved is None else report.moved.bytes_per_token,
+        commits=report.commits,
+        learners=len(report.learners),
+        faults=report.faults,
+    )

@@ -1,0 +1,103 @@
+"""What stands out in a run, by cause: each cause once, and beneath it the findings that it explains.
+
+    shards and the broker ──┐
+                            ├──► all findings ──► each consequence goes under its cause ──► causes, the gravest first
+    learners ───────────────┘
+
+A finding compares a learner with the *other* learners, and a shard with its own usual pace. Each names the figures it rests
+on and where they are in the event log, so that a person can check it. What is below the bounds of the modules that find
+(`shard_findings`, `learner_findings`) is not worth a finding; the stories of a round, a shard and a learner have all figures.
+
+What explains what is in two tables. A cause explains other findings of the *same culprit*: contributions over a slow link come
+too late and are refused. Or it explains what fell mostly into its *time*, whoever it befell: while the disk is full, uploads
+of all learners wait. The tables say what is usual; a person checks it by the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from atoll.story.attribution import shares_of
+from atoll.story.history import History
+from atoll.story.learner_findings import (
+    bad_directions,
+    many_refusals,
+    quarantines,
+    slow_learners,
+    slow_links,
+    without_contributions,
+)
+from atoll.story.run_finding import Cause, RunFinding
+from atoll.story.shard_findings import hindered_commits, shards_without_owner
+
+SAME_CULPRIT: Final[Mapping[Cause, tuple[Cause, ...]]] = {
+    "bad direction": ("quarantine", "refusals", "nothing merged"),
+    "quarantine": ("refusals", "nothing merged"),
+    "slow link": ("stale refusals", "nothing merged"),
+    "slow learner": ("stale refusals", "nothing merged"),
+    "refusals": ("nothing merged",),
+    "stale refusals": ("nothing merged",),
+}
+"""What a cause explains of its own culprit."""
+SAME_TIME: Final[Mapping[Cause, tuple[Cause, ...]]] = {
+    "disk was full": ("shard without owner", "slow link", "stale refusals"),
+    "broker was away": ("shard without owner", "slow link", "stale refusals"),
+    "shard without owner": ("stale refusals",),
+}
+"""What a cause explains of everybody, if most of it fell into the time of the cause."""
+MOSTLY: Final = 0.5
+
+
+def findings(history: History) -> list[RunFinding]:
+    """Return what stands out by cause, the gravest first; nothing for a run that goes as it should."""
+    shares = shares_of(history.rounds)
+    found = [
+        *hindered_commits(history),
+        *shards_without_owner(history),
+        *bad_directions(history, shares),
+        *quarantines(history),
+        *slow_links(history, shares),
+        *slow_learners(history, shares),
+        *many_refusals(history),
+        *without_contributions(history, shares),
+    ]
+    return by_cause(found, history.newest_s)
+
+
+def by_cause(found: list[RunFinding], newest_s: float) -> list[RunFinding]:
+    """Return the findings that no other one explains, each with those that it does; causes come before what they explain.
+
+    What has a consequence of its own passes that on to its cause: a reader sees one level.
+    """
+    beneath: dict[int, int] = {}
+    for place, each in enumerate(found):
+        cause = next((at for at, one in enumerate(found) if at != place and _explains(one, each, newest_s)), None)
+        if cause is not None:
+            beneath[place] = cause
+    led_to: dict[int, list[RunFinding]] = {}
+    for place in beneath:
+        led_to.setdefault(_root(place, beneath), []).append(found[place])
+    return [
+        replace(each, consequences=tuple(led_to.get(place, ())))
+        for place, each in enumerate(found)
+        if place not in beneath
+    ]
+
+
+def _root(place: int, beneath: Mapping[int, int]) -> int:
+    while place in beneath:
+        place = beneath[place]
+    return place
+
+
+def _explains(cause: RunFinding, other: RunFinding, newest_s: float) -> bool:
+    if cause.culprit == other.culprit and other.cause in SAME_CULPRIT.get(cause.cause, ()):
+        return True
+    if other.cause not in SAME_TIME.get(cause.cause, ()):
+        return False
+    ended_s = newest_s if other.until_s is None else other.until_s
+    until_s = newest_s if cause.until_s is None else cause.until_s
+    within_s = min(until_s, ended_s) - max(cause.from_s, other.from_s)
+    return within_s >= MOSTLY * (ended_s - other.from_s)

@@ -1,0 +1,90 @@
+"""The goodput of a run: learner-seconds stepping over learner-seconds present, by its event log. This is its only definition.
+
+    present     from the beginning of a learner's first start to its farewell. Between a death and the next start it counts
+                as present: that time is lost. Between a farewell and the next start it does not, nor while the whole run
+                was stopped.
+    stepping    its inner steps x its median step time, at most the time present.
+
+The report, `atoll why goodput` and the shares of time lost (`atoll.story.slowness`) all rest on it, so their figures agree.
+A learner that died and never came back was present until the last sign of it. One whose beginning or step time the event log
+does not tell has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.story.attribution import middle
+from atoll.story.history import History
+from atoll.story.lives import RecordedLife, lives_of
+
+SIGN_S: Final = 60.0
+"""A learner with a sign of it within this time before the end of the event log counts as present until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePresent:
+    """How long a learner was present, stepped and joined by the event log, in seconds; in how many lives."""
+
+    present_s: float
+    stepping_s: float
+    joining_s: float
+    lives: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunGoodput:
+    """The seconds of all learners; `share` is the goodput, 0..1, None where the event log tells of no learner's time."""
+
+    present_s: float
+    stepping_s: float
+
+    @property
+    def share(self) -> float | None:
+        """Return the goodput."""
+        return self.stepping_s / self.present_s if self.present_s > 0.0 else None
+
+
+def goodput_of(history: History) -> RunGoodput:
+    """Return the goodput of a run."""
+    return summed(presences(history).values())
+
+
+def summed(there: Iterable[TimePresent]) -> RunGoodput:
+    """Return the goodput of these learners together."""
+    known = list(there)
+    return RunGoodput(sum(one.present_s for one in known), sum(one.stepping_s for one in known))
+
+
+def presences(history: History) -> dict[str, TimePresent]:
+    """Return the time of each learner of which the event log tells its steps and its beginning."""
+    found = {learner: _presence(history, list(lives.values())) for learner, lives in lives_of(history).items()}
+    return {learner: there for learner, there in found.items() if there is not None}
+
+
+def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None:
+    step_s = middle(share.step_s or None for life in lives for _, share in life.merged)
+    if step_s is None:
+        step_s = middle(each.fields.step_s or None for life in lives for each in life.samples)
+    begun = [life for life in lives if life.joined is not None]
+    if not begun or step_s is None:
+        return None
+    present_s = joining_s = 0.0
+    for place, life in enumerate(begun):
+        if life.joined is None:
+            continue
+        joining_s += life.joined.fields.took_s
+        begun_s = life.joined.at_s - life.joined.fields.took_s
+        following = begun[place + 1].joined if place + 1 < len(begun) else None
+        last_s = life.last_s or begun_s
+        if life.left is not None:
+            ended_s = life.left.at_s
+        elif following is not None:
+            ended_s = following.at_s - following.fields.took_s
+        else:
+            ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
+        present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
+    stepping_s = sum(life.steps for life in lives) * step_s
+    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), joining_s, len(begun))

@@ -1,0 +1,326 @@
+"""The event log of a run as a story reads it: the *history*. Reading changes nothing.
+
+    the broker (`read`) or `events.jsonl` of a saved run (`read_file`) ──► `on_event`, event by event ──► `History`
+
+A process that follows a run anyway has a `HistoryView` (`atoll.story.history_view`), and needs no second reading. `on_event`
+reduces one event; `take` first looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a
+clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten. Times are seconds since the Unix epoch
+by the clock of the process that wrote the event. An event of an earlier release has fewer facts: they are None or zero here,
+and a story then says that the event log does not tell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.bus.interface import Bus
+from atoll.protocol.reasons import id_of
+from atoll.run.event_fields import (
+    Contributor,
+    JoinedEvent,
+    LeftEvent,
+    QuarantineEvent,
+    RefusedContribution,
+    RefusedEvent,
+    ReportedTotals,
+    RoundView,
+    SampleEvent,
+    ServingEvent,
+    ValidationEvent,
+    WaitingEvent,
+    fields_of,
+)
+from atoll.run.saved import saved_events
+from atoll.run.timeline import Timeline
+from atoll.run.view import ROUNDS_MAX, RoundLine
+from atoll.story.run_clock import RunClock
+from atoll.wire.event_log import event_of
+from atoll.wire.messages import Event
+from atoll.wire.subjects import Subjects
+
+PAGE_EVENTS: Final = 1000
+NOTES_MAX: Final = 20_000
+WRITERS_MAX: Final = 20_000
+PAUSE_S: Final = 60.0
+"""Learners and synchronizers write at least twice as often while one of them runs (`TOLD_EVERY_S`)."""
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Noted(Generic[F]):
+    """An event: when it was written, and by which learner or shard."""
+
+    at_s: float
+    who: str
+    fields: F
+
+
+def _notes() -> deque[Noted[F]]:
+    return deque(maxlen=NOTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMoments:
+    """When a round was called, met its quorum, ended and became visible, by the clock of its shard."""
+
+    called_s: float
+    quorum_s: float
+    ended_s: float
+    visible_s: float
+
+    @classmethod
+    def of(cls, line: RoundLine) -> RoundMoments:
+        """Return them: the event is written when the version is visible, and has the durations before."""
+        made = line.round
+        ended_s = line.at_s - made.commit_s - made.merge_s - made.queued_s
+        called_s = ended_s - made.waited_s
+        return cls(called_s, called_s + made.quorum_wait_s, ended_s, line.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTenure:
+    """The time of one owner of a shard, by its `serving` event at `from_s`.
+
+    `former_s` is the last sign of the owner before, None for the first one; `closed` says that this one had closed its ledger.
+    """
+
+    shard: str
+    from_s: float
+    fields: ServingEvent
+    former_s: float | None
+    closed: bool
+
+
+@dataclass(slots=True)
+class History:
+    """The events of a run, in order, by kind; `newest_s` is the time of the newest event of all, `last_s` by writer.
+
+    `last_s` of a shard knows the samples of its owner's presence as well. `timeline` has the faults and recoveries that no
+    single event tells of. In `pauses` nobody wrote anything until a process began anew: the whole run was stopped.
+    `virtual` says that it was simulated.
+    """
+
+    rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
+    joined: deque[Noted[JoinedEvent]] = field(default_factory=_notes)
+    left: deque[Noted[LeftEvent]] = field(default_factory=_notes)
+    refused: deque[Noted[RefusedContribution]] = field(default_factory=_notes)
+    quarantined: deque[Noted[QuarantineEvent]] = field(default_factory=_notes)
+    tenures: deque[ServedTenure] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
+    validations: deque[Noted[ValidationEvent]] = field(default_factory=_notes)
+    samples: deque[Noted[SampleEvent]] = field(default_factory=_notes)
+    closed: set[str] = field(default_factory=set)
+    timeline: Timeline = field(default_factory=Timeline)
+    last_s: dict[str, float] = field(default_factory=dict)
+    newest_s: float = 0.0
+    pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
+    virtual: bool = False
+    unreadable: int = 0
+    _waiting: dict[tuple[int, int], WaitingEvent] = field(default_factory=dict)
+    _made: dict[tuple[int, int], RoundLine] = field(default_factory=dict)
+
+    async def read(self, bus: Bus, subjects: Subjects) -> None:
+        """Read the event log from its beginning."""
+        after = 0
+        while True:
+            page = await bus.replay(subjects.event("*", "*"), after=after, limit=PAGE_EVENTS)
+            for entry in page:
+                after = max(after, entry.sequence)
+                self.take(entry.subject, entry.data)
+            if len(page) < PAGE_EVENTS:
+                return
+
+    def read_file(self, path: Path) -> None:
+        """Read the event log that a saved run has left (`atoll.run.saved`).
+
+        Raises:
+            SettingsError: the file cannot be read.
+        """
+        for event in saved_events(path):
+            if event is None:
+                self.unreadable += 1
+            else:
+                self.on_event(event)
+
+    def take(self, subject: str, data: bytes) -> None:
+        """Take one event as the broker has it on `subject`; an unreadable one, or a forged one, is counted and skipped."""
+        try:
+            event = event_of(subject, data)
+        except PeerMisbehaved:
+            self.unreadable += 1
+        else:
+            self.on_event(event)
+
+    def on_event(self, event: Event) -> None:
+        """Take one event; one whose fields are not those of its kind is counted and skipped."""
+        try:
+            if event.kind in _KINDS:
+                getattr(self, f"_on_{event.kind}")(event)
+        except PeerMisbehaved:
+            self.unreadable += 1
+            return
+        self.timeline.on_event(event)
+        if event.kind in BEGINNINGS and self.newest_s:
+            begun_s = event.at_s - float(event.fields.get("took_s", 0.0))
+            if begun_s - self.newest_s > PAUSE_S:
+                self.pauses.append((self.newest_s, begun_s))
+        self.newest_s = max(self.newest_s, event.at_s)
+        self._sign(event.who, event.at_s)
+
+    # --- what is asked --------------------------------------------------------------------------------------------
+
+    def find(self, fragment: int, version: int | None = None) -> RoundLine | None:
+        """Return the round that made `version` of a fragment, or its newest one."""
+        if version is not None:
+            return self._made.get((fragment, version))
+        return next((line for line in reversed(self.rounds) if line.round.fragment == fragment), None)
+
+    def waiting(self, fragment: int, version: int) -> WaitingEvent | None:
+        """Return the newest `waiting` event of the round that is to make `version`, if it was called in vain."""
+        return self._waiting.get((fragment, version))
+
+    @property
+    def clock(self) -> RunClock:
+        """Return what turns the times of this run into words."""
+        return RunClock(self.timeline.began_s or 0.0, self.virtual)
+
+    def shards(self) -> list[str]:
+        """Return the names of all shards that the event log tells of."""
+        named = {line.shard for line in self.rounds} | {each.shard for each in self.tenures} | self.closed
+        return sorted(named, key=_in_order)
+
+    def fragments_of(self, shard: str) -> list[int]:
+        """Return the fragments that a shard serves, as far as the event log tells."""
+        served = {fragment for each in self.tenures if each.shard == shard for fragment in each.fields.versions}
+        return sorted(served | {line.round.fragment for line in self.rounds if line.shard == shard})
+
+    def paused_s(self, from_s: float, until_s: float) -> float:
+        """Return for how long the whole run was stopped in a stretch of time."""
+        return sum(max(0.0, min(end_s, until_s) - max(begin_s, from_s)) for begin_s, end_s in self.pauses)
+
+    def contributions(self, learner: str | None = None) -> list[tuple[RoundLine, Contributor]]:
+        """Return all merged contributions with their rounds, or those of one learner, in order."""
+        return [
+            (line, share)
+            for line in self.rounds
+            for share in line.round.contributors
+            if learner is None or share.learner == learner
+        ]
+
+    def learners(self) -> list[str]:
+        """Return the names of all learners that the event log tells of."""
+        named = {share.learner for line in self.rounds for share in line.round.contributors}
+        return sorted(
+            named | {each.who for each in self.joined} | {each.fields.learner for each in self.refused} - {""}
+        )
+
+    def adopted_by(self, fragment: int, version: int) -> dict[str, tuple[str, float]]:
+        """Return the learners known to have adopted a version: their first contribution on it, and when they adopted it.
+
+        The time is by the learner's clock, 0 where its contribution does not tell.
+        """
+        found: dict[str, tuple[str, float]] = {}
+        # What is on this version came into one of the next rounds.
+        following, later = version + 1, 0
+        while later < AGE_LOOKED_AT and (line := self._made.get((fragment, following + later))) is not None:
+            for share in line.round.contributors:
+                if base_of(line, share) == version:
+                    push = id_of("push", share.learner, share.incarnation, fragment, share.push)
+                    found.setdefault(share.learner, (push, share.adopted_at_s))
+            later += 1
+        return found
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _on_round(self, event: Event) -> None:
+        line = RoundLine(event.at_s, event.who, fields_of(event, RoundView))
+        if len(self.rounds) == self.rounds.maxlen:
+            oldest = self.rounds[0].round
+            self._made.pop((oldest.fragment, oldest.version), None)
+        self.rounds.append(line)
+        self._made[line.round.fragment, line.round.version] = line
+        self._waiting.pop((line.round.fragment, line.round.version), None)
+
+    def _on_waiting(self, event: Event) -> None:
+        told = fields_of(event, WaitingEvent)
+        if len(self._waiting) >= NOTES_MAX:
+            self._waiting.pop(next(iter(self._waiting)))
+        self._waiting[told.fragment, told.version] = told
+
+    def _on_refused(self, event: Event) -> None:
+        self.refused.extend(Noted(event.at_s, event.who, each) for each in fields_of(event, RefusedEvent).refusals)
+
+    def _on_ledger(self, event: Event) -> None:
+        self.closed.add(event.who)
+
+    def _on_joined(self, event: Event) -> None:
+        self.joined.append(Noted(event.at_s, event.who, fields_of(event, JoinedEvent)))
+
+    def _on_left(self, event: Event) -> None:
+        self.left.append(Noted(event.at_s, event.who, fields_of(event, LeftEvent)))
+
+    def _on_quarantined(self, event: Event) -> None:
+        self.quarantined.append(Noted(event.at_s, event.who, fields_of(event, QuarantineEvent)))
+
+    def _on_serving(self, event: Event) -> None:
+        told, former_s = fields_of(event, ServingEvent), self.last_s.get(event.who)
+        self.tenures.append(ServedTenure(event.who, event.at_s, told, former_s, event.who in self.closed))
+        self.closed.discard(event.who)
+
+    def _on_moved(self, event: Event) -> None:
+        """Take the sample of a synchronizer's presence: its shards were alive then. No learner tells of shards."""
+        told = fields_of(event, ReportedTotals)
+        if told.role == "synchronizer" and event.who not in self.timeline.lives:
+            for shard in told.owns:
+                self._sign(f"shard-{shard}", event.at_s)
+
+    def _on_sample(self, event: Event) -> None:
+        self.samples.append(Noted(event.at_s, event.who, fields_of(event, SampleEvent)))
+
+    def _on_validation(self, event: Event) -> None:
+        self.validations.append(Noted(event.at_s, event.who, fields_of(event, ValidationEvent)))
+
+    def _sign(self, who: str, at_s: float) -> None:
+        if who not in self.last_s and len(self.last_s) >= WRITERS_MAX:
+            return
+        self.last_s[who] = max(at_s, self.last_s.get(who, at_s))
+
+
+AGE_LOOKED_AT: Final = 64
+"""An adoption is looked for in so many rounds after it: a contribution is hardly ever later."""
+
+_KINDS: Final = frozenset(
+    {
+        "round",
+        "waiting",
+        "refused",
+        "ledger",
+        "joined",
+        "left",
+        "quarantined",
+        "sample",
+        "serving",
+        "moved",
+        "validation",
+    }
+)
+BEGINNINGS: Final = frozenset({"serving", "joined"})
+"""With one of these a process has begun `took_s` before; after a pause of the whole run it is the first event."""
+
+
+def _in_order(shard: str) -> tuple[int, str]:
+    """Return what shards are sorted by: the second comes before the tenth."""
+    return int(number) if (number := shard.rpartition("-")[2]).isdecimal() else 0, shard
+
+
+def base_of(line: RoundLine, share: Contributor) -> int:
+    """Return the version that a contribution to this round is on."""
+    return line.round.version - 1 - share.age
+
+
+def push_id(line: RoundLine, share: Contributor) -> str:
+    """Return the id of a contribution."""
+    return id_of("push", share.learner, share.incarnation, line.round.fragment, share.push)

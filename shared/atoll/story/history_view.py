@@ -1,0 +1,21 @@
+"""A view of a run that has its history as well: who has followed a run to its end reads the event log no second time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.run.view import RunView
+from atoll.story.history import History
+from atoll.wire.messages import Event
+
+
+@dataclass(slots=True)
+class HistoryView(RunView):
+    """A view with the history of the same run, fed by the same events."""
+
+    history: History = field(default_factory=History)
+
+    def on_event(self, event: Event) -> None:
+        """Let both take an entry of the event log."""
+        RunView.on_event(self, event)
+        self.history.on_event(event)

@@ -1,0 +1,243 @@
+"""What stands out of learners: slow links and steps, refusals, quarantine, directions of their own, nothing merged.
+
+A learner is compared with the *other* learners, because there is no absolute measure of a good step time or a good link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from atoll.run.event_fields import QuarantineEvent, RefusedContribution
+from atoll.story.attribution import LearnerShare, middle, of_others, points_away
+from atoll.story.history import History, Noted, push_id
+from atoll.story.run_finding import RunFinding, finding
+
+SLOWER: Final = 2.0
+"""A learner whose steps take this many times those of the others is slow."""
+LINK_SLOWER: Final = 3.0
+CONTRIBUTIONS_MIN: Final = 2
+REFUSED_MIN: Final = 3
+TOO_LATE: Final = frozenset({"stale", "chunks_gone"})
+"""Reasons of refusals that a learner meets because it is late, and for no fault in what it sent."""
+NAMED_MAX: Final = 4
+
+
+def quarantines(history: History) -> list[RunFinding]:
+    """Return the incarnations that are isolated, each with the shards and fragments that read it no more, and those that do."""
+    by_life: dict[tuple[str, int], list[Noted[QuarantineEvent]]] = {}
+    for each in history.quarantined:
+        by_life.setdefault((each.fields.learner, each.fields.incarnation), []).append(each)
+    found = []
+    for (learner, incarnation), isolations in sorted(by_life.items()):
+        shards = {each.who for each in isolations}
+        others = [shard for shard in history.shards() if shard not in shards]
+        reads = "reads" if len(others) == 1 else "read"
+        still = f"; {_served(history, others)} still {reads} it" if others else "; no shard reads it any more"
+        said = ", ".join(
+            f"{each.who} after {each.fields.offences} offences, the last {each.fields.reason!r}"
+            for each in isolations[:NAMED_MAX]
+        )
+        where = f"its incarnation {incarnation} is isolated at {_served(history, sorted(shards))}{still}"
+        ended = [each.at_s for each in history.joined if each.who == learner and each.fields.incarnation > incarnation]
+        found.append(
+            finding(
+                "quarantine",
+                learner,
+                f"{where}. Each shard judges by itself: {said}",
+                from_s=min(each.at_s for each in isolations),
+                until_s=min(ended, default=None),
+                evidence=tuple(_offences(history, learner, incarnation)),
+            )
+        )
+    return found
+
+
+def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
+    """Return the learners whose pseudo-gradients point elsewhere than the others' do."""
+    found = []
+    for share in shares:
+        others = of_others(shares, share.learner, lambda each: each.aligned_with_others)
+        if not points_away(share, others) or share.aligned_with_others is None:
+            continue
+        how = "against the others" if share.aligned_with_others < -0.1 * (others or 0.0) else "nowhere, like noise"
+        judged = [
+            (each.aligned_with_others, line.at_s, push_id(line, each))
+            for line, each in history.contributions(share.learner)
+            if each.aligned_with_others is not None
+        ]
+        found.append(
+            finding(
+                "bad direction",
+                share.learner,
+                f"its contributions point {how}: cosine {share.aligned_with_others:.3g} with the other learners, whose own is "
+                f"{others:.3g}, over {share.judged} rounds; look at its machine, its data and its learning rate",
+                from_s=min(at_s for _, at_s, _ in judged),
+                until_s=max(at_s for _, at_s, _ in judged),
+                evidence=tuple(f"{push}: {cosine:.3g}" for cosine, _, push in sorted(judged)[:3]),
+            )
+        )
+    return found
+
+
+def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
+    """Return the learners whose uploads take much longer than those of the others, and longer than a step.
+
+    Uploads that were refused count too: those of the slowest links all come too late.
+    """
+    uploads = _uploads(history)
+    usual_s = {learner: median(took_s for took_s, _, _ in pushes) for learner, pushes in uploads.items()}
+    by_name = {share.learner: share for share in shares}
+    size_bytes = middle(share.bytes for share in shares)
+    found = []
+    for learner, pushes in sorted(uploads.items()):
+        own_s, others_s = usual_s[learner], middle(took_s for name, took_s in usual_s.items() if name != learner)
+        share = by_name.get(learner)
+        step_s = None if share is None else share.step_s
+        if others_s is None or len(pushes) < CONTRIBUTIONS_MIN or own_s <= max(LINK_SLOWER * others_s, step_s or 0.0):
+            continue
+        rate = f", so {size_bytes / own_s / 1e3:.3g} kB/s" if size_bytes else ""
+        took_s, push, _ = max(pushes)
+        merged, late = (0, 0) if share is None else (share.contributions, share.late)
+        found.append(
+            finding(
+                "slow link",
+                learner,
+                f"an upload of {size_bytes or 0:,.0f} bytes takes {own_s:.3g} s{rate}; the others' {others_s:.3g} s",
+                from_s=min(at_s - one_s for one_s, _, at_s in pushes),
+                until_s=max(at_s for _, _, at_s in pushes),
+                evidence=(
+                    f"{push}: its upload took {took_s:.3g} s",
+                    f"of {len(pushes)} uploads {merged} were merged, {late} of these late; the others were refused",
+                ),
+            )
+        )
+    return found
+
+
+def _uploads(history: History) -> dict[str, list[tuple[float, str, float]]]:
+    """Return, by learner, how long each known upload took, its id, and when the event that tells of it was written."""
+    found: dict[str, list[tuple[float, str, float]]] = {}
+    for line, share in history.contributions():
+        if share.upload_s:
+            found.setdefault(share.learner, []).append((share.upload_s, push_id(line, share), line.at_s))
+    for each in history.refused:
+        if each.fields.upload_s:
+            told = (each.fields.upload_s, refused_id(each.fields), each.at_s)
+            found.setdefault(each.fields.learner, []).append(told)
+    return found
+
+
+def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
+    """Return the learners whose inner steps take much longer than those of the others."""
+    found = []
+    for share in shares:
+        others = of_others(shares, share.learner, lambda each: each.step_s)
+        if share.step_s is None or others is None or share.step_s <= SLOWER * others:
+            continue
+        steps = of_others(shares, share.learner, lambda each: each.steps)
+        # The learner made the first of these steps after it had adopted the version that its contribution is on.
+        merged = history.contributions(share.learner)
+        from_s = merged[0][1].adopted_at_s or merged[0][0].at_s
+        found.append(
+            finding(
+                "slow learner",
+                share.learner,
+                f"its inner step takes {share.step_s:.3g} s, {share.step_s / others:.3g} times the others' {others:.3g} s",
+                from_s=from_s,
+                until_s=merged[-1][0].at_s,
+                evidence=(
+                    f"a contribution of it holds {share.steps or 0:.3g} steps, of the others {steps or 0:.3g}",
+                    f"its mean share of a round's weight is {share.weight_share:.1%}",
+                ),
+            )
+        )
+    return found
+
+
+def without_contributions(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
+    """Return the learners that joined some rounds ago and of which nothing was merged."""
+    merged = {share.learner for share in shares}
+    fragments = len({line.round.fragment for line in history.rounds})
+    found = []
+    for each in history.joined:
+        # Every fragment twice: by then a learner has been called for all of them.
+        since = [line for line in history.rounds if line.at_s > each.at_s]
+        if each.who in merged or not since or len(since) < 2 * fragments:
+            continue
+        merged.add(each.who)
+        refused = sum(one.fields.learner == each.who for one in history.refused)
+        found.append(
+            finding(
+                "nothing merged",
+                each.who,
+                f"it joined, and none of its contributions entered one of the {len(since)} rounds since",
+                from_s=each.at_s,
+                until_s=None,
+                evidence=(
+                    f"{refused} of its contributions were refused",
+                    "the event log does not tell why the others never arrived: look at its link and its log",
+                ),
+            )
+        )
+    return found
+
+
+def many_refusals(history: History) -> list[RunFinding]:
+    """Return the learners that had several contributions refused, those that came too late apart from the others."""
+    found = []
+    for learner in sorted({each.fields.learner for each in history.refused}):
+        own = [each for each in history.refused if each.fields.learner == learner]
+        late = [each for each in own if each.fields.reason in TOO_LATE]
+        other = [each for each in own if each.fields.reason not in TOO_LATE]
+        for cause, refused in (("stale refusals", late), ("refusals", other)):
+            if len(refused) < REFUSED_MIN:
+                continue
+            reasons = ", ".join(sorted({each.fields.reason for each in refused}))
+            found.append(
+                finding(
+                    "stale refusals" if cause == "stale refusals" else "refusals",
+                    learner,
+                    f"{len(refused)} of its contributions were refused: {reasons}",
+                    from_s=refused[0].at_s,
+                    until_s=refused[-1].at_s,
+                    evidence=tuple(refusal_told(each) for each in refused[:3] if each.fields.push),
+                )
+            )
+    return found
+
+
+def refused_id(one: RefusedContribution) -> str:
+    """Return the id of a refused contribution."""
+    return f"push/{one.learner}/{one.incarnation}/{one.fragment}/{one.push}"
+
+
+def refusal_told(one: Noted[RefusedContribution]) -> str:
+    """Return one refusal with the measure that decided it, where the event log has that."""
+    return f"{refused_id(one.fields)} was refused by {one.who}: {one.fields.reason}{measure_told(one.fields)}"
+
+
+def measure_told(one: RefusedContribution) -> str:
+    """Return the length of an outlier, and its bound; nothing for other reasons, or an event of an earlier release."""
+    if not one.norm_max:
+        return ""
+    return f", its length (L2) is {one.norm:.3g}, and {one.norm_max:.3g} was allowed"
+
+
+def _served(history: History, shards: Sequence[str]) -> str:
+    """Return shards with their fragments, bounded."""
+    told = []
+    for shard in shards[:NAMED_MAX]:
+        fragments = history.fragments_of(shard)
+        numbers = ", ".join(map(str, fragments[:NAMED_MAX])) + (", ..." if len(fragments) > NAMED_MAX else "")
+        told.append(f"{shard} (fragments {numbers})" if fragments else shard)
+    more = f" and {len(shards) - NAMED_MAX} more" if len(shards) > NAMED_MAX else ""
+    return ", ".join(told) + more
+
+
+def _offences(history: History, learner: str, incarnation: int) -> list[str]:
+    refused = [
+        each for each in history.refused if (each.fields.learner, each.fields.incarnation) == (learner, incarnation)
+    ]
+    return [refusal_told(each) for each in refused[:3] if each.fields.push]

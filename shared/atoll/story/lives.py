@@ -1,0 +1,70 @@
+"""The lives of learners by the event log: an index of all that it tells of each incarnation, made in one pass.
+
+    joined ──► samples, merged contributions ──► left, or nothing more
+
+A life that has not left in order ends with the last sign of it. No event tells how many steps such a life made: its newest
+sample and its merged contributions do, as far as they go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from atoll.run.event_fields import Contributor, JoinedEvent, LeftEvent, SampleEvent
+from atoll.run.view import RoundLine
+from atoll.story.history import History, Noted, base_of
+
+
+@dataclass(slots=True)
+class RecordedLife:
+    """What the event log tells of one incarnation, in order; None where it has no such event."""
+
+    incarnation: int
+    joined: Noted[JoinedEvent] | None = None
+    left: Noted[LeftEvent] | None = None
+    samples: list[Noted[SampleEvent]] = field(default_factory=list)
+    merged: list[tuple[RoundLine, Contributor]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Return how many inner steps it made: by its farewell, else by its newest sample and its contributions."""
+        if self.left is not None:
+            return self.left.fields.steps
+        by_fragment: Counter[int] = Counter()
+        for line, share in self.merged:
+            by_fragment[line.round.fragment] += share.steps
+        return max([each.fields.step for each in self.samples] + list(by_fragment.values()), default=0)
+
+    @property
+    def last_s(self) -> float | None:
+        """Return the last sign of it, seconds since the epoch; None if the event log has none."""
+        signs = [each.at_s for each in (self.joined, self.left, *self.samples[-1:]) if each is not None]
+        return max([*signs, *(line.at_s for line, _ in self.merged[-1:])], default=None)
+
+
+def lives_of(history: History) -> dict[str, dict[int, RecordedLife]]:
+    """Return all lives by learner and incarnation, both in order."""
+    found: dict[str, dict[int, RecordedLife]] = {}
+
+    def life(learner: str, incarnation: int) -> RecordedLife:
+        return found.setdefault(learner, {}).setdefault(incarnation, RecordedLife(incarnation))
+
+    for joined in history.joined:
+        life(joined.who, joined.fields.incarnation).joined = joined
+    for left in history.left:
+        life(left.who, left.fields.incarnation).left = left
+    for sample in history.samples:
+        life(sample.who, sample.fields.incarnation).samples.append(sample)
+    for line, share in history.contributions():
+        life(share.learner, share.incarnation).merged.append((line, share))
+    return {learner: dict(sorted(own.items())) for learner, own in sorted(found.items())}
+
+
+def adoption_delays(history: History, learner: str) -> list[float]:
+    """Return how long after it was visible a learner adopted each version that it contributed on, in seconds, by two clocks."""
+    return [
+        share.adopted_at_s - based.at_s
+        for line, share in history.contributions(learner)
+        if share.adopted_at_s and (based := history.find(line.round.fragment, base_of(line, share))) is not None
+    ]

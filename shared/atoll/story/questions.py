@@ -1,0 +1,276 @@
+"""The five usual questions, answered from the event log: goodput, a learner behind, a refusal, a jump of the loss, more grace.
+
+Each answer rests on figures of the event log and names them. Where the event log has none, the answer says so: it is no guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from atoll.protocol.quarantine import OFFENCES
+from atoll.protocol.reasons import id_of
+from atoll.run.event_fields import Contributor
+from atoll.run.view import RoundLine
+from atoll.story.attribution import middle, of_others, points_away, shares_of
+from atoll.story.goodput import goodput_of
+from atoll.story.history import History, RoundMoments, base_of, push_id
+from atoll.story.learner_findings import measure_told, refused_id, slow_learners, slow_links
+from atoll.story.lives import adoption_delays
+from atoll.story.slowness import SHARE_MIN, slowness
+from atoll.story.telling import SILENT
+
+REASONS: Final = {
+    "stale": "its base version was older than protocol.age_max allows when it arrived: a slow learner or link",
+    "future_base": "it is on a version that does not exist yet: its learner follows another founding or is broken",
+    "empty": "it covers no token or no step",
+    "implausible": "it claims more tokens than its steps, or the time, allow",
+    "outlier": "it is far longer than this fragment's usual pseudo-gradients: a learning rate, bad data, or broken memory",
+    "unusual": "it is far longer than usual, but others' were as well: nobody is blamed",
+    "quarantined": "its incarnation had been isolated before, and is not read any more",
+    "unjudged": "the last learners left before a majority was there to judge it",
+    "chunks_gone": "the broker no longer had its segments: it waited too long in the queue, or the stream was full",
+    "norm_claim": "it is not as long as its manifest says",
+    "norm_bound": "a slice is longer than protocol.norm_max allows",
+    "not_finite": "it holds infinities or NaN",
+}
+"""What a reason means; others are named as they are, and are damaged bytes."""
+
+JUMP_MIN: Final = 0.02
+"""A rise of the loss by this share is called a jump."""
+WHAT_IFS: Final = (0.5, 1.0, 2.0, 4.0)
+
+
+def goodput(history: History) -> list[str]:
+    """Answer why learners were not stepping all the time that they were there: who costs how much, and for what cause."""
+    found = goodput_of(history)
+    if found.share is None:
+        return [f"{SILENT} how long learners stepped: no contribution and no sample of this run notes a step time"]
+    told = [
+        f"goodput by the event log: {found.share:.1%} ({found.stepping_s:,.4g} of {found.present_s:,.4g} learner-seconds)",
+        "",
+        "who cost how much of the learners' time",
+    ]
+    slow = slowness(history)
+    mine = [part for part in slow.lost if part.of == "learners"]
+    told += [
+        f"  {part.share:>6.1%} {part.seconds:>9.4g} s  {part.who} {part.sentence}; {part.command}" for part in mine
+    ] or [f"  nobody cost more than {SHARE_MIN:.0%} of it"]
+    if any(part.what == "slow learner" for part in mine):
+        told.append(
+            "  a slow learner's steps are steps: its part is no loss of goodput, and trains fewer tokens all the same"
+        )
+    told += [
+        "",
+        "rounds take no time from learners, which never wait for them; what follows costs tokens their effect",
+        f"  late contributions: {sum(share.age > 0 for _, share in history.contributions())} of {len(history.contributions())}",
+        f"  refused contributions: {len(history.refused)}",
+        "",
+        f"{SILENT} what a learner did between two steps (adopting, encoding, its data): its overhead is in `atoll top`",
+    ]
+    standing_out = [line for each in slow.findings for line in each.lines(history.clock)]
+    return [*told, *(["", "what stands out", *(f"  {line}" for line in standing_out)] if standing_out else [])]
+
+
+def behind(history: History, learner: str | None) -> list[str]:
+    """Answer why a learner is behind; without a name, why the one with the most late and refused contributions is."""
+    shares, clock = shares_of(history.rounds), history.clock
+    stale = Counter(each.fields.learner for each in history.refused if each.fields.reason == "stale")
+    if learner is None:
+        lateness = {share.learner: share.late + stale[share.learner] for share in shares} | {
+            name: count for name, count in stale.items() if name not in {share.learner for share in shares}
+        }
+        learner = max(lateness, key=lambda name: lateness[name], default=None)
+        if learner is None or not lateness[learner]:
+            return ["no learner is behind: no contribution came late, and none was refused as stale"]
+    own = next((share for share in shares if share.learner == learner), None)
+    if own is None:
+        return [
+            f"{learner}: no contribution of it was merged; {stale[learner]} were refused as stale",
+            *(line for each in slow_links(history, shares) if each.culprit == learner for line in each.lines(clock)),
+            *_who_is(history, learner),
+        ]
+    refusals = f"{stale[learner]} more were refused as stale"
+    told = [f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals}"]
+    found = (*slow_links(history, shares), *slow_learners(history, shares))
+    causes = [each for each in found if each.culprit == learner]
+    for cause in causes:
+        told += cause.lines(clock)
+    if not causes:
+        step_s, upload_s = (
+            of_others(shares, learner, lambda each: each.step_s),
+            of_others(shares, learner, lambda each: each.upload_s),
+        )
+        told.append(
+            f"neither its steps ({_beside(own.step_s, step_s)}) nor its uploads ({_beside(own.upload_s, upload_s)}) explain it"
+            if own.step_s is not None and own.upload_s is not None
+            else f"{SILENT} its step time or its upload time"
+        )
+    late = [(line, share) for line, share in history.contributions(learner) if share.age]
+    told += [_missed(history, line, share) for line, share in late[-3:]]
+    if adoptions := adoption_delays(history, learner):
+        told.append(f"it adopts a version {median(adoptions):.3g} s after that is visible (by two clocks)")
+    return told + _who_is(history, learner)
+
+
+def refused(history: History, learner: str | None) -> list[str]:
+    """Answer why contributions were refused: all of them, or those of one learner."""
+    chosen = [each for each in history.refused if learner in (None, each.fields.learner)]
+    if not chosen:
+        return [f"no contribution{'' if learner is None else f' of {learner}'} was refused"]
+    told, clock = [], history.clock
+    for (name, reason), count in Counter((each.fields.learner, each.fields.reason) for each in chosen).most_common():
+        newest = next(each for each in reversed(chosen) if (each.fields.learner, each.fields.reason) == (name, reason))
+        blame = "an offence" if reason in OFFENCES else "no offence"
+        told.append(
+            f"{name or 'a learner'}: {count} times {reason!r} ({blame}): {REASONS.get(reason, 'its bytes were damaged')}"
+        )
+        push = newest.fields
+        which = f"{refused_id(push)}{measure_told(push)}" if push.push else f"{SILENT} which"
+        told.append(f"    the last by {newest.who} at {clock.at(newest.at_s)}: {which}")
+        if reason == "stale" and push.base_version is not None:
+            here = [
+                line for line in history.rounds if line.round.fragment == push.fragment and line.at_s <= newest.at_s
+            ]
+            version = here[-1].round.version if here else push.base_version
+            took = f"; its upload took {push.upload_s:.3g} s" if push.upload_s else ""
+            told.append(f"    it was on version {push.base_version}, and the fragment was at {version}{took}")
+    told += [
+        f"{each.fields.learner} is in quarantine at {each.who} since {clock.at(each.at_s)}: {each.fields.offences} offences, "
+        f"the last {each.fields.reason!r}"
+        for each in history.quarantined
+        if learner in (None, each.fields.learner)
+    ]
+    return told
+
+
+def loss(history: History) -> list[str]:
+    """Answer why the loss jumped: where it rose most, and what happened in that time."""
+    curve = [(each.at_s, each.fields.bits_per_byte) for each in history.validations]
+    what = "bits per byte on held-out text"
+    if len(curve) < 2:  # a rise is between two points
+        curve = [(line.at_s, mean) for line in history.rounds if (mean := _mean_loss(line)) is not None]
+        what = "mean training loss of a round's learners"
+    if len(curve) < 2:
+        return [f"{SILENT} the loss: no validation, and no contribution that notes one"]
+    clock = history.clock
+    rises = [(after[1] / before[1] - 1.0, before, after) for before, after in pairwise(curve) if before[1]]
+    rise, before, after = max(rises)
+    if rise < JUMP_MIN:
+        return [f"the loss did not jump: the {what} never rose by more than {max(rise, 0.0):.1%} between two points"]
+    told = [f"the {what} rose by {rise:.1%}: from {before[1]:.4g} to {after[1]:.4g}"]
+    told.append(f"  between {clock.at(before[0])} and {clock.at(after[0])}")
+    told += ["", "what happened in that time"]
+    happened = [(each.at_s, f"{each.who} joined as incarnation {each.fields.incarnation}") for each in history.joined]
+    happened += [(each.at_s, f"{each.who} left") for each in history.left]
+    happened += [(each.from_s, f"{each.shard} has a new owner, epoch {each.fields.epoch}") for each in history.tenures]
+    happened += [
+        (each.at_s, f"{each.who} put {each.fields.learner} into quarantine: {each.fields.reason}")
+        for each in history.quarantined
+    ]
+    happened += [
+        (each.at_s, f"a contribution of {each.fields.learner} was refused: {each.fields.reason}")
+        for each in history.refused
+    ]
+    inside = [f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(happened) if before[0] < at_s <= after[0]]
+    rounds = [line for line in history.rounds if before[0] < line.at_s <= after[0]]
+    told += inside[:20] or ["  nobody joined, left, was refused or taken over"]
+    late = sum(share.age > 0 for line in rounds for share in line.round.contributors)
+    told.append(f"  {len(rounds)} rounds, {late} late contributions")
+    shares = shares_of(rounds)
+    away = [s for s in shares if points_away(s, of_others(shares, s.learner, lambda each: each.aligned_with_others))]
+    told += [
+        f"  {share.learner} pointed elsewhere than the others: cosine {share.aligned_with_others:.3g}, with "
+        f"{share.weight_share:.1%} of the weight"
+        for share in away
+    ]
+    low = [
+        (share.aligned_with_others, push_id(line, share))
+        for line in rounds
+        for share in line.round.contributors
+        if share.aligned_with_others is not None
+    ]
+    told += [f"  agreed least with the others: {push}, cosine {cosine:.3g}" for cosine, push in sorted(low)[:3]]
+    return [
+        *told,
+        "",
+        f"{SILENT} the data of those steps, nor which of these moved the loss: it has their order, not their effect",
+    ]
+
+
+def grace(history: History, fragment: int | None) -> list[str]:
+    """Answer what another grace would have given: contributions in time, and seconds that rounds would have waited."""
+    rounds = [line for line in history.rounds if fragment in (None, line.round.fragment) and line.round.why is not None]
+    granted = [line.round.grace_s for line in rounds if line.round.why is not None and line.round.why.met_by]
+    if not granted:
+        return [f"{SILENT} of a grace: no round met its quorum"]
+    usual_s = median(granted)
+    delays = _delays(history, fragment)
+    merged = sum(len(line.round.contributors) for line in rounds)
+    untold = sum(share.age == 1 and share.arrived_s is None for line in rounds for share in line.round.contributors)
+    missed = f"{len(delays)} of {merged} contributions missed the round that they answered"
+    told = [
+        f"{len(rounds)} rounds with a median grace of {usual_s:.3g} s; {missed}",
+        *([f"{SILENT} when {untold} more of those arrived"] if untold else []),
+        "",
+        f"  {'grace':>10}{'in time of those':>18}{'more waiting in each of their rounds':>40}",
+    ]
+    wanted = sorted(
+        {round(usual_s * factor, 3) for factor in WHAT_IFS} | ({round(max(delays), 3) + 0.001} if delays else set())
+    )
+    for grace_s in wanted:
+        caught = [delay for delay in delays if delay <= grace_s]
+        more_s = middle(max(0.0, min(delay, grace_s) - usual_s) for delay in delays) or 0.0
+        told.append(f"  {grace_s:>8.3g} s{len(caught):>18}{more_s:>38.3g} s")
+    told += [
+        "",
+        "a round is not waited for by learners, so a longer grace costs versions that come later, not idle time",
+        "what another grace gives this run: `atoll what-if` with protocol.grace_gamma and protocol.grace_cap_steps",
+        f"{SILENT} what that does to the loss: try it in `atoll sim train`",
+    ]
+    return told
+
+
+def _delays(history: History, fragment: int | None) -> list[float]:
+    """Return, of contributions that were one version late, how long after the quorum that they missed they arrived."""
+    found = []
+    for line, share in history.contributions():
+        if share.age != 1 or share.arrived_s is None or fragment not in (None, line.round.fragment):
+            continue
+        missed = history.find(line.round.fragment, line.round.version - 1)
+        if missed is not None:
+            found.append(RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(missed).quorum_s)
+    return [max(0.0, delay) for delay in found]
+
+
+def _missed(history: History, line: RoundLine, share: Contributor) -> str:
+    """Return which round a late contribution missed, and by how much."""
+    push, missed = push_id(line, share), history.find(line.round.fragment, base_of(line, share) + 1)
+    if missed is None or share.arrived_s is None:
+        return f"    {push}: {share.age} late; {SILENT} by how much it missed its round"
+    late_s = RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(missed).ended_s
+    commit = id_of("commit", missed.round.fragment, missed.round.version)
+    if late_s < 0.0:
+        # A round ends without what its shard has not read to the end, so a contribution may be there and yet too late.
+        return f"    {push}: arrived {-late_s:.3g} s before the end of {commit}, and was still being read then"
+    return f"    {push}: missed {commit} by {late_s:.3g} s"
+
+
+def _mean_loss(line: RoundLine) -> float | None:
+    known = [share.loss for share in line.round.contributors if share.loss is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _beside(own: float | None, others: float | None) -> str:
+    return f"{own or 0:.3g} s, the others' {others or 0:.3g} s"
+
+
+def _who_is(history: History, learner: str) -> list[str]:
+    return [
+        f"{each.who} has isolated its incarnation {each.fields.incarnation} since {history.clock.at(each.at_s)}: "
+        f"{each.fields.offences} offences, the last {each.fields.reason!r}"
+        for each in history.quarantined
+        if each.fields.learner == learner
+    ]

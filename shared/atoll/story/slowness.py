@@ -1,0 +1,165 @@
+"""What was slow in a run: the largest shares of its time that were lost, each with a figure and the command that tells more.
+
+There are two wholes, and no second belongs to both. *Learners' time* is the learner-seconds present of `atoll.story.goodput`:
+what of it was no stepping, and what a slow learner's steps took beyond those of the others. *Rounds' time* is the sum of all
+rounds from call to commit. Learners never wait for a round, so its parts cost versions that come late, not idle time. What
+stands out beside is from `atoll.story.findings`.
+
+Waiting for text happens inside the training loop's step. The event log has the time of whole steps, so that wait
+is not told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from typing import Final, Literal
+
+from atoll.run.view import RoundLine
+from atoll.story.attribution import of_others, shares_of
+from atoll.story.findings import findings
+from atoll.story.goodput import TimePresent, presences, summed
+from atoll.story.history import History
+from atoll.story.lives import adoption_delays
+from atoll.story.run_finding import RunFinding
+from atoll.story.telling import SILENT
+
+Whole = Literal["learners", "rounds"]
+SHARE_MIN: Final = 0.01
+"""A smaller share of its whole is not told."""
+SLOWER_MIN: Final = 1.2
+"""Step times of equal learners differ by less than this factor."""
+LOST_MAX: Final = 12
+FINDINGS_MAX: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """`seconds` of a whole that were lost, and which `share` of it they are, 0..1; `who` is a learner, or "" for all rounds."""
+
+    of: Whole
+    what: str
+    who: str
+    seconds: float
+    share: float
+    sentence: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """What was slow: time lost, the largest share first; what stands out; what the event log lacks."""
+
+    lost: tuple[LostTime, ...]
+    findings: tuple[RunFinding, ...]
+    notes: tuple[str, ...]
+
+
+def slowness(history: History) -> Slowness:
+    """Return what was slow."""
+    there = presences(history)
+    whole_s = summed(there.values()).present_s
+    rounds_s = sum(map(_length_s, history.rounds))
+    parts = chain(
+        _of_learners(history, there, whole_s),
+        _slower_steps(history, there, whole_s),
+        _of_rounds(history.rounds, rounds_s),
+    )
+    lost = sorted((part for part in parts if part.share >= SHARE_MIN), key=lambda part: part.share, reverse=True)
+    return Slowness(tuple(lost[:LOST_MAX]), tuple(findings(history)[:FINDINGS_MAX]), tuple(_notes(history, there)))
+
+
+def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: float) -> Iterator[LostTime]:
+    """Yield, by learner, the time present that was no stepping; its parts are cut so that they never exceed it."""
+    # The newest sample of each learner: the share of its time that it has been inside `island.step`.
+    overheads = {each.who: each.fields.overhead for each in history.samples}
+    for learner, one in there.items():
+        left_s = max(0.0, one.present_s - one.stepping_s)
+        away_s = _away_s(history, learner)
+        inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.joining_s - away_s)
+        told = (
+            ("joining", one.joining_s, f"joined {_times(one.lives)}: started, compiled, read the run's values"),
+            ("silence", away_s, "was gone between its last sign of life and its next start"),
+            ("adoption", inside_s, "was inside `island.step`: it adopted versions and handed over its own"),
+        )
+        for what, claimed_s, sentence in told:
+            seconds = min(left_s, claimed_s)
+            left_s -= seconds
+            yield _lost("learners", what, learner, seconds, whole_s, sentence, f"atoll story learner {learner}")
+        rest = "did not step, and the event log does not tell why: it compiled, wrote a checkpoint or was dead"
+        yield _lost("learners", "unexplained", learner, left_s, whole_s, rest, "atoll why goodput")
+
+
+def _slower_steps(history: History, there: Mapping[str, TimePresent], whole_s: float) -> Iterator[LostTime]:
+    """Yield what the steps of a learner took longer than the same number of steps of the others' median."""
+    shares = shares_of(history.rounds)
+    for share in shares:
+        others_s, one = of_others(shares, share.learner, lambda each: each.step_s), there.get(share.learner)
+        if one is None or others_s is None or share.step_s is None or share.step_s < SLOWER_MIN * others_s:
+            continue
+        seconds = one.stepping_s * (1.0 - others_s / share.step_s)
+        sentence = f"stepped in {share.step_s:.3g} s, while the median of the others is {others_s:.3g} s"
+        command = f"atoll why behind {share.learner}"
+        yield _lost("learners", "slow learner", share.learner, seconds, whole_s, sentence, command)
+
+
+def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime]:
+    """Yield the parts of the rounds' time."""
+    quorum_s = grace_s = queued_s = merge_s = commit_s = broker_s = 0.0
+    for line in rounds:
+        made = line.round
+        met = made.why is None or bool(made.why.met_by)
+        until_s = min(made.quorum_wait_s, made.waited_s) if met else made.waited_s
+        hindered_s = min(sum(made.hindered.values()), made.commit_s)
+        quorum_s, grace_s = quorum_s + until_s, grace_s + made.waited_s - until_s
+        queued_s, merge_s = queued_s + made.queued_s, merge_s + made.merge_s
+        commit_s, broker_s = commit_s + made.commit_s - hindered_s, broker_s + hindered_s
+    for what, seconds, sentence, command in (
+        ("quorum", quorum_s, "waited for the quorum", "atoll why"),
+        ("grace", grace_s, "waited after the quorum, for those that were still to answer", "atoll why grace"),
+        ("queue", queued_s, "waited for their shard, which was busy with other rounds", "atoll why"),
+        ("merge", merge_s, "were merged", "atoll why"),
+        ("commit", commit_s, "were written to the broker", "atoll why"),
+        ("broker", broker_s, "could not be written, because the broker was full or away", "atoll broker status"),
+    ):
+        yield _lost("rounds", what, "", seconds, whole_s, sentence, command)
+
+
+def _lost(of: Whole, what: str, who: str, seconds: float, whole_s: float, sentence: str, command: str) -> LostTime:  # noqa: PLR0913, PLR0917  (one field each)
+    share = min(1.0, max(0.0, seconds / whole_s)) if whole_s > 0.0 else 0.0
+    return LostTime(of, what, who, max(0.0, seconds), share, sentence, command)
+
+
+def _away_s(history: History, learner: str) -> float:
+    """Return for how long a learner was gone between two incarnations of which the first never left."""
+    took_s = {(each.who, each.at_s): each.fields.took_s for each in history.joined}
+    away_s, lost_s = 0.0, None
+    for mark in history.timeline.marks:
+        if mark.who != learner:
+            continue
+        if mark.kind == "lost":
+            lost_s = mark.at_s
+        elif mark.kind == "back" and lost_s is not None:
+            away_s += max(0.0, mark.at_s - took_s.get((learner, mark.at_s), 0.0) - lost_s)
+            lost_s = None
+    return away_s
+
+
+def _length_s(line: RoundLine) -> float:
+    made = line.round
+    return made.waited_s + made.queued_s + made.merge_s + made.commit_s
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _notes(history: History, there: Mapping[str, TimePresent]) -> Iterator[str]:
+    if not there:
+        yield f"{SILENT} how long learners stepped: no contribution of this run notes a step time"
+    delays = [delay for learner in history.learners() for delay in adoption_delays(history, learner)]
+    if delays:
+        yield f"a learner adopts a version {median(delays):.3g} s after that is visible (median, by two clocks)"
+    yield f"{SILENT} how long learners waited for text: that is within the time of their steps"

@@ -1,0 +1,265 @@
+"""The causal chain of a round, a fragment or a contribution, in words.
+
+    call ──► contributions ──► commit ──► head ──► adoption
+
+The sentences on why a round waited are those of `atoll.protocol.reasons`; this module puts them beside the measurements, and
+joins the causes to a chain. A shard knows nothing of the time before its present owner: that time is told from its outages
+(`atoll.story.outages`). Times of a round are by its shard's clock, those of an adoption by its learner's: two machines'
+clocks differ. Where an event of an earlier release lacks a fact, the story says that the event log does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.protocol.reasons import id_of
+from atoll.run.event_fields import Contributor
+from atoll.run.view import RoundLine
+from atoll.story.attribution import weight_of
+from atoll.story.history import History, RoundMoments, base_of, push_id
+from atoll.story.learner_findings import measure_told, refused_id
+from atoll.story.outages import ShardOutage, long_bound_s, outages_of, owner_of, round_lengths, stood_still
+
+SILENT: Final = "the event log does not tell"
+LATEST: Final = 10
+
+
+def one_line(line: RoundLine) -> str:
+    """Return a round in one line: its identity, how long it waited, and why it ended."""
+    made, why = line.round, line.round.why
+    if why is not None and not why.calls:
+        return f"fragment {made.fragment} version {made.version}: it was not called; {why.sentences()['end']}"
+    end = made.end if why is None else why.sentences()["end"]
+    met = why is None or bool(why.met_by)
+    quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
+    return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}"
+
+
+def round_story(history: History, line: RoundLine) -> list[str]:
+    """Return why one round waited, who answered when and with what weight, and its chain of causes."""
+    made, times, clock = line.round, RoundMoments.of(line), history.clock
+    outages = stood_still(history, line, outages_of(history))
+    called = made.why is None or made.why.calls > 0
+    return [
+        f"fragment {made.fragment}: version {made.version - 1} became {made.version}, by {line.shard} at {clock.at(line.at_s)}",
+        "",
+        "why it waited",
+        *_waits(history, line, outages),
+        "",
+        f"who was called at {clock.at(times.called_s)}, and what came of it"
+        if called
+        else "nobody was called, and this came of it",
+        *_answers(line),
+        "",
+        "what caused what",
+        *_causes(history, line),
+    ]
+
+
+def long_rounds(history: History, shard: str | None = None, count: int = LATEST) -> list[str]:
+    """Return the rounds that are long, of all shards or one, the longest first, and by what measure they are."""
+    every = round_lengths(history)
+    if not every:
+        return ["no round has ended yet"]
+    bound_s = long_bound_s(every)
+    own = [each for each in every if shard in (None, each.line.shard)]
+    measure = f"from the call to the end of a round and while its shard had no owner; more than {bound_s:.3g} s is long"
+    long = [each for each in own if each.whole_s > bound_s]
+    standing = [
+        f"no round of {each.shard} has ended for {each.lasted_s:.3g} s, to the end of the event log: it has no owner"
+        for each in outages_of(history)
+        if each.heir is None and shard in (None, each.shard)
+    ]
+    if not long:
+        longest = f", the longest is {one_line(own[0].line)}" if own else ""
+        return [*standing, f"none of {len(own)} rounds is long ({measure}){longest}"]
+    told = [*standing, f"{len(long)} of {len(own)} rounds are long ({measure})"]
+    for each in long[:count]:
+        stood = f"{each.whole_s:.3f} s, of these {each.outage_s:.3f} s without an owner: " if each.outage_s else ""
+        told.append(f"  {stood}{one_line(each.line)}")
+    return [*told, *([f"  and {len(long) - count} more"] if len(long) > count else [])]
+
+
+def fragment_story(history: History, fragment: int) -> list[str]:
+    """Return the latest rounds of a fragment, what its next round waits for, and who is on which version."""
+    made = [line for line in history.rounds if line.round.fragment == fragment]
+    told = [f"fragment {fragment}: {len(made)} rounds in the event log; the latest"]
+    told += [f"  {one_line(line)}" for line in made[-LATEST:]]
+    told += ["", _next_version(history, made[-1])] if made else []
+    newest: dict[str, tuple[int, str]] = {}
+    for line in made:
+        for share in line.round.contributors:
+            newest[share.learner] = base_of(line, share), push_id(line, share)
+    told += [
+        f"{learner} was last seen on version {base}: {push} is on it"
+        for learner, (base, push) in sorted(newest.items())
+    ]
+    return told
+
+
+def _next_version(history: History, newest: RoundLine) -> str:
+    """Return how it stands with the version after the newest one of a fragment."""
+    version, shard = newest.round.version + 1, newest.shard
+    if shard in history.closed:
+        return f"version {version - 1} is its last: {shard} has closed its ledger, and makes no other"
+    dead = next((each for each in outages_of(history) if each.shard == shard and each.heir is None), None)
+    if dead is not None:
+        return f"version {version} is not there yet: {shard} has no owner {history.clock.span(dead.from_s, None)}"
+    still = history.waiting(newest.round.fragment, version)
+    if still is not None:
+        return f"version {version} is not there yet; {still.why} ({still.cause_id})"
+    return f"version {version} is not there yet: its round rests until its beat, or was called only now"
+
+
+def contribution_story(history: History, line: RoundLine, share: Contributor) -> list[str]:
+    """Return the way of one merged contribution: from its adoption to the version it is part of."""
+    made, times, base, clock = line.round, RoundMoments.of(line), base_of(line, share), history.clock
+    cause = share.cause_id or SILENT
+    steps = [
+        f"began on version {base} at {clock.at(share.adopted_at_s)}"
+        if share.adopted_at_s
+        else f"when its learner began on version {base}, {SILENT}",
+        f"trained {share.tokens:,} tokens in {share.steps:,} steps"
+        + (f" of {share.step_s:.3g} s" if share.step_s else ""),
+        f"was asked for by {cause}",
+        f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _full(share)
+        if share.upload_s
+        else f"how long its upload took, {SILENT}",
+        f"reached {line.shard} {_after(share.arrived_s)}"
+        if share.arrived_s is not None
+        else f"when it arrived, {SILENT}",
+        _damped(line, share),
+        _corrected(share),
+        _agreed(share),
+        f"became part of version {made.version} ({id_of('head', made.fragment, made.version)}) at {clock.at(times.visible_s)}",
+    ]
+    return [push_id(line, share), *(f"  {step}" for step in steps if step)]
+
+
+def refused_story(history: History, learner: str, incarnation: int, fragment: int, push: int) -> list[str]:
+    """Return what the event log tells of a contribution that was refused; nothing if it does not know of it."""
+    return [
+        f"{refused_id(each.fields)} was refused by {each.who} at {history.clock.at(each.at_s)}: {each.fields.reason}"
+        f"{measure_told(each.fields)}"
+        for each in history.refused
+        if (each.fields.learner, each.fields.incarnation, each.fields.fragment, each.fields.push)
+        == (learner, incarnation, fragment, push)
+    ]
+
+
+# --- the parts of a round's story ---------------------------------------------------------------------------------
+
+
+def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) -> list[str]:
+    made, why = line.round, line.round.why
+    still = [
+        f"  {'outage':<7} {each.lasted_s:>9.3f} s  {line.shard} had no owner {history.clock.span(each.from_s, each.until_s)}: "
+        "it called nobody and made no version, until "
+        + (f"{owner_of(each.heir)} took it over" if each.heir is not None else "it wrote again")
+        for each in outages
+    ]
+    if why is None:
+        return [*still, f"  not written down; it ended with {made.end!r} {made.waited_s:.3f} s after the call"]
+    told, grace_s = why.sentences(), max(0.0, made.waited_s - made.quorum_wait_s)
+    if outages and why.opening.opened == "never":
+        # The present owner knows only that nobody was left when it began.
+        told["rest"] = (
+            f"it was never called: {line.shard} had no owner until then, and by then no live learner was left to ask"
+        )
+    room = {"full": "the broker had no room", "away": "the broker was away"}
+    held = "; ".join(f"{seconds:.3g} s of it because {room.get(word, word)}" for word, seconds in made.hindered.items())
+    places = [
+        (why.opening.rested_s, "rest", told["rest"]),
+        (made.quorum_wait_s, "quorum", told.get("quorum", "nobody was called")),
+        (grace_s, "grace", "; ".join(part for part in (told.get("grace"), told["end"]) if part)),
+        (made.queued_s, "queue", "from the decision until the shard came to it"),
+        (made.merge_s, "merge", f"of {len(made.contributors)} contributions"),
+        (made.commit_s, "commit", "outer step, storing, and the head" + (f"; {held}" if held else "")),
+    ]
+    return [*still, *(f"  {name:<7} {seconds:>9.3f} s  {words}" for seconds, name, words in places)]
+
+
+def _answers(line: RoundLine) -> list[str]:
+    made, why = line.round, line.round.why
+    lines = [
+        f"  {answer_told(line, share)}" for share in sorted(made.contributors, key=lambda each: each.arrived_s or 0.0)
+    ]
+    if why is not None and why.missing.count:
+        lines.append(f"  no answer until its end: {why.missing.told()}")
+    return lines
+
+
+def answer_told(line: RoundLine, share: Contributor) -> str:
+    """Return a merged contribution in one line: when it arrived, its upload, its steps, its weight, how it agreed."""
+    parts = [
+        f"arrived {_after(share.arrived_s)}" if share.arrived_s is not None else f"arrived: {SILENT}",
+        f"upload {share.upload_s:.3g} s" if share.upload_s else "",
+        f"{share.steps} steps" if share.steps else "",
+        _damped(line, share),
+        _corrected(share),
+        _agreed(share),
+    ]
+    return f"{push_id(line, share)}: {', '.join(part for part in parts if part)}"
+
+
+def _after(seconds: float | None) -> str:
+    if seconds is None:
+        return SILENT
+    return f"{seconds:.3g} s after the call" if seconds >= 0.0 else f"{-seconds:.3g} s before the call"
+
+
+def _full(share: Contributor) -> str:
+    return f", of which it waited {share.full_s:.3g} s for room at the broker" if share.full_s else ""
+
+
+def _damped(line: RoundLine, share: Contributor) -> str:
+    total = sum(weight_of(each) for each in line.round.contributors)
+    words = f"{weight_of(share) / total:.1%} of the weight" if total else "no weight"
+    if not share.age:
+        return words
+    late = f"{share.age} version{'s' if share.age > 1 else ''} late"
+    if share.staleness_weight is None:
+        return f"{words}, {late}"
+    return f"{words}, {late} and so damped to {share.staleness_weight:.3g} of its own"
+
+
+def _corrected(share: Contributor) -> str:
+    words = []
+    if share.corrected:
+        lengths = f"length {share.norm or 0:.3g} to {share.corrected_norm or 0:.3g}"
+        words.append(f"{share.corrected} slices turned towards the momentum, {lengths}")
+    if share.shortened:
+        words.append(f"{share.shortened} slices shortened")
+    if share.unheard:
+        words.append(f"{share.unheard} slices not heard")
+    return ", ".join(words)
+
+
+def _agreed(share: Contributor) -> str:
+    if share.aligned is None:
+        return ""
+    beside = "" if share.aligned_with_others is None else f", {share.aligned_with_others:.3g} with the others"
+    return f"cosine {share.aligned:.3g} with the merge{beside}"
+
+
+def _causes(history: History, line: RoundLine) -> list[str]:
+    made, why = line.round, line.round.why
+    fragment, version = made.fragment, made.version
+    links: list[tuple[str, str, str]] = []
+    if why is not None and why.calls:
+        again = f"called {why.calls} times" if why.calls > 1 else ""
+        links.append((why.opening.cause_id, id_of("call", fragment, version - 1, 1), again))
+    for share in made.contributors:
+        late = f", {share.age} version{'s' if share.age > 1 else ''} late" if share.age else ""
+        links.append((share.cause_id, push_id(line, share), f"{share.tokens:,} tokens{late}"))
+    commit, head = id_of("commit", fragment, version), id_of("head", fragment, version)
+    links += [(made.cause_id, commit, made.end), (commit, head, "")]
+    lines = [f"  {cause or 'unknown':<28} -> {effect:<28} {note}".rstrip() for cause, effect, note in links]
+    adopted = history.adopted_by(fragment, version)
+    for learner, (push, at_s) in sorted(adopted.items()):
+        when = f" {at_s - line.at_s:.3g} s later" if at_s else ""
+        lines.append(f"  {head:<28} -> adopted by {learner}{when}: {push} is on it")
+    if not adopted:
+        lines.append(f"  {head:<28} -> no contribution on it is known yet")
+    return lines

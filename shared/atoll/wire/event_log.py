@@ -1,0 +1,100 @@
+"""The gate of the event log: who writes which kind of event, and what a reader takes for one.
+
+The event log is not signed (`atoll.bus.signed`). On a locked broker a learner may write below its own name only, on an open
+broker anybody writes anywhere. So the subject of an event, `ev.<kind>.<who>`, is what a broker vouches for, and its body is a
+claim. A reader takes an event through `event_of`, and only there:
+
+* The body names the kind and the writer of its subject. If it names others, it is a forgery.
+* A kind has few writers (`EVENT_WRITERS`), and names tell most of them apart: `shard-<number>`, `evaluator`, everybody else.
+  A learner that tells of a commit is none of ours.
+
+The rights of identities (`atoll.keys.rights`) are made from the same table, so a locked broker and its readers agree. A
+kind that is not in the table is of a later release: it passes, and its reader skips it.
+
+What this does not do: learners and synchronizer processes both write `moved`, and no name tells which of them wrote it. Its
+reader refuses what a known learner says in the part of a synchronizer (`atoll.run.view`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from atoll.base.errors import PeerMisbehaved
+from atoll.base.quantities import FRAGMENTS_MAX
+from atoll.wire.messages import Event, decode
+
+EventWriter = Literal["learner", "shard", "synchronizer", "evaluator"]
+SHOWN_CHARS_MAX: Final = 120
+EVALUATOR: Final = "evaluator"
+"""The name under which every evaluator writes."""
+
+_SHARD: Final = frozenset[EventWriter]({"shard"})
+_LEARNER: Final = frozenset[EventWriter]({"learner"})
+_EVALUATOR: Final = frozenset[EventWriter]({"evaluator"})
+_PROCESS: Final = frozenset[EventWriter]({"learner", "synchronizer"})
+
+EVENT_WRITERS: Final[dict[str, frozenset[EventWriter]]] = {
+    "round": _SHARD,
+    "waiting": _SHARD,
+    "refused": _SHARD,
+    "junk": _SHARD,
+    "quarantined": _SHARD,
+    "serving": _SHARD,
+    "ledger": _SHARD,
+    "joined": _LEARNER,
+    "recovered": _LEARNER,
+    "left": _LEARNER,
+    "sample": _LEARNER,
+    "moved": _PROCESS,
+    "validation": _EVALUATOR,
+    "evaluated": _EVALUATOR,
+}
+"""The kinds of event of this release, and who writes each."""
+
+_SHARD_NAME: Final = re.compile(r"shard-(0|[1-9][0-9]{0,3})")
+
+
+def kinds_of(writer: EventWriter) -> tuple[str, ...]:
+    """Return the kinds of event that such a process writes."""
+    return tuple(kind for kind, writers in EVENT_WRITERS.items() if writer in writers)
+
+
+def writers_named(name: str) -> frozenset[EventWriter]:
+    """Return which processes write under a name; nobody has the name of a shard that no run can have."""
+    if name.startswith("shard-"):
+        numbered = _SHARD_NAME.fullmatch(name)
+        return _SHARD if numbered is not None and int(numbered[1]) < FRAGMENTS_MAX else frozenset()
+    return _EVALUATOR if name == EVALUATOR else _PROCESS
+
+
+def event_of(subject: str, data: bytes) -> Event:
+    """Return the event in `data`, as it was stored or heard on `subject`, which may be that of a tap.
+
+    Raises:
+        PeerMisbehaved: it is no event, it stands under a kind or a name that is not its own, or its writer writes no such kind.
+    """
+    log, kind, who = ["", "", "", *subject.split(".")][-3:]
+    if log != "ev":
+        raise PeerMisbehaved("an event that is not in the event log", got=subject, allowed="ev.<kind>.<who>")
+    event = decode(Event, data)
+    if (event.kind, event.who) != (kind, who):
+        raise PeerMisbehaved(
+            "an event in the name of another", got=f"{event.kind} of {event.who}", allowed=f"{kind} of {who}"
+        )
+    writers = EVENT_WRITERS.get(kind)
+    if writers is not None and not writers & writers_named(who):
+        raise PeerMisbehaved("an event that its writer does not write", got=f"{kind} of {who}", allowed=_names(writers))
+    return event
+
+
+def event_info(kind: str, fields: Mapping[str, object]) -> dict[str, str | int | float | bool]:
+    """Return what taps show of an event: its kind, its numbers and short texts, and of lists how long they are."""
+    counted = {name: len(value) if isinstance(value, list | tuple) else value for name, value in fields.items()}
+    shown = {name: value for name, value in counted.items() if isinstance(value, int | float | str)}
+    return {"kind": kind, **{name: value for name, value in shown.items() if len(str(value)) <= SHOWN_CHARS_MAX}}
+
+
+def _names(writers: frozenset[EventWriter]) -> str:
+    return " or ".join(f"a {writer}" if writer != "evaluator" else "the evaluator" for writer in sorted(writers))

@@ -1,0 +1,119 @@
+"""`atoll deploy check` says how what runs differs from its description: files, nodes, run, services and their versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from atoll import __version__
+from atoll.deploy.comparison import compared
+from atoll.deploy.description import read_description
+from atoll.deploy.findings import Finding
+from support.command_line import atoll
+from support.deployments import Deployed, deployed_here
+from support.saying_services import saying
+
+pytestmark = pytest.mark.connected
+LONG_S, SHORT_S = 30.0, 1.0
+
+
+@pytest.fixture(autouse=True)
+def _wall_jumps() -> None:
+    """Certificates are judged by the time of day."""
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[Deployed]:
+    """A deployment on this machine, whose broker runs and whose run is founded."""
+    with deployed_here(tmp_path) as made:
+        asyncio.run(made.found())
+        yield made
+
+
+async def differing(deployed: Deployed, wait_s: float = LONG_S) -> dict[str, str]:
+    """Return what differs, by what it is about."""
+    findings = await compared(read_description(deployed.file), deployed.out, wait_s)
+    wrong: list[Finding] = [finding for finding in findings if finding.grade == "FAIL"]
+    assert all(finding.todo for finding in wrong)
+    return {finding.about: finding.what for finding in wrong}
+
+
+def services(
+    deployed: Deployed, learners: tuple[str, ...], software: str = __version__
+) -> AbstractAsyncContextManager[None]:
+    """Let a synchronizer and some learners say again and again that they live; home-3 has left."""
+    return saying(
+        deployed.run, deployed.out, (deployed.url, deployed.url), learners, left=("home-3",), software=software
+    )
+
+
+async def test_what_runs_as_described_differs_in_nothing(deployed: Deployed) -> None:
+    """Whoever has left is no fault; everybody else is heard, and the check ends as soon as all are."""
+    async with services(deployed, ("home-1", "home-2")):
+        assert await differing(deployed) == {}
+
+
+async def test_services_that_are_missing_or_too_many_are_named(deployed: Deployed) -> None:
+    """One that was there and is silent, one that never came, and one that no description has."""
+    async with services(deployed, ("home-1", "home-2")):
+        pass
+    text = deployed.file.read_text(encoding="utf-8")
+    deployed.file.write_text(text.replace("learners = 3", "learners = 4"), encoding="utf-8")
+    deployed.follow()
+    async with services(deployed, ("home-1",)):
+        missing = await differing(deployed, SHORT_S)
+    deployed.file.write_text(text.replace("learners = 3", "learners = 1"), encoding="utf-8")
+    async with services(deployed, ("home-1", "home-2")):
+        deployed.follow()
+        strange = await differing(deployed, SHORT_S)
+
+    assert missing == {"home": "never came: home-4; not heard: home-2"}
+    assert strange == {"learners": "not in the description: home-2"}
+
+
+async def test_settings_versions_and_files_that_differ_are_told(deployed: Deployed) -> None:
+    """Of the run, of the services, of the rendered files."""
+    text = deployed.file.read_text(encoding="utf-8")
+    (deployed.out / "home/services/home-1/atoll.toml").write_text("run = 'x'\n", encoding="utf-8")
+    deployed.file.write_text(
+        text.replace("fragments = 4", "fragments = 8").replace("learners = 3", "learners = 2"), encoding="utf-8"
+    )
+    async with services(deployed, ("home-1", "home-2"), software="0.0.9"):
+        found = await compared(read_description(deployed.file), deployed.out, LONG_S)
+    wrong = [(finding.about, finding.what) for finding in found if finding.grade == "FAIL"]
+
+    assert ("files", "edited by hand: home/services/home-1/atoll.toml") in wrong
+    assert (
+        "files",
+        "not as described: hub/services/synchronizer-1/atoll.toml, home/services/home-2/atoll.toml",
+    ) in wrong
+    assert ("founding", "protocol.fragments is 4 in the run and 8 here") in wrong
+    assert ("versions", "0.0.9: h, home-1, home-2") in wrong
+
+
+async def test_a_synchronizer_that_is_not_there_and_a_broker_that_is_away(deployed: Deployed) -> None:
+    """Nobody is heard; then nobody can be."""
+    silent = await differing(deployed, SHORT_S)
+    deployed.server.stop()
+    away = await differing(deployed)
+    deployed.server.start()
+
+    assert silent["synchronizers"] == "0 of 1 are heard"
+    assert silent["home"] == "never came: home-1, home-2, home-3"
+    assert away == {f"127.0.0.1:{deployed.port}": "nobody listens on this port", "broker": "0 of 1 nodes can be used"}
+
+
+def test_the_verb_leaves_with_1_if_anything_differs(deployed: Deployed) -> None:
+    """And counts it; a description that was never rendered is one message."""
+    words = ("deploy", "check", str(deployed.file), "--wait", "1")
+    done = atoll(*words, "--out", str(deployed.out))
+    never = atoll(*words, "--out", str(deployed.out / "nowhere"))
+
+    assert done.returncode == 1, done.stderr
+    assert "FAIL  synchronizers: 0 of 1 are heard\n      to do: " in done.stdout
+    assert never.returncode == 1
+    assert "atoll deploy render" in never.stdout

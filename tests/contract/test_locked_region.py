@@ -1,0 +1,160 @@
+"""A region of a locked hub: its learners enter at the leaf with their keys, and may do there what they may do at the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import AccessDenied, PeerMisbehaved, RunReplaced
+from atoll.bus.interface import Record
+from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.open import open_jetstream
+from atoll.bus.options import BusOptions
+from atoll.keys.locked import LockedDoor, LockedRegion
+from atoll.keys.rights import Kind, region_publishes
+from atoll.wire.messages import RunRecord, decode
+from atoll.wire.subjects import Subjects
+from support.bus_contract_data import MIB, SOON_S, noise
+from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_relayed, opener
+
+pytestmark = pytest.mark.connected
+POLL_S = 0.05
+KINDS: dict[str, Kind] = {"shard": "synchronizer", "a": "learner", "b": "learner", "spy": "reader"}
+
+
+@pytest.fixture
+async def there(tmp_path: Path, run: str) -> AsyncIterator[LockedRelayed]:
+    """A hub and a region that run."""
+    async with locked_relayed(tmp_path, run, KINDS) as locked:
+        yield locked
+
+
+@pytest.fixture
+async def opened(there: LockedRelayed) -> AsyncIterator[Opened]:
+    """Open buses by name, of a run that is founded."""
+
+    def options_of(name: str) -> BusOptions:
+        return BusOptions(credentials=there.identity(name).credentials(), patience_s=PATIENCE_S)
+
+    async with opener(there, options_of) as one:
+        yield one
+
+
+async def test_learners_of_a_locked_region_read_and_contribute_through_a_cut(
+    there: LockedRelayed, opened: Opened
+) -> None:
+    """The mirror, the outbox, calls and heartbeats; what arrives is signed by who wrote it."""
+    s, shard = Subjects(there.run), await opened("shard", there.hub)
+    learner, other = await opened("a", there.leaf), await opened("b", there.leaf)
+    frame = await shard.put_blob(s.global_stem(0, 1, "n"), noise(4 * MIB))
+    await shard.put_record(s.head(0), b"1", expected=0)
+    before = there.link.carried_bytes["down"]
+    assert await learner.get_blob(frame, 4 * MIB) == await other.get_blob(frame, 4 * MIB) == noise(4 * MIB)
+    assert there.link.carried_bytes["down"] - before < 5 * MIB
+    calls, beats = await learner.listen(s.call("*")), await shard.listen(s.beat("*"))
+    await shard.tell(s.call(0), b"call")
+    await learner.tell(s.beat("a"), b"beat")
+    for feed, wanted in ((calls, b"call"), (beats, b"beat")):
+        heard = await feed.next(SOON_S)
+        assert heard is not None
+        assert heard.data == wanted
+    await asyncio.to_thread(there.cut)
+    ref = await learner.put_blob(s.contribution_stem("a", 0, 1, 1), noise(2 * MIB))
+    await learner.publish(s.contribution(0, 0, "a"), b"manifest", msg_id="m")
+    there.heal()
+    consumer = await shard.consume(s.contributions_of(0), durable="shard")
+    delivery = await consumer.next(SOON_S)
+    assert delivery is not None
+    assert delivery.data == b"manifest"
+    assert await shard.get_blob(ref, 2 * MIB) == noise(2 * MIB)
+
+
+async def test_nobody_writes_as_another_from_a_region(there: LockedRelayed, opened: Opened) -> None:
+    """Neither directly nor by the outbox; and a reader hears heartbeats of the region at the hub."""
+    s, learner, spy = Subjects(there.run), await opened("a", there.leaf), await opened("spy", there.hub)
+    for subject in (s.contribution(0, 0, "b"), s.outbox("eu", s.contribution(0, 0, "b")), s.head(0)):
+        bare = await open_jetstream(
+            there.leaf.url, there.run, name="a", options=BusOptions(credentials=there.identity("a").credentials())
+        )
+        with pytest.raises(AccessDenied):
+            await bare.connection.call(JetStream(bare.connection).store(subject, b"forged", {}))
+        await bare.close()
+    beats = await spy.listen(s.beat("*"))
+    await learner.tell(s.beat("a"), b"beat")
+    heard = await beats.next(SOON_S)
+    assert heard is not None
+    assert heard.data == b"beat"
+
+
+async def test_taps_show_what_a_region_sent_and_check_it(there: LockedRelayed, opened: Opened) -> None:
+    """Heartbeats, too, also to who comes late; bodies are signed by who wrote them, and the signature is taken off."""
+    s, shard = Subjects(there.run), await opened("shard", there.hub)
+    learner, spy = await opened("a", there.leaf), await opened("spy", there.hub)
+    taps = await spy.listen(s.tap())
+    consumer = await shard.consume(s.contributions_of(0), durable="shard")
+    async with asyncio.timeout(SOON_S):
+        kept: list[Record] = []
+        while not kept:
+            await learner.tell(s.beat("a"), b"beat")
+            with contextlib.suppress(RunReplaced):  # the shard has only begun to make the stream
+                kept = await spy.get_records(s.beat("*"))
+    await learner.publish(s.contribution(0, 0, "a"), b"manifest", msg_id="m")
+    heard: dict[str, bytes] = {}
+    async with asyncio.timeout(SOON_S):
+        while len(heard) < 2:
+            if (message := await taps.next(SOON_S)) is not None:
+                heard[message.subject] = message.data
+    await consumer.close()
+
+    assert [(record.subject, record.data) for record in kept] == [(s.beat("a"), b"beat")]
+    assert heard == {s.tap("hb.a"): b"beat", s.tap("up.m.0.0.a"): b"manifest"}
+
+
+async def test_what_the_region_writes_itself_is_not_believed(there: LockedRelayed, opened: Opened) -> None:
+    """It may disturb what it carries. It cannot make a manifest of a learner."""
+    s, shard = Subjects(there.run), await opened("shard", there.hub)
+    region = await open_jetstream(
+        there.leaf.url, there.run, name="eu", options=BusOptions(credentials=there.identity("eu").credentials())
+    )
+    await region.publish(s.contribution(0, 0, "a"), b"forged", msg_id="m")
+    consumer = await shard.consume(s.contributions_of(0), durable="shard")
+    delivery = await consumer.next(SOON_S)
+    await region.close()
+    assert delivery is not None
+    with pytest.raises(PeerMisbehaved):
+        decode(RunRecord, delivery.data)
+    assert b"forged" not in delivery.data
+
+
+async def test_who_is_let_in_at_the_hub_is_let_in_at_the_region(there: LockedRelayed, opened: Opened) -> None:
+    """Doors follow the roll while the link stands; who is of another kind stays out of the region."""
+    there.keys.add("late", "learner", there.run, time.time())
+    await asyncio.to_thread(there.follow)
+    late = await opened("late", there.leaf)
+    assert await late.get_record(Subjects(there.run).run_record) is not None
+    with pytest.raises(AccessDenied):
+        await opened("shard", there.leaf)
+
+
+def test_the_seed_of_a_region_is_in_a_file_of_its_own(tmp_path: Path, run: str) -> None:
+    """Which nobody else may read."""
+    locked = LockedRelayed(tmp_path, run, KINDS)
+    mine = locked.identity("eu")
+    door = LockedDoor(locked.keys, tmp_path / "eu", region=LockedRegion(mine, "eu", ("tls://127.0.0.1:7422",)))
+    assert door.remote is not None
+    assert mine.seed in door.remote.read_text(encoding="utf-8")
+    assert stat.S_IMODE(door.remote.stat().st_mode) == 0o600
+    assert mine.seed not in door.config.read_text(encoding="utf-8")
+
+
+def test_a_region_founds_only_if_it_is_told_so(run: str) -> None:
+    """As a learner does."""
+    everything = f"{Subjects(run).prefix}.gl.>"
+    assert everything not in region_publishes(run, "eu")
+    assert everything in region_publishes(run, "eu", founds=True)

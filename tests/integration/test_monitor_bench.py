@@ -1,0 +1,21 @@
+"""A short form of `make bench-monitor`: every figure comes from a real monitor."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults.crowd import FRAGMENTS
+from benchmarks.faults.monitored import measured
+
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("monitor")]
+
+
+async def test_the_benchmark_of_the_monitor_measures_a_monitor() -> None:
+    """Seconds at its pace, then more commits than the monitor keeps: it reads all of them and stays as it was."""
+    figures = {one.name: one for one in await measured(3.0, 1200 // FRAGMENTS)}
+
+    assert 0.0 < figures["core for the monitor"].value < 4.0
+    assert figures["a scrape"].value > 0.0
+    assert figures["memory after a day"].value > 30.0
+    assert figures["memory after a day over half a day"].holds is True
+    assert figures["commits read in a second"].value > 0.0

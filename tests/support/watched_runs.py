@@ -1,0 +1,110 @@
+"""Runs as a monitor would know them, built without a broker: for tests of metrics, rules, dashboards and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from atoll.base.clock import SystemClock
+from atoll.bus.nats.stream_states import StreamState
+from atoll.wire.messages import Beat, LearnerState, event
+from atoll.wire.traffic import LinkTraffic
+from atoll_monitor.brokers import BrokerFigures, DiskFigures
+from atoll_monitor.routes import RunCollector
+from atoll_monitor.watched import Watched
+from support.founded_run import run_record
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+class SetClock(SystemClock):
+    """A clock that shows what a test has set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        """Return what the test has set."""
+        return self.now_s
+
+
+def watched_run() -> tuple[Watched, SetClock]:
+    """Return a run of which nothing is known, and the clock of its times."""
+    clock = SetClock()
+    return Watched("r", clock), clock
+
+
+def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training", step: int = 10) -> Beat:
+    """Return a heartbeat."""
+    return Beat(
+        learner=learner,
+        incarnation=incarnation,
+        run_nonce="n",
+        state=state,
+        at_s=0.0,
+        step=step,
+        step_s=0.5,
+        tokens=step * 100,
+        tokens_per_s=200.0,
+        loss=2.5,
+        pushed=0,
+        superseded=0,
+        lag_versions=3,
+        moved=LinkTraffic(payload_up=10, payload_down=20, wire_up=15, wire_down=30),
+    )
+
+
+def take_round(watched: Watched, fragment: int, version: int, at_s: float, **more: object) -> None:
+    """Have a round told."""
+    contributors = [{"learner": "a", "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for age in (0, 2)]
+    fields: dict[str, object] = {
+        "fragment": fragment,
+        "version": version,
+        "contributors": contributors,
+        "tokens": 100,
+        "bytes_up": 1000,
+        "bytes_down": 400,
+        "quorum_wait_s": 0.2,
+        "waited_s": 0.7,
+        "merge_s": 0.03,
+        "commit_s": 2.0,
+        "end": "grace over",
+    }
+    watched.view.on_event(event("round", "shard-0", at_s, **(fields | more)))
+
+
+def samples(watched: Watched) -> Mapping[Sample, float]:
+    """Return every sample by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text_of_metrics(watched))
+        for sample in family.samples
+    }
+
+
+def text_of_metrics(watched: Watched) -> str:
+    """Return what Prometheus would read."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(watched))
+    return generate_latest(registry).decode()
+
+
+def full() -> Watched:
+    """A run of which everything is known."""
+    watched, clock = watched_run()
+    watched.record, watched.answered_s = run_record("r"), clock.now_s
+    watched.view.on_beat(beat("a"), clock.now_s)
+    take_round(watched, 0, 1, 50.0)
+    watched.view.on_event(event("refused", "shard-0", 1.0, refusals=[{"reason": "stale", "learner": "a"}]))
+    watched.view.on_event(event("junk", "shard-0", 1.0, messages=2, reasons={"malformed": 2}))
+    watched.view.on_event(event("validation", "evaluator", 1.0, run_tokens=100, bits_per_byte=3.5))
+    watched.view.on_event(
+        event("quarantined", "shard-0", 1.0, learner="a", incarnation=1, offences=3, reason="not_finite")
+    )
+    watched.streams = (StreamState("UPM", 12, 3400, 1 << 20, 3, 2),)
+    watched.brokers = {"hub:8222": BrokerFigures(memory_bytes=1.0), "gone:8222": None}
+    watched.disks = {"/data": DiskFigures(100, 10)}
+    watched.certificates = {"hub:4222": 2e9}
+    return watched

@@ -1,0 +1,216 @@
+"""The page over a real server: its files and policy, frames as events, a browser that fetches nothing, a hundred that do."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.base.clock import SystemClock
+from atoll.wire.messages import event
+from atoll_monitor import connections
+from atoll_monitor.dashboard import feed as feeds
+from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed, Mailbox
+from atoll_monitor.dashboard.routes import STATIC, page_routes
+from atoll_monitor.dashboard.scene import RunScene
+from atoll_monitor.hosts import allowed_hosts
+from atoll_monitor.watched import Watched
+from atoll_monitor.web import application, opened_socket, serve
+
+DEADLINE_S = 60.0
+
+
+class Server:
+    """A page of one run over a real socket."""
+
+    def __init__(self) -> None:
+        clock = SystemClock()
+        self.watched = Watched("r", clock)
+        self.scene = RunScene(self.watched, "r", ("r",))
+        self.feed = Feed({"r": self.scene}, clock)
+        self.stop = asyncio.Event()
+        self.listening = opened_socket("127.0.0.1", 0)
+        self.port = self.listening.getsockname()[1]
+        self.app = application(page_routes(self.feed), allowed_hosts(self.listening))
+
+    def commit(self, version: int) -> None:
+        """Have the run commit a version."""
+        fields = {"fragment": 0, "version": version, "contributors": [], "end": "all answered"}
+        self.watched.view.on_event(event("round", "shard-0", 1000.0 + version, **fields))
+
+    async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of an answer that ends."""
+        reader, writer = await self.connect(path)
+        head, _, body = (await asyncio.wait_for(reader.read(), DEADLINE_S)).partition(b"\r\n\r\n")
+        writer.close()
+        return *parts_of(head), body
+
+    async def connect(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection that has asked for something."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode())
+        return reader, writer
+
+
+def parts_of(head: bytes) -> tuple[int, dict[str, str]]:
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    """Yield a server that makes frames."""
+    server = Server()
+    tasks = [
+        asyncio.create_task(serve(server.app, server.listening, server.stop)),
+        asyncio.create_task(server.feed.stop_with(server.stop)),
+    ]
+    making = asyncio.create_task(server.feed.run())
+    try:
+        yield server
+    finally:
+        server.stop.set()
+        making.cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+
+
+async def until(found: Callable[[], bool]) -> None:
+    """Return as soon as something is so."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not found():  # noqa: ASYNC110  (the server tells nobody of its viewers)
+            await asyncio.sleep(0.01)
+
+
+async def frame(reader: asyncio.StreamReader, kind: str) -> dict[str, Any]:
+    """Return the next frame of a kind."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (line := await reader.readline()) != f"event: {kind}\n".encode():
+            assert line, "the stream ended"
+        told: dict[str, Any] = json.loads((await reader.readline()).removeprefix(b"data: "))
+        return told
+
+
+async def test_the_page_loads_nothing_from_elsewhere() -> None:
+    """Every file that it names is served, with a policy that lets it load no other."""
+    async with serving() as server:
+        status, headers, body = await server.get("/")
+        named = re.findall(r'(?:src|href)="(/?[^"#]+)"', body.decode())
+        answers = {path: (await server.get(f"/{path.lstrip('/')}"))[0] for path in named}
+
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert len(answers) >= 2
+    assert set(answers.values()) == {200}
+
+
+def test_no_file_of_the_page_names_another_machine() -> None:
+    """No script, style or picture from a network; comments of others may name their home."""
+    ours = [path for path in STATIC.rglob("*") if path.is_file() and "vendor" not in path.parts]
+    named = {path.name: re.findall(r"https?://[\w.-]+", path.read_text(encoding="utf-8")) for path in ours}
+
+    assert {name: urls for name, urls in named.items() if set(urls) - {"http://www.w3.org"}} == {}
+
+
+async def test_frames_come_as_the_run_goes_on() -> None:
+    """A viewer has the state at once, and later ones by themselves."""
+    async with serving() as server:
+        server.commit(1)
+        reader, writer = await server.connect("/events?run=r")
+        first = await frame(reader, "state")
+        server.commit(2)
+        second = await frame(reader, "state")
+        writer.close()
+        await until(lambda: not len(server.feed))
+
+    assert (first["commits"], second["commits"]) == (1, 2)
+
+
+async def test_a_browser_that_fetches_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames replace each other in its mailbox, others go on seeing every one, and in the end it is sent away."""
+    monkeypatch.setattr(feeds, "FRAME_S", 0.01)
+    monkeypatch.setattr(connections, "STALLED_S", 1.0)
+    async with serving() as server:
+        for version in range(1, 400):
+            server.commit(version)  # a frame of many rounds fills the buffers between the two ends soon
+        stuck = socket.create_connection(("127.0.0.1", server.port))
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: len(server.feed) > 0)
+        [mailbox] = server.feed._viewers
+        await until(lambda: mailbox.missed > 0)
+        reader, writer = await server.connect("/events")
+        seen = []
+        for version in range(400, 420):
+            server.commit(version)
+            seen.append((await frame(reader, "state"))["commits"])
+        await until(lambda: len(server.feed) == 1)
+        stuck.close()
+        writer.close()
+
+    assert seen == sorted(seen)
+    assert seen[-1] > 410, "they go on while another is stuck"
+    assert len(mailbox._frames) <= 3, "as many frames wait as there are kinds"
+
+
+async def test_a_hundred_look_and_one_too_many_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hundred see the same run move; beyond the bound the answer is 503 and when to ask again."""
+    async with serving() as server:
+        server.commit(1)
+        lines = [await server.connect("/events") for _ in range(100)]
+        firsts = [await frame(reader, "state") for reader, _ in lines]
+        server.commit(2)
+        for reader, _ in lines:
+            while (await frame(reader, "state"))["commits"] < 2:
+                pass  # a frame of before was on its way
+        monkeypatch.setattr(feeds, "VIEWERS_MAX", len(server.feed))
+        status, headers, body = await server.get("/events")
+        for _, writer in lines:
+            writer.close()
+
+    assert VIEWERS_MAX > 100
+    assert {first["commits"] for first in firsts} == {1}
+    assert (status, headers["retry-after"]) == (503, "5")
+    assert b"too many look" in body
+
+
+async def test_the_newest_frame_of_each_kind_waits() -> None:
+    """A mailbox never grows."""
+    mailbox = Mailbox("r")
+    for number in range(5):
+        mailbox.put("state", b"%d" % number)
+    mailbox.put("curves", b"c")
+
+    assert mailbox.missed == 4
+    assert await mailbox.take() == b"event: state\ndata: 4\n\nevent: curves\ndata: c\n\n"
+
+
+async def test_a_run_that_is_not_shown_is_named_with_those_that_are() -> None:
+    """Both as JSON and as a stream."""
+    async with serving() as server:
+        answers = [await server.get(f"{path}?run=other") for path in ("/data.json", "/events")]
+
+    assert [answer[0] for answer in answers] == [404, 404]
+    assert all(b"there are: r" in answer[2] for answer in answers)
+
+
+def test_what_is_vendored_is_what_its_note_says() -> None:
+    """UPlot as npm has it, with its licence and where it is from."""
+    note = (STATIC / "vendor" / "VERSIONS.md").read_text(encoding="utf-8")
+    files = [path for path in (STATIC / "vendor").iterdir() if path.suffix in (".js", ".css")]
+
+    assert "MIT" in (STATIC / "vendor" / "uPlot-LICENSE.txt").read_text(encoding="utf-8")
+    assert {path.name: digest_of(path) in note for path in files} == dict.fromkeys((p.name for p in files), True)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

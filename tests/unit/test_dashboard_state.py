@@ -1,0 +1,259 @@
+"""The page's JSON: what it says of a run that lives, that lost processes, and that is over; and that it has bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.curves import PresentTime, rates
+from atoll.run.timeline import Timeline
+from atoll.run.view import RunView
+from atoll.wire.messages import Beat, LearnerState, Presence, event
+from atoll.wire.traffic import LinkTraffic
+from atoll_monitor.dashboard.page_curves import compared, curves_of
+from atoll_monitor.dashboard.page_facts import LEARNERS_MAX, PageFacts
+from atoll_monitor.dashboard.page_state import state_of
+
+BEGAN_S = 1000.0
+AGREED = ProtocolSettings(fragments=2, shards=1, silence_s=5.0, lease_s=3.0)
+
+
+class ToldRun:
+    """A run as its event log and its heartbeats tell it; the wall clock is 1000 s ahead of the one of arrivals."""
+
+    def __init__(self) -> None:
+        self.view, self.timeline = RunView(), Timeline()
+
+    def log(self, kind: str, who: str, at_s: float, **fields: object) -> None:
+        """Write an event, `at_s` after the beginning."""
+        told = event(kind, who, BEGAN_S + at_s, **fields)
+        self.view.on_event(told)
+        self.timeline.on_event(told)
+
+    def sample(self, who: str, at_s: float, step: int, *, incarnation: int = 1, state: str = "training") -> None:
+        """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens."""
+        fields = {"step": step, "tokens": 100 * step, "step_s": 0.5, "loss": 5.0 - 0.01 * step, "state": state}
+        self.log("sample", who, at_s, incarnation=incarnation, **fields)
+
+    def merged(self, at_s: float, fragment: int, version: int, *learners: str, age: int = 0) -> None:
+        """Write a commit."""
+        shares = [{"learner": each, "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for each in learners]
+        phases = {"quorum_wait_s": 0.2, "waited_s": 0.7, "queued_s": 0.1, "merge_s": 0.03, "commit_s": 0.02}
+        more = {"grace_s": 0.6, "end": "all answered", "live": 2, "run_tokens": 50 * version, "parameters": 4}
+        fields = {"fragment": fragment, "version": version, "contributors": shares, **phases, **more}
+        self.log("round", "shard-0", at_s, **fields)
+
+    def beat(self, who: str, at_s: float, step: int = 10, state: LearnerState = "training") -> None:
+        """Hear a heartbeat."""
+        moved = LinkTraffic(payload_up=10 * step, payload_down=20 * step, wire_up=15 * step, wire_down=30 * step)
+        told = Beat(
+            learner=who,
+            incarnation=1,
+            run_nonce="n",
+            state=state,
+            at_s=BEGAN_S + at_s,
+            step=step,
+            step_s=0.5,
+            tokens=100 * step,
+            tokens_per_s=200.0,
+            loss=4.5,
+            pushed=0,
+            superseded=0,
+            overhead=0.02,
+            lag_versions=1,
+            moved=moved,
+        )
+        self.view.on_beat(told, at_s)
+
+    def facts(self, at_s: float, *, founded: bool = True, answered: bool = True) -> PageFacts:
+        """Return the facts of a run whose broker answers."""
+        told: dict[str, Any] = {"agreement": AGREED, "founder": "a", "founded_at_s": BEGAN_S} if founded else {}
+        return PageFacts("r", now_s=at_s, wall_s=BEGAN_S + at_s, answered=answered, **told)
+
+    def state(self, at_s: float, *, founded: bool = True, answered: bool = True) -> dict[str, Any]:
+        """Return the page's state at a time; it is JSON."""
+        made = state_of(self.view, self.timeline, self.facts(at_s, founded=founded, answered=answered))
+        told: dict[str, Any] = json.loads(json.dumps(made, allow_nan=False))
+        return told
+
+
+@pytest.fixture
+def told() -> ToldRun:
+    """A run of two learners, a few rounds old."""
+    run = ToldRun()
+    for who in ("a", "b"):
+        run.log("joined", who, 1.0, incarnation=1, founder=who == "a", took_s=0.5)
+    run.log("serving", "shard-0", 1.5, epoch=1, versions={0: 0, 1: 0}, host="h", pid=7)
+    run.merged(5.0, 0, 1, "a", "b")
+    run.merged(6.0, 1, 1, "a", "b")
+    run.merged(8.0, 0, 2, "a")
+    for at_s, step in ((2.0, 2), (4.0, 6), (8.0, 14)):
+        run.sample("a", at_s, step)
+        run.sample("b", at_s, step)
+    run.beat("a", 8.0, 10)
+    run.beat("b", 8.0, 10)
+    return run
+
+
+def kinds(state: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(mark["kind"], mark["who"]) for mark in state["marks"]]
+
+
+def test_a_live_run_tells_who_trains_and_who_is_behind(told: ToldRun) -> None:
+    """The map has each learner's last contribution to each fragment; b's to fragment 0 is one version old."""
+    state = told.state(9.0)
+
+    assert (state["status"], state["at_s"], state["commits"], state["tokens_per_s"]) == ("live", 9.0, 3, 400.0)
+    assert [(one["learner"], one["state"]) for one in state["learners"]] == [("a", "training"), ("b", "training")]
+    rows = state["map"]["rows"]
+    assert [(row["fragment"], row["version"]) for row in rows] == [(0, 2), (1, 1)]
+    assert [(cell["base"], cell["lag"]) for cell in rows[0]["cells"]] == [(1, 0), (0, 1)]
+
+
+def test_a_round_has_its_phases_in_order(told: ToldRun) -> None:
+    """Quorum, grace, queue, merge and commit add up to the time from the call until the version was visible."""
+    newest = told.state(9.0)["rounds"][-1]
+
+    assert newest["phases"] == [0.2, 0.5, 0.1, 0.03, 0.02]
+    assert (newest["fragment"], newest["version"], newest["at_s"], newest["granted_s"]) == (0, 2, 8.0, 0.6)
+    assert newest["contributors"] == [["a", 0, 50]]
+
+
+def test_a_silent_learner_is_marked_until_it_is_back(told: ToldRun) -> None:
+    """Its last heartbeat is the mark; when a new incarnation joins, the log itself tells of loss and return."""
+    told.beat("a", 20.0, 40)
+    silent = told.state(20.0)
+    told.log("joined", "b", 26.0, incarnation=2)
+    back = told.state(26.5)
+
+    assert ("silent", "b") in kinds(silent)
+    assert silent["learners"][1]["state"] == "silent"
+    assert [mark for mark in kinds(back) if mark[0] in ("lost", "back")] == [("lost", "b"), ("back", "b")]
+    lost = next(mark for mark in back["marks"] if mark["kind"] == "lost")
+    assert (lost["at_s"], lost["group"]) == (8.0, "fault")
+
+
+def test_a_return_is_told_also_when_the_new_life_is_heard_first(told: ToldRun) -> None:
+    """A heartbeat comes before the entry that tells of the joining, which a shard that dies may delay."""
+    told.sample("b", 12.0, 1, incarnation=2)
+    told.log("joined", "b", 13.0, incarnation=2)
+
+    state = told.state(14.0)
+
+    assert ("lost", "b") in kinds(state)
+    assert ("back", "b") in kinds(state)
+
+
+def test_a_goodbye_is_no_fault(told: ToldRun) -> None:
+    """A learner that leaves and comes again was never lost, and a shard that closed its ledger was handed over."""
+    told.log("left", "b", 10.0, incarnation=1, tokens=1400, steps=14)
+    told.log("joined", "b", 30.0, incarnation=2)
+    told.beat("a", 31.0, 60)
+    told.log("ledger", "shard-0", 31.0, ledger={}, reason="handed over")
+    told.log("serving", "shard-0", 32.0, epoch=2, versions={0: 2, 1: 1}, host="h", pid=8)
+
+    assert not [mark for mark in told.state(33.0)["marks"] if mark["group"] != "change"]
+
+
+def test_a_shard_that_dies_is_marked_live_and_from_the_log(told: ToldRun) -> None:
+    """Silent processes are seen at once; a later tenure without a closing ledger says so for good."""
+    told.view.on_presence(Presence(name="p1", host="h", pid=7, wants=(), owns=(0,)), 8.0)
+    told.beat("a", 14.0, 20)
+    silent = told.state(14.0)
+    told.log("serving", "shard-0", 15.0, epoch=2, versions={0: 2, 1: 1}, host="h", pid=8)
+    told.view.on_presence(Presence(name="p2", host="h", pid=8, wants=(), owns=(0,)), 15.0)
+    served = told.state(15.0)
+
+    assert ("silent", "shard-0") in kinds(silent)
+    assert silent["hosts"] == [{"name": "shard-0", "state": "silent"}]
+    assert ("silent", "shard-0") not in kinds(served)
+    assert [mark for mark in kinds(served) if mark[0].startswith("shard_")] == [
+        ("shard_lost", "shard-0"),
+        ("shard_back", "shard-0"),
+    ]
+    assert served["hosts"] == [{"name": "shard-0", "state": "serving"}]
+
+
+def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
+    """It stands beside the learner until its next incarnation, and in the list for good."""
+    told.log("quarantined", "shard-0", 9.0, learner="b", incarnation=1, offences=3, reason="outlier")
+    now = told.state(9.5)
+    told.log("joined", "b", 12.0, incarnation=2)
+    later = told.state(12.5)
+
+    assert now["learners"][1]["quarantine"] == "outlier"
+    assert later["learners"][1]["quarantine"] == ""
+    assert later["quarantined"] == [{"learner": "b", "incarnation": 1, "offences": 3, "reason": "outlier"}]
+
+
+def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
+    """Sixteen seconds of steps in fourteen present ones cannot be; a gap of a killed learner is presence without steps."""
+    told.log("joined", "b", 20.0, incarnation=2)
+    told.sample("b", 22.0, 4, incarnation=2)
+    curves = curves_of(told.view, told.timeline, told.facts(23.0))
+
+    # a: 7 s from its joining, all stepped. b: 21 s present, 7 s and 2 s stepped.
+    assert curves["goodput"]["whole"] == pytest.approx((7.0 + 9.0) / (7.0 + 21.0), abs=1e-3)
+    assert sum(each is not None for each in curves["rates"]["goodput"]) == len(curves["rates"]["at_s"])
+    assert min(curves["rates"]["goodput"]) < 0.5
+    assert [each["learner"] for each in curves["losses"]] == ["a", "b"]
+    assert [each["learner"] for each in curves["lags"]] == ["a", "b"]
+    assert all(len(each["at_s"]) == len(each["lag"]) == len(each["overhead"]) > 1 for each in curves["lags"])
+
+
+def test_tokens_per_second_add_up_to_the_tokens() -> None:
+    """However the bins lie, speed times length is what was trained."""
+    made = rates([PresentTime(0.0, 7.0, 700, 7.0), PresentTime(3.0, 400.0, 4000, 100.0)])
+    widths = [400.0 / 180] * 180
+
+    assert len(made.at_s) == 180
+    total = sum((speed or 0.0) * width for speed, width in zip(made.tokens_per_s, widths, strict=True))
+    assert total == pytest.approx(4700, rel=1e-3)
+
+
+def test_a_measurement_has_time_and_tokens(told: ToldRun) -> None:
+    """An evaluator that has just begun to listen knows fewer tokens than the event log."""
+    told.log("validation", "evaluator", 9.0, run_tokens=3, bits_per_byte=4.25)
+    merged = curves_of(told.view, told.timeline, told.facts(10.0))["merged"]
+
+    assert (merged["at_s"], merged["tokens"], merged["bits_per_byte"]) == ([9.0], [100], [4.25])
+
+
+def test_a_run_says_what_it_waits_for() -> None:
+    """Before its broker answers, before it is founded, and when no learner is heard."""
+    run = ToldRun()
+
+    assert run.state(1.0, founded=False, answered=False)["status"] == "away"
+    assert run.state(1.0, founded=False)["status"] == "awaited"
+    assert run.state(1.0)["status"] == "still"
+    run.log("joined", "a", 1.0, incarnation=1)
+    assert run.state(2.0)["status"] == "live"
+    assert run.state(60.0)["status"] == "still"
+    run.log("left", "a", 61.0, incarnation=1, tokens=0, steps=0)
+    assert run.state(62.0)["status"] == "over"
+
+
+def test_many_learners_are_cut_and_counted() -> None:
+    """The frame stays small; what is left out is told, and sums are those of all."""
+    run = ToldRun()
+    for number in range(LEARNERS_MAX + 6):
+        run.beat(f"learner-{number:03}", 5.0)
+    state = run.state(5.0)
+
+    assert len(state["learners"]) == LEARNERS_MAX
+    assert state["left_out"]["learners"] == 6
+    assert state["tokens_per_s"] == 200.0 * (LEARNERS_MAX + 6)
+
+
+def test_runs_are_compared_by_their_sums(told: ToldRun) -> None:
+    """One row per run, with the curves that are laid over each other."""
+    facts = told.facts(9.0)
+    pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.timeline, facts)
+    rows = compared([pair, pair])
+
+    assert [row["run"] for row in rows] == ["r", "r"]
+    assert {"bits_per_byte", "goodput", "bytes_per_token", "merged", "rates"} <= rows[0].keys()
+    assert (rows[0]["tokens"], rows[0]["wall_s"], rows[0]["tokens_per_s"]) == (2800, 8.0, 350.0)

@@ -1,0 +1,169 @@
+"""What stands out in a run: by cause, with its consequences beneath, its time, and the shards that it is of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from atoll.story.findings import SAME_CULPRIT, SAME_TIME, by_cause, findings
+from atoll.story.questions import behind, refused
+from atoll.story.run_clock import RunClock
+from atoll.story.run_finding import TELLS_MORE, Cause, RunFinding, finding
+from support.told_runs import SteppedRun
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ask-a-run.md"
+
+
+@pytest.fixture
+def told() -> SteppedRun:
+    """A run of three learners and two shards, whose fragments make a round every ten seconds."""
+    run = SteppedRun()
+    run.serve("shard-0", 9.0, fragments=(0, 2))
+    run.serve("shard-1", 9.0, fragments=(1,))
+    for who in run.steps:
+        run.join(who)
+    for version in range(1, 11):
+        run.round(version)
+        run.round(version, fragment=1, shard="shard-1")
+    return run
+
+
+def test_a_run_that_goes_as_it_should_has_no_findings(told: SteppedRun) -> None:
+    """Nothing stands out."""
+    assert findings(told.history) == []
+
+
+def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_more(told: SteppedRun) -> None:
+    """One of two shards has isolated it: the other reads it still, and nobody may take that for the whole run."""
+    told.refuse("a", 40.0, "outlier", norm=12.0, norm_max=4.5)
+    told.isolate("a", 41.0)
+    (found,) = findings(told.history)
+
+    assert (found.cause, found.culprit, found.from_s, found.until_s) == ("quarantine", "a", 41.0, None)
+    assert "isolated at shard-0 (fragments 0, 2); shard-1 (fragments 1) still reads it" in found.text
+    assert "shard-0 after 3 offences, the last 'outlier'" in found.text
+    assert found.evidence == (
+        "push/a/1/0/1 was refused by shard-0: outlier, its length (L2) is 12, and 4.5 was allowed",
+    )
+    told.isolate("a", 50.0, shard="shard-1")
+    told.join("a", 60.0, incarnation=2)
+    (both,) = findings(told.history)
+    assert "no shard reads it any more" in both.text
+    assert both.until_s == 60.0
+
+
+def test_an_outlier_is_told_with_its_length_and_the_bound(told: SteppedRun) -> None:
+    """An event of an earlier release has neither, and nothing is made up."""
+    told.refuse("a", 40.0, "outlier", norm=12.0, norm_max=4.5)
+    told.refuse("b", 41.0, "outlier")
+    answer = "\n".join(refused(told.history, None))
+
+    assert "push/a/1/0/1, its length (L2) is 12, and 4.5 was allowed" in answer
+    assert answer.splitlines()[-1].endswith("push/b/1/0/1")
+
+
+def test_one_cause_is_one_finding_with_its_consequences_beneath(told: SteppedRun) -> None:
+    """A slow link, what was refused because of it, and that nothing of the learner was merged."""
+    told.join("far", 10.0)
+    for number in range(3):
+        told.refuse("far", 50.0 + number, "stale", upload_s=20.0)
+    for version in range(11, 16):
+        told.round(version, upload_s=0.5)
+        told.round(version, fragment=1, shard="shard-1", upload_s=0.5)
+    (found,) = findings(told.history)
+
+    assert (found.cause, found.culprit) == ("slow link", "far")
+    assert [each.cause for each in found.consequences] == ["stale refusals", "nothing merged"]
+    assert all(not each.consequences for each in found.consequences)
+    lines = found.lines(RunClock(0.0, virtual=True))
+    assert lines[1] == "    from 30.0 s to 52.0 s"
+    so = [line.strip() for line in lines if line.startswith("    so: ")]
+    assert so[0].startswith("so: stale refusals, far: 3 of its contributions were refused")
+    assert so[1].startswith("so: nothing merged, far: ")
+
+
+def one(cause: Cause, culprit: str, from_s: float, until_s: float | None) -> RunFinding:
+    """Return a finding."""
+    return finding(cause, culprit, "", from_s=from_s, until_s=until_s)
+
+
+def test_a_full_disk_explains_what_fell_into_its_time_and_nothing_else() -> None:
+    """Whoever that befell; a shard that died later has a cause of its own."""
+    disk, meanwhile = one("disk was full", "broker", 10.0, 20.0), one("shard without owner", "shard-0", 9.0, 19.0)
+    later, open_ended = one("shard without owner", "shard-1", 30.0, 40.0), one("stale refusals", "a", 18.0, None)
+    found = by_cause([disk, meanwhile, later, open_ended], 100.0)
+
+    assert [(each.cause, each.culprit) for each in found] == [
+        ("disk was full", "broker"),
+        ("shard without owner", "shard-1"),
+        ("stale refusals", "a"),
+    ]
+    assert found[0].consequences == (meanwhile,)
+
+
+def test_a_consequence_of_a_consequence_is_the_causes_too() -> None:
+    """A reader sees one level beneath a cause."""
+    found = by_cause(
+        [
+            one("disk was full", "broker", 0.0, 9.0),
+            one("stale refusals", "a", 1.0, 2.0),
+            one("nothing merged", "a", 0.0, None),
+        ],
+        9.0,
+    )
+
+    assert [each.cause for each in found] == ["disk was full"]
+    assert [each.cause for each in found[0].consequences] == ["stale refusals", "nothing merged"]
+
+
+def test_no_cause_explains_itself() -> None:
+    """Neither table has a circle: every finding is shown."""
+    explains = {cause: {*SAME_CULPRIT.get(cause, ()), *SAME_TIME.get(cause, ())} for cause in get_args(Cause)}
+    for cause, led_to in explains.items():
+        seen, due = set[Cause](), set(led_to)
+        while due:
+            seen |= due
+            due = {after for each in due for after in explains[each]} - seen
+        assert cause not in seen
+
+
+def test_a_finding_says_when_in_time_of_the_run_and_by_the_clock() -> None:
+    """A simulated run has no clock; what lasts has no end."""
+    began_s = 1_772_366_400.0  # 2026-03-01 12:00 UTC
+    real, simulated = RunClock(began_s), RunClock(began_s, virtual=True)
+
+    assert real.span(began_s + 5.0, began_s + 65.0) == "from 5.0 s to 65.0 s (2026-03-01 12:00:05 to 12:01:05 UTC)"
+    assert real.span(began_s, began_s + 86_400.0).endswith("(2026-03-01 12:00:00 to 2026-03-02 12:00:00 UTC)")
+    assert real.span(began_s + 5.0, None) == "from 5.0 s to the end of the event log (since 2026-03-01 12:00:05 UTC)"
+    assert real.at(began_s + 1.5) == "1.500 s (2026-03-01 12:00:01.500+00:00)"
+    assert simulated.span(began_s + 5.0, began_s + 65.0) == "from 5.0 s to 65.0 s"
+    assert simulated.at(began_s + 1.5) == "1.500 s"
+
+
+def test_what_was_there_but_not_yet_read_missed_nothing_by_a_negative_time(told: SteppedRun) -> None:
+    """It arrived 1 ms before the end of the round, which did not wait for its reading."""
+    # Version 10 ended at 109.5 s and was visible at 110; version 11 is called at 118.
+    told.round(11, age=1, arrived_s=-8.501)
+    told.round(12, age=1, arrived_s=-8.0)
+    answer = "\n".join(behind(told.history, "a"))
+
+    assert "push/a/1/0/11: arrived 0.001 s before the end of commit/0/10, and was still being read then" in answer
+    assert "push/a/1/0/12: missed commit/0/11 by 0.5 s" in answer
+    assert "by -" not in answer
+
+
+def test_the_page_says_of_every_finding_what_it_means_and_what_to_do() -> None:
+    """The table names each cause of the code, and no other."""
+    table = PAGE.read_text(encoding="utf-8").partition("| finding |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+    assert {re.sub("`", "", row[0]) for row in rows} == set(get_args(Cause))
+    assert all(len(row) == 3 and all(row) for row in rows)
+
+
+def test_every_finding_has_a_command() -> None:
+    """A cause that is new needs one."""
+    assert set(TELLS_MORE) == set(get_args(Cause))

@@ -1,0 +1,191 @@
+"""The monitor's metrics: what each says, what bounds them, and that Prometheus' own checker finds nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from atoll.wire.messages import LearnerState, event
+from atoll_monitor.brokers import BrokerFigures, DiskFigures, figures_of
+from atoll_monitor.metrics import LEARNERS_MAX, OTHER, REASONS_MAX, bounded, shown_learners
+from atoll_monitor.round_times import BOUNDS_S, PhaseHistogram
+from atoll_monitor.watched import ROUNDS_KEPT, Watched
+from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
+
+
+def value(watched: Watched, name: str, **labels: str) -> float | None:
+    return samples(watched).get((name, frozenset({"run": "r", **labels}.items())))
+
+
+def test_a_round_is_counted_in_each_of_its_phases() -> None:
+    """Quorum, grace, merge and commit have a histogram; contributions on older versions are counted as late."""
+    watched, _ = watched_run()
+    take_round(watched, 0, 1, 50.0)
+    take_round(watched, 1, 1, 60.0, end="of a kind that is new")
+
+    assert value(watched, "atoll_commits_total") == 2
+    assert value(watched, "atoll_last_commit_timestamp_seconds") == 60.0
+    assert value(watched, "atoll_round_phase_seconds_sum", phase="quorum_wait") == pytest.approx(0.4)
+    assert value(watched, "atoll_round_phase_seconds_sum", phase="grace") == pytest.approx(1.0)
+    assert value(watched, "atoll_round_phase_seconds_bucket", phase="commit", le="1.0") == 0
+    assert value(watched, "atoll_round_phase_seconds_bucket", phase="commit", le="2.5") == 2
+    assert value(watched, "atoll_round_ends_total", reason="grace over") == 1
+    assert value(watched, "atoll_round_ends_total", reason=OTHER) == 1
+    assert value(watched, "atoll_contributions_merged_total") == 4
+    assert value(watched, "atoll_contributions_late_total") == 2
+    assert value(watched, "atoll_fragment_commits_total", fragment="1") == 1
+
+
+def test_a_silent_learner_is_down_and_one_that_left_is_gone() -> None:
+    """Who may alert needs the difference: a goodbye is no fault. Counters of both stay."""
+    watched, clock = watched_run()
+    for learner in ("a", "b", "c"):
+        watched.view.on_beat(beat(learner), clock.now_s)
+    watched.view.on_beat(beat("c", state="left", step=11), clock.now_s)
+    clock.now_s += watched.protocol.silence_s + 1.0
+    watched.view.on_beat(beat("a", step=12), clock.now_s)
+
+    assert value(watched, "atoll_learner_up", learner="a", region="") == 1
+    assert value(watched, "atoll_learner_up", learner="b", region="") == 0
+    assert value(watched, "atoll_learner_up", learner="c", region="") is None
+    assert value(watched, "atoll_learners_live") == 1
+    assert value(watched, "atoll_learner_loss", learner="a", region="") == 2.5
+    assert value(watched, "atoll_learner_loss", learner="b", region="") is None
+    assert value(watched, "atoll_learner_steps_total", learner="c", region="") == 11
+    assert value(watched, "atoll_learner_wire_bytes_total", learner="b", region="", direction="down") == 30
+
+
+def test_an_incarnation_is_in_quarantine_and_the_next_one_is_not() -> None:
+    """A learner begins anew with its next incarnation."""
+    watched, clock = watched_run()
+    watched.view.on_beat(beat("a"), clock.now_s)
+    isolated = {"learner": "a", "incarnation": 1, "offences": 3, "reason": "not_finite"}
+    watched.view.on_event(event("quarantined", "shard-0", 1.0, **isolated))
+    before = value(watched, "atoll_learner_quarantined", learner="a", region="")
+    watched.view.on_beat(beat("a", 2), clock.now_s)
+
+    assert before == 1
+    assert value(watched, "atoll_learner_quarantined", learner="a", region="") is None
+    assert value(watched, "atoll_quarantines_total") == 1
+
+
+def test_labels_are_bounded_and_sums_stay_right() -> None:
+    """More learners and reasons than the bounds: the live ones have series, and nothing is missing in the sums."""
+    watched, clock = watched_run()
+    for number in range(LEARNERS_MAX + 40):
+        state: LearnerState = "left" if number < 30 else "training"
+        watched.view.on_beat(beat(f"l{number:04}", state=state), clock.now_s)
+    told = samples(watched)
+    counts = {f"reason-{number:03}": number + 1 for number in range(REASONS_MAX + 10)}
+
+    assert len([name for name, _ in told if name == "atoll_learner_steps_total"]) == LEARNERS_MAX
+    assert all(one.heard_s is not None for one in shown_learners(watched))
+    assert value(watched, "atoll_monitor_left_out") == 40
+    assert value(watched, "atoll_run_tokens_total") == (LEARNERS_MAX + 40) * 1000
+    assert len(bounded(counts)) == REASONS_MAX + 1
+    assert sum(bounded(counts).values()) == sum(counts.values())
+
+
+def test_rounds_are_forgotten_and_their_sums_are_not() -> None:
+    """A run of months does not fill the monitor."""
+    watched, _ = watched_run()
+    for version in range(1, ROUNDS_KEPT + 101):
+        take_round(watched, 0, version, float(version))
+
+    assert len(watched.view.rounds) == ROUNDS_KEPT
+    assert value(watched, "atoll_commits_total") == ROUNDS_KEPT + 100
+    assert value(watched, "atoll_round_phase_seconds_count", phase="merge") == ROUNDS_KEPT + 100
+
+
+def test_another_founding_begins_anew_and_its_rounds_are_measured() -> None:
+    """Who observes events goes on to."""
+    watched, _ = watched_run()
+    heard: list[str] = []
+    watched.view.observers.append(lambda one: heard.append(one.kind))
+    take_round(watched, 0, 1, 1.0)
+    watched.forget()
+    take_round(watched, 0, 1, 2.0)
+
+    assert heard == ["round", "round"]
+    assert value(watched, "atoll_commits_total") == 1
+    assert value(watched, "atoll_contributions_merged_total") == 2
+
+
+def test_a_histogram_counts_a_bound_as_reached() -> None:
+    """A duration of exactly a bound is in its bucket, one beyond all of them in the last."""
+    histogram = PhaseHistogram()
+    for duration_s in (BOUNDS_S[0], BOUNDS_S[-1] + 1.0):
+        histogram.take(duration_s)
+
+    assert histogram.buckets()[0] == (str(BOUNDS_S[0]), 1.0)
+    assert histogram.buckets()[-2:] == [(str(BOUNDS_S[-1]), 1.0), ("+Inf", 2.0)]
+
+
+def test_what_a_broker_leaves_out_or_mistells_is_zero() -> None:
+    """The endpoint is of software that we do not make; -1 is its word for no bound."""
+    told = figures_of({"mem": 5, "cpu": 150.0, "connections": "many"}, {"config": {"max_storage": -1}, "storage": 7})
+
+    assert told == BrokerFigures(memory_bytes=5.0, cpu_ratio=1.5, store_bytes=7)
+    assert figures_of({}, {"config": None}) == BrokerFigures()
+
+
+def test_what_carries_the_run_is_told() -> None:
+    """Queue, copies, brokers that do not answer, disks, certificates."""
+    watched = full()
+
+    assert value(watched, "atoll_queue_depth") == 12
+    assert value(watched, "atoll_stream_copies_current", stream="UPM") == 2
+    assert value(watched, "atoll_broker_up", broker="hub:8222") == 1
+    assert value(watched, "atoll_broker_up", broker="gone:8222") == 0
+    assert value(watched, "atoll_broker_memory_bytes", broker="gone:8222") is None
+    assert value(watched, "atoll_disk_free_bytes", path="/data") == 10
+    assert value(watched, "atoll_certificate_end_timestamp_seconds", address="hub:4222") == 2e9
+    assert value(watched, "atoll_contributions_refused_total", reason="stale") == 1
+    assert value(watched, "atoll_validation_loss") == 3.5
+
+
+def test_every_metric_has_the_run_and_no_label_beyond_the_bounded_ones() -> None:
+    """A label with rounds or messages in it would grow without an end."""
+    allowed = {
+        "run",
+        "learner",
+        "region",
+        "fragment",
+        "reason",
+        "phase",
+        "direction",
+        "stream",
+        "broker",
+        "path",
+        "address",
+    }
+    agreed = {"founder", "fragments", "shards", "interval_steps", "codec_up", "wire"}  # of atoll_run_info, which is one
+    told = samples(full())
+
+    assert {name for name, labels in told if "run" not in dict(labels)} == set()
+    assert {key for _, labels in told for key, _ in labels} == allowed | {"le"} | agreed
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")
+def test_promtool_finds_nothing_to_complain_of() -> None:
+    """Names, help texts, types and units are as Prometheus wants them."""
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],  # noqa: S607  (the one on the path)
+        input=text_of_metrics(full()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_label_that_needs_quoting_comes_back_as_it_was() -> None:
+    """Paths may hold anything."""
+    watched = full()
+    watched.disks = {'/a "b"\\c': DiskFigures(1, 1)}
+
+    assert value(watched, "atoll_disk_size_bytes", path='/a "b"\\c') == 1

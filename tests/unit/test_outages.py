@@ -1,0 +1,141 @@
+"""A shard without an owner: in the story of its rounds, among the long ones, and in its own story."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.errors import SettingsError
+from atoll.cli.story import told as story_told
+from atoll.cli.why import lines
+from atoll.story.outages import long_bound_s, outages_of, round_lengths, stood_still
+from atoll.story.telling import fragment_story, long_rounds
+from support.told_runs import SteppedRun
+
+NEVER = {"version": 5, "end": "nobody left"}
+
+
+@pytest.fixture
+def run() -> SteppedRun:
+    """A run whose shard 0 died after its round at 60 s and was taken over at 100 s, while shard 1 went on."""
+    run = SteppedRun()
+    run.serve("shard-0", 9.0)
+    run.serve("shard-1", 9.0, fragments=(1,))
+    for who in run.steps:
+        run.join(who)
+    for version in range(1, 6):
+        run.round(version)
+    for version in range(1, 10):
+        run.round(version, fragment=1, shard="shard-1")
+    run.serve("shard-0", 100.0, epoch=2)
+    return run
+
+
+def test_an_outage_is_from_the_last_sign_of_an_owner_to_the_next(run: SteppedRun) -> None:
+    """The presence of the owner, which its process notes at intervals, is a sign as well."""
+    (outage,) = outages_of(run.history)
+    assert (outage.shard, outage.from_s, outage.until_s) == ("shard-0", 60.0, 100.0)
+
+    noted = SteppedRun()
+    noted.serve("shard-0", 9.0)
+    noted.log("moved", "process", 80.0, role="synchronizer", moved={}, owns=[0])
+    noted.serve("shard-0", 100.0, epoch=2)
+    assert [each.from_s for each in outages_of(noted.history)] == [80.0]
+
+
+def test_a_shard_that_was_handed_over_had_no_outage(run: SteppedRun) -> None:
+    """Its former owner had closed its ledger."""
+    run.round(6, at_s=110.0)
+    run.log("ledger", "shard-0", 111.0, ledger={})
+    run.serve("shard-0", 150.0, epoch=3)
+
+    assert [each.until_s for each in outages_of(run.history) if each.shard == "shard-0"] == [100.0]
+
+
+def test_the_story_of_a_round_tells_the_outage_of_its_shard(run: SteppedRun) -> None:
+    """Its present owner knows only that no learner was left: that is not why nobody was called for forty seconds."""
+    run.round(6, at_s=101.0, why=NEVER)
+    story = "\n".join(lines(run.history, 0, 6))
+
+    assert "outage     40.000 s  shard-0 had no owner from 51.0 s to 91.0 s" in story
+    assert "until process 2 on h took it over" in story
+    assert "it was never called: shard-0 had no owner until then" in story
+    assert "because no live learner was left to ask" not in story
+    other = "\n".join(lines(run.history, 1, 9))
+    assert "outage" not in other
+
+
+def test_a_round_that_an_outage_interrupted_is_the_longest(run: SteppedRun) -> None:
+    """It stood still for forty seconds before its present owner called; the rounds after it did not."""
+    run.round(6, at_s=110.0)
+    run.round(7, at_s=120.0)
+    longest, *rest = round_lengths(run.history)
+    told = long_rounds(run.history)
+
+    assert (longest.line.round.version, longest.line.shard) == (6, "shard-0")
+    assert (longest.outage_s, longest.whole_s) == (40.0, 41.5)
+    assert all(each.outage_s == 0.0 for each in rest)
+    assert long_bound_s([longest, *rest]) == 3.0
+    assert told[0].startswith(
+        "1 of 16 rounds are long (from the call to the end of a round and while its shard had no owner"
+    )
+    assert told[1].startswith("  41.500 s, of these 40.000 s without an owner: fragment 0 version 6")
+    assert stood_still(run.history, longest.line, outages_of(run.history))[0].until_s == 100.0
+
+
+def test_no_list_is_filled_with_rounds_that_are_not_long() -> None:
+    """Equal rounds have no longest ones; one sentence says by what measure, and how long the longest is."""
+    run = SteppedRun()
+    for version in range(1, 6):
+        run.round(version)
+    (told,) = long_rounds(run.history)
+
+    assert told.startswith("none of 5 rounds is long (from the call to the end of a round")
+    assert "more than 3 s is long), the longest is fragment 0 version" in told
+
+
+def test_a_shard_that_nobody_took_over_is_named_to_the_end() -> None:
+    """By the list of long rounds, by its fragment and by itself."""
+    dead = SteppedRun()
+    dead.serve("shard-0", 9.0)
+    for version in range(1, 5):
+        dead.round(version)
+    dead.round(9, fragment=1, shard="shard-1")
+
+    assert long_rounds(dead.history)[0] == (
+        "no round of shard-0 has ended for 50 s, to the end of the event log: it has no owner"
+    )
+    assert "version 5 is not there yet: shard-0 has no owner from 41.0 s" in "\n".join(fragment_story(dead.history, 0))
+    assert "it has none to the end of the event log, 50 s" in "\n".join(story_told(dead.history, "shard", "0"))
+
+
+def test_the_story_of_a_finished_fragment_says_which_version_is_its_last(run: SteppedRun) -> None:
+    """It waits for nothing any more; of a run that goes on the next version is still to come."""
+    before = "\n".join(fragment_story(run.history, 0))
+    run.log("ledger", "shard-0", 111.0, ledger={})
+    after = "\n".join(fragment_story(run.history, 0))
+
+    assert "version 6 is not there yet: its round rests until its beat, or was called only now" in before
+    assert "version 5 is its last: shard-0 has closed its ledger, and makes no other" in after
+
+
+def test_the_story_of_a_shard_has_owners_outages_commits_refusals_and_rounds(run: SteppedRun) -> None:
+    """In the order in which they happened; an id that is none is refused with those that are."""
+    run.round(6, at_s=110.0)
+    for at_s in (111.0, 112.0):
+        run.refuse("a", at_s, "stale")
+    run.isolate("a", 113.0)
+    told = story_told(run.history, "shard", "shard-0")
+    story = "\n".join(told)
+
+    assert told[0] == "shard-0: fragments 0"
+    assert "process 1 on h serves it, epoch 1" in story
+    assert "the last sign of its owner; it had none for 40 s" in story
+    assert "process 2 on h serves it, epoch 2, after 0 s to begin: a takeover" in story
+    assert "6 commits, usually one every 10 s" in story
+    assert "fragment 0 is at version 6" in story
+    assert "2 contributions of a: stale" in story
+    assert "it put a, incarnation 1, into quarantine: 3 offences" in story
+    assert "40.000 s without an owner: fragment 0 version 6" in story
+    assert story_told(run.history, "shard", "0") == told
+    with pytest.raises(SettingsError, match="no such shard"):
+        story_told(run.history, "shard", "7")

@@ -1,0 +1,53 @@
+"""JSON becomes typed values in any number of threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from atoll.base.parsing import converted, parsed
+from atoll.wire.messages import encode
+from support.founded_run import run_record
+
+DEADLINE_S = 120.0
+PROCESSES = 4
+"""Without the lock about two in five end by a segmentation fault."""
+MEET_AT_ONCE = """
+import sys, threading
+from atoll.wire.messages import RunRecord, decode
+data = sys.stdin.buffer.read()
+sys.setswitchinterval(1e-6)
+gate = threading.Barrier(8)
+
+def meet():
+    gate.wait()
+    assert decode(RunRecord, data).run == "demo"
+
+threads = [threading.Thread(target=meet) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_threads_may_meet_a_type_at_once() -> None:
+    """Without a lock the library ends the process then."""
+    data = encode(run_record("demo"))
+    for _ in range(PROCESSES):
+        done = subprocess.run(
+            [sys.executable, "-c", MEET_AT_ONCE], input=data, capture_output=True, timeout=DEADLINE_S, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_no_json_is_one_kind_of_error() -> None:
+    """No text, brackets without an end, another type."""
+    for data, kind in ((b'"\xff"', str), (b"[" * 100_000, list), (b"{}", int)):
+        with pytest.raises(msgspec.MsgspecError):
+            parsed(data, kind)
+    with pytest.raises(msgspec.ValidationError):
+        converted({}, int)

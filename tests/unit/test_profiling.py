@@ -1,0 +1,121 @@
+"""A profile: the steps of a jitted loop on JAX's clock, and the island's spans beside them on the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from atoll.base import spans
+from atoll.base.errors import SettingsError
+from atoll_learner.profiling import ISLAND_PID, SETTLED_STEPS, StepProfiler, island_events
+
+NEAR_US = 20_000.0
+
+
+def profiled(folder: Path, steps: int, loops: int) -> list[dict[str, Any]]:
+    """Return the events of a profile of a loop that pushes in another thread."""
+    work = jax.jit(lambda x: (x @ x).sum())
+    square = jnp.ones((64, 64))
+    profiler = StepProfiler(folder, steps, "a-1")
+
+    def push() -> None:
+        with spans.span("push fragment 0", base=3):
+            time.sleep(0.002)
+
+    for number in range(loops):
+        with profiler.step(number):
+            pusher = threading.Thread(target=push)
+            pusher.start()
+            work(square).block_until_ready()
+            spans.instant("fragment 0 adopted", version=number)
+            pusher.join()
+    profiler.end()
+    trace = json.loads(gzip.decompress((folder / "a-1.json.gz").read_bytes()))
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    return events
+
+
+def test_steps_of_xla_and_spans_of_the_island_lie_over_each_other(tmp_path: Path) -> None:
+    """As many steps as were asked for, after those that settle; a step of the island begins where JAX's begins."""
+    events = profiled(tmp_path, 3, SETTLED_STEPS + 5)
+    ours = [event for event in events if event.get("pid") == ISLAND_PID and event.get("name") == "step"]
+    begins = {event["args"]["number"]: event["ts"] for event in ours if event["ph"] == "b"}
+    jax_steps = {int(event["args"]["step_num"]): event for event in events if "step_num" in event.get("args", {})}
+
+    assert sorted(begins) == sorted(jax_steps) == [SETTLED_STEPS + number for number in range(3)]
+    assert all(abs(begins[number] - jax_steps[number]["ts"]) < NEAR_US for number in begins)
+    assert sum(event.get("name") == "push fragment 0" for event in events) == 6, "a beginning and an end of each"
+    marks = [event["args"] for event in events if event.get("ph") == "i" and event["pid"] == ISLAND_PID]
+    assert marks == [{"version": SETTLED_STEPS + number} for number in range(3)]
+
+
+def test_a_learner_that_leaves_early_keeps_what_there_is(tmp_path: Path) -> None:
+    """And nothing is recorded any more."""
+    events = profiled(tmp_path, 100, SETTLED_STEPS + 2)
+
+    assert sum("step_num" in event.get("args", {}) for event in events) == 2
+    assert spans.policy.log is None
+
+
+def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a disk that is full by then: JAX raises an error of its own."""
+    folder, square = tmp_path / "profile", jnp.ones((64, 64))
+    profiler = StepProfiler(folder, 3, "a-1")
+    for number in range(SETTLED_STEPS + 5):
+        if number == SETTLED_STEPS + 1:
+            shutil.rmtree(folder)
+            folder.touch()
+        with profiler.step(number):
+            (square @ square).block_until_ready()
+    profiler.end()
+
+    folder.unlink()
+    jax.profiler.stop_trace()  # type: ignore[no-untyped-call]  # it could not; until it does, JAX begins no other
+    assert "profile.unwritten" in capsys.readouterr().out
+    assert spans.policy.log is None
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    """Neither spans nor files."""
+    profiler = StepProfiler(None, 3, "a-1")
+    for number in range(SETTLED_STEPS + 2):
+        with profiler.step(number), spans.span("push fragment 0"):
+            assert spans.policy.log is None
+    profiler.end()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """Before training begins."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SettingsError, match="no profile"):
+        StepProfiler(tmp_path / "file" / "folder", 3, "a-1")
+
+
+def test_spans_of_one_lane_may_overlap() -> None:
+    """Each has its own number; moments are instants; both clocks meet at the mark."""
+    kept = [
+        spans.Span("push", 10.0, 12.0, {}),
+        spans.Span("push", 11.0, 13.0, {}),
+        spans.Span("adopted", 11.5, 11.5, {}),
+    ]
+
+    told = island_events(kept, mark_s=10.0, mark_us=500.0, name="a-1")[2:]
+
+    assert [(event["ph"], event["ts"]) for event in told] == [
+        ("b", 500.0),
+        ("e", 2_000_500.0),
+        ("b", 1_000_500.0),
+        ("e", 3_000_500.0),
+        ("i", 1_500_500.0),
+    ]
+    assert told[0]["id"] == told[1]["id"] != told[2]["id"]

@@ -1,0 +1,84 @@
+"""What nats-server and a person are told of regions: names, addresses, options that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.bus.regions import REGION_FILE, HubSide, RegionSide, domain_of, hub_addresses, is_region, pings
+from atoll.keys.roll import KeyFolder
+from support.command_line import atoll
+
+
+@pytest.mark.parametrize(("domain", "leaf"), [("", False), ("hub", False), ("eu", True)])
+def test_a_domain_says_whether_a_broker_is_a_leaf(domain: str, leaf: bool) -> None:  # noqa: FBT001
+    """All but none and the hub's."""
+    assert is_region(domain) == leaf
+
+
+def test_a_region_keeps_its_name(tmp_path: Path) -> None:
+    """Its outbox lies under it; so another name needs another store."""
+    made = domain_of(tmp_path / "a", None)
+    assert domain_of(tmp_path / "a", None) == domain_of(tmp_path / "a", made) == made
+    assert domain_of(tmp_path / "b", "eu") == domain_of(tmp_path / "b", None) == "eu"
+    with pytest.raises(SettingsError, match="another region"):
+        domain_of(tmp_path / "b", "us")
+    (tmp_path / "b" / REGION_FILE).write_text("{")
+    with pytest.raises(EnvironmentFault, match="restore it"):
+        domain_of(tmp_path / "b", None)
+
+
+@pytest.mark.parametrize("name", ["hub", "", "a.b", "a b", "x" * 33])
+def test_names_that_no_region_can_have(tmp_path: Path, name: str) -> None:
+    """The name is a level of subjects, and the hub's is taken."""
+    with pytest.raises(SettingsError, match="name"):
+        domain_of(tmp_path, name)
+    assert not (tmp_path / REGION_FILE).exists()
+
+
+def test_addresses_of_a_hub() -> None:
+    """Those of all nodes, with their ports."""
+    assert hub_addresses("nats://a:7422, tls://[::1]:1") == ("nats://a:7422", "tls://[::1]:1")
+    for wrong in ("", "a:7422", "nats://a", "http://a:1", "nats://a:7422,", "nats://a:x"):
+        with pytest.raises(SettingsError, match="lets leaves in"):
+            hub_addresses(wrong)
+
+
+def test_what_a_server_is_told(tmp_path: Path) -> None:
+    """A hub does not advertise itself, a leaf tries again each second; both bear a full link for longer than clients."""
+    hub, leaf = HubSide(7422), RegionSide("eu", ("nats://a:1", "nats://b:1"))
+    assert 'listen: "[::1]:7422", no_advertise: true, compression: off' in hub.config("::1", tmp_path)
+    assert 'reconnect: "1s"' in leaf.config("0.0.0.0", tmp_path)  # noqa: S104  (not used)
+    assert 'urls: ["nats://a:1", "nats://b:1"], compression: off' in leaf.config("", tmp_path)
+    assert 'include "lock.conf"' in HubSide(7422, tmp_path / "lock.conf").config("a", tmp_path)
+    assert "ping_max: 2" in pings(None)
+    assert "ping_max: 9" in pings(hub)
+    assert pings(hub) == pings(leaf)
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """With what was given and what to do; nothing is started or written."""
+    keys = KeyFolder(tmp_path / "keys")
+    keys.create(["127.0.0.1"], 0.0)
+    operator = str(tmp_path / "keys" / "identities" / "operator.toml")
+    region = str(keys.add("eu", "region", "demo", 0.0))
+    leaf, store = ("--leaf-of", "nats://127.0.0.1:1"), ("--store", str(tmp_path / "store"))
+    locked = ("--keys", str(keys.path))
+    for words, said in (
+        (("--region", "eu"), "no --leaf-of"),
+        (("--identity", operator), "no --leaf-of"),
+        ((*leaf, "--leaf-port", "7422"), "--leaf-port beside --leaf-of"),
+        ((*leaf, "--cluster", "c", "--node", "1", "--route", "nats://127.0.0.1:2"), "--cluster beside --leaf-of"),
+        ((*leaf, *locked), "--keys without --identity"),
+        ((*leaf, "--identity", operator), "--identity without --keys"),
+        ((*leaf, *locked, "--identity", operator), "not that of a region"),
+        ((*leaf, *locked, "--identity", region, "--region", "us"), "the identity is that of another region"),
+        (("--leaf-of", "here"), "lets leaves in"),
+        ((*leaf, "--region", "hub"), "cannot have this name"),
+    ):
+        done = atoll("broker", *store, *words)
+        assert done.returncode == 2, (words, done.stderr)
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,145 @@
+"""A shard retains its rounds: what an archive that is away costs, and what the next round brings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.archive.object_store import FolderArchive
+from atoll.archive.rounds import RetainedRound, RoundStore
+from atoll.base.clock import SystemClock
+from atoll.protocol.events import Fold, PushKey, TimerFired
+from atoll.protocol.shard import Shard
+from atoll.settings import ArchiveSettings
+from atoll_synchronizer import retention as retention_module
+from atoll_synchronizer.retention import PAUSE_S, Retention, make_retention
+from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
+
+NEVER = 1 << 30
+
+
+class Hours(SystemClock):
+    """A monotonic clock that is turned by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        """Return what the test has set."""
+        return self.now_s
+
+
+class RetentionDesk:
+    """A founded run of which shard 0 retains the rounds of fragment 0, in an archive that can fail."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        self.founded = FoundedRun(run_record(run), FolderArchive(folder / "checkpoints"), TurnedClock())
+        self.archive = BrokenObjectStore(FolderArchive(folder / "rounds"))
+        self.rounds = RoundStore.of(self.archive, self.founded.record)
+        self.clock = Hours()
+        self.retention = Retention(self.rounds, self.founded.record, 0, self.clock)
+
+    async def begin(self) -> None:
+        """Found the run and begin a tenure."""
+        await self.founded.found()
+        self.retention.begin(1, Shard(self.founded.record.protocol, 0, {0: 0, 2: 0}))
+
+    async def commit(self) -> None:
+        """Commit a round of fragment 0, and retain it as a lane does."""
+        store = self.founded.stores[0]
+        base = replace(store.holdings[0])
+        await self.founded.commit(0)
+        await self.retention.round(store.holdings[0].head, base, ())
+
+    def kept(self) -> list[RetainedRound]:
+        """Return what is retained of fragment 0."""
+        return [self.rounds.round(name) for name in self.rounds.rounds(0)]
+
+
+@pytest.fixture
+async def desk(run: str, tmp_path: Path) -> RetentionDesk:
+    """A desk whose tenure has begun."""
+    made = RetentionDesk(run, tmp_path)
+    await made.begin()
+    return made
+
+
+async def test_an_archive_that_is_away_costs_rounds_and_no_commit(desk: RetentionDesk) -> None:
+    """Nothing is tried for a while after a failure; what was not retained is said, and the facts are kept for later."""
+    desk.archive.fails_at = 1
+    desk.retention.fact(TimerFired(at_s=1.0, name="due/0"))
+    await desk.commit()
+    acts = desk.archive.acts
+    await desk.commit()
+
+    assert desk.kept() == []
+    assert desk.retention.failures >= 2
+    assert desk.archive.acts == acts, "nothing is tried again at once"
+    desk.archive.fails_at, desk.clock.now_s = NEVER, desk.clock.now_s + PAUSE_S + 1.0
+    await desk.commit()
+    (made,) = desk.kept()
+    assert made.head.version == 3
+    assert made.anchor is not None, "nothing leads to its base"
+    lines, fault = desk.rounds.facts(0, 1)
+    assert (len(lines), fault) == (2, ""), "the machine as it began, and the fact"
+
+
+async def test_a_round_that_lacks_a_contribution_says_so_in_its_name_and_the_next_brings_an_anchor(
+    desk: RetentionDesk,
+) -> None:
+    """The contributions of these rounds were never retained."""
+    await desk.commit()
+    await desk.commit()
+
+    names = desk.rounds.rounds(0)
+    assert [(name.version, name.whole) for name in names] == [(1, False), (2, False)]
+    assert all(made.anchor is not None for made in desk.kept())
+    assert not desk.rounds.reaches(0, 1, names[0].digest)
+
+
+async def test_a_repeated_commit_is_retained_once(desk: RetentionDesk) -> None:
+    """An attempt that failed before its head is made again."""
+    store = desk.founded.stores[0]
+    base = replace(store.holdings[0])
+    await desk.founded.commit(0)
+    head = store.holdings[0].head
+    await desk.retention.round(head, base, ())
+    acts = desk.archive.acts
+    await desk.retention.round(head, base, ())
+
+    assert desk.archive.acts == acts
+
+
+async def test_only_what_counts_in_the_end_is_in_a_round(desk: RetentionDesk) -> None:
+    """What was unfolded is not, and what is settled is forgotten."""
+    key = PushKey("a", 1, 0, 1)
+    fold = Fold(key=key, weight=1.0, staleness_weight=1.0, age=0)
+    desk.retention.folded(fold)
+    desk.retention.unfolded(0)
+    assert desk.retention.taken(0) == ()
+    desk.retention.folded(fold)
+    assert desk.retention.taken(0) == (), "its manifest was never retained: it was in a region's sum"
+    assert desk.retention.taken(0) == ()
+
+
+async def test_facts_have_a_bound(desk: RetentionDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the archive is away they wait in memory; beyond the bound the decisions of this tenure cannot be replayed."""
+    monkeypatch.setattr(retention_module, "FACTS_MAX", 10)
+    for number in range(12):
+        desk.retention.fact(TimerFired(at_s=float(number), name="due/0"))
+    await desk.commit()
+
+    assert desk.rounds.facts(0, 1) == ([], "")
+
+
+def test_retaining_is_a_choice(run: str, tmp_path: Path) -> None:
+    """It needs an archive, and costs room for ever."""
+    for settings, wanted in (
+        (ArchiveSettings(), False),
+        (ArchiveSettings(contributions=True), False),
+        (ArchiveSettings(url=str(tmp_path)), False),
+        (ArchiveSettings(url=str(tmp_path), contributions=True), True),
+    ):
+        assert (make_retention(settings, run_record(run), 0, SystemClock()) is not None) is wanted

@@ -1,0 +1,90 @@
+"""Curves of a run: what the report and the dashboard draw is one reduction, bounded, and adds up."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.report.over_time import LEARNERS_MAX, curves_of_run
+from atoll.run.curves import BINS_MAX, POINTS_MAX, first_s, lines_of, rates, stretches
+from atoll.run.view import RunView
+from atoll.wire.messages import event
+
+BEGAN_S = 1000.0
+
+
+def sampled(view: RunView, who: str, at_s: float, step: int, **more: object) -> None:
+    """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens, `at_s` after the beginning."""
+    fields = {"incarnation": 1, "step": step, "tokens": 100 * step, "step_s": 0.5, "overhead": 0.01, **more}
+    view.on_event(event("sample", who, BEGAN_S + at_s, **fields))
+
+
+def two_learners() -> RunView:
+    """A run in which b comes ten seconds later than a, and lags behind once."""
+    view = RunView()
+    view.on_event(event("joined", "a", BEGAN_S, incarnation=1, founder=True))
+    view.on_event(event("joined", "b", BEGAN_S + 10.0, incarnation=1))
+    for at_s in range(2, 41, 2):
+        sampled(view, "a", at_s, 2 * at_s, loss=5.0 - 0.01 * at_s)
+    for at_s in range(12, 41, 2):
+        sampled(view, "b", at_s, at_s - 10, lag_versions=3 if at_s == 20 else 0)
+    return view
+
+
+def test_the_speed_of_the_learners_adds_up_to_that_of_the_run() -> None:
+    """In every bin, and over the run to all tokens that were trained; before b has come, it has no speed and not 0."""
+    curves = curves_of_run(two_learners())
+    own = {one["learner"]: one["tokens_per_s"] for one in curves["learners"]}
+    every, at_s = curves["rates"]["tokens_per_s"], curves["rates"]["at_s"]
+
+    sums = [sum(told for told in both if told is not None) for both in zip(own["a"], own["b"], strict=True)]
+    assert sums == pytest.approx(every)
+    assert own["b"][0] is None
+    assert own["b"][-1] == pytest.approx(100.0)
+    bin_s = at_s[1] - at_s[0]
+    assert sum(every) * bin_s == pytest.approx(100 * (80 + 30))
+    assert curves["began_s"] == BEGAN_S
+    assert curves["rates"]["goodput"][0] == 1.0
+
+
+def test_what_a_learner_says_of_itself_is_drawn_over_time() -> None:
+    """Times count from the first thing that the event log tells of; a loss that is not known is None."""
+    a, b = curves_of_run(two_learners())["learners"]
+
+    assert (a["at_s"][0], a["loss"][0], a["overhead"][0]) == (2.0, 4.98, 0.01)
+    assert set(b["loss"]) == {None}
+    assert dict(zip(b["at_s"], b["lag"], strict=True))[20.0] == 3
+    assert sum(b["lag"]) == 3
+
+
+def test_curves_have_bounds_whatever_peers_do() -> None:
+    """Many samples are thinned, with the first and the last; of many learners the rest is counted."""
+    view = RunView()
+    for at_s in range(3000):
+        sampled(view, "a", at_s, at_s + 1)
+    for number in range(LEARNERS_MAX + 5):
+        sampled(view, f"x{number:03}", 1.0, 2)
+    curves = curves_of_run(view)
+    (a, *_) = curves["learners"]
+
+    assert len(a["at_s"]) == POINTS_MAX
+    assert (a["at_s"][0], a["at_s"][-1]) == (0.0, 2999.0)
+    assert len(curves["rates"]["at_s"]) <= BINS_MAX
+    assert len(curves["learners"]) == LEARNERS_MAX
+    assert curves["learners_left_out"] == 6
+
+
+def test_a_run_that_nobody_heard_of_has_empty_curves() -> None:
+    """No sample, no learner: no point, and nothing fails."""
+    curves = curves_of_run(RunView())
+
+    assert curves["learners"] == []
+    assert curves["rates"] == {"at_s": [], "tokens_per_s": [], "goodput": []}
+    assert first_s(RunView()) == 0.0
+
+
+def test_rates_without_a_span_take_that_of_their_parts() -> None:
+    """The dashboard's curves: the same figures as with the span of the whole run, if this is the whole run."""
+    view = two_learners()
+    parts = [part for one in view.learners.values() for part in stretches(one, lines_of(one))]
+
+    assert rates(parts) == rates(parts, (BEGAN_S, BEGAN_S + 40.0))

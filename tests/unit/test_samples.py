@@ -1,0 +1,128 @@
+"""Samples of heartbeats in the event log: how often they are written, and the curves that a view keeps of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from atoll.base.errors import SettingsError
+from atoll.bus.streams import info_header
+from atoll.client.samples import SAMPLE_S, SAMPLES_PER_AGE, checked_pause, pause_of, sample_of
+from atoll.run.event_fields import SampleEvent, fields_of
+from atoll.run.samples import SAMPLES_MAX, Curve, SampleLine
+from atoll.run.view import RunView
+from atoll.wire.event_log import event_info
+from atoll.wire.messages import Beat, Event, decode, encode, event
+from atoll.wire.traffic import LinkTraffic
+
+DAY_S = 86_400.0
+
+
+def written_in(life_s: float) -> int:
+    """Return how many samples an incarnation of that length writes."""
+    age_s, written = pause_of(0.0, SAMPLE_S), 0
+    while age_s <= life_s:
+        written += 1
+        age_s += pause_of(age_s, SAMPLE_S)
+    return written
+
+
+def beat(step: int) -> Beat:
+    """Return a heartbeat with every field set, as wide as those of a long run."""
+    return Beat(
+        learner="learner-17",
+        incarnation=3,
+        run_nonce="0123456789abcdef",
+        state="training",
+        at_s=1_764_000_000.0 + step,
+        step=step,
+        step_s=0.123456789,
+        tokens=4096 * step,
+        tokens_per_s=12345.678901,
+        loss=2.3456789012,
+        pushed=10,
+        superseded=0,
+        overhead=0.0123456789,
+        lag_versions=1,
+        moved=LinkTraffic(*(10**11 + step for _ in range(9))),
+    )
+
+
+def sample(step: int, who: str = "a") -> Event:
+    """Return an event of the event log as a learner writes it."""
+    return decode(Event, encode(event("sample", who, float(step), **sample_of(beat(step)))))
+
+
+def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
+    """A minute has dozens of points, and a day no more than the module's arithmetic says."""
+    assert written_in(60.0) >= 45
+    assert 2900 <= written_in(DAY_S) <= 3000
+    assert written_in(2 * DAY_S) - written_in(DAY_S) == DAY_S / SAMPLE_S
+
+
+def test_a_day_of_64_learners_is_as_small_as_the_module_says() -> None:
+    """The JSON of a sample with 12-digit counters, and what a stream keeps beside it, are at most 0.8 KB."""
+    info = info_header(event_info("sample", sample_of(beat(10**7))))
+    headers = {"Nats-Msg-Id": "sample-learner-17-3-1234567.123456", **info}
+    beside = len("atoll.run.ev.sample.learner-17" + "NATS/1.0") + sum(len(f"{k}: {v}__") for k, v in headers.items())
+
+    assert 500 <= len(encode(sample(10**7))) + beside <= 800
+    assert 64 * written_in(DAY_S) * 800 <= 153e6
+
+
+def test_pauses_are_bounded() -> None:
+    """By a second, and by what the learner was told."""
+    assert pause_of(0.0, 30.0) == 1.0
+    assert pause_of(SAMPLES_PER_AGE * 7.0, 30.0) == 7.0
+    assert pause_of(1e9, 30.0) == 30.0
+    with pytest.raises(SettingsError, match="no such pause"):
+        checked_pause(0.5)
+
+
+def test_a_sample_is_read_as_it_was_written() -> None:
+    """Its fields are those of the heartbeat, rounded where more digits show nothing."""
+    told = fields_of(sample(7), SampleEvent)
+
+    assert (told.incarnation, told.step, told.tokens, told.loss) == (3, 7, 4096 * 7, 2.345679)
+    assert told.moved == beat(7).moved
+    assert set(SampleEvent.__struct_fields__) == set(sample_of(beat(7)))
+
+
+def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
+    """Of a run that is over nobody hears heartbeats."""
+    view = RunView()
+    for step in range(1, 6):
+        view.on_event(sample(step))
+
+    seen = view.learners["a"]
+    assert [line.sample.step for line in seen.curve] == [1, 2, 3, 4, 5]
+    assert [line.at_s for line in seen.curve] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert seen.tokens == 5 * 4096
+    assert seen.lives[3].meter.moved == beat(5).moved
+
+
+def test_a_malformed_sample_is_counted_and_not_believed() -> None:
+    """As other entries of the event log."""
+    view = RunView()
+    view.on_event(event("sample", "a", 1.0, incarnation=1, step=-3, tokens=0))
+
+    assert view.unreadable == 1
+    assert not view.learners
+
+
+@pytest.mark.parametrize("heard", [1, SAMPLES_MAX, SAMPLES_MAX + 1, 5000, 100_001])
+def test_a_curve_stays_bounded_and_spread(heard: int) -> None:
+    """It has the first sample, the newest, and gaps of one width between."""
+    curve = Curve()
+    for step in range(heard):
+        curve.add(SampleLine(float(step), SampleEvent(incarnation=1, step=step, tokens=step)))
+
+    steps = [line.sample.step for line in curve]
+    gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}
+    assert curve.heard == heard
+    assert min(heard, SAMPLES_MAX // 2) <= len(curve) == len(steps) <= SAMPLES_MAX + 1
+    assert (steps[0], steps[-1]) == (0, heard - 1)
+    assert len(gaps) <= 1
+    assert msgspec.json.decode(msgspec.json.encode(curve.newest.sample if curve.newest else None))["step"] == heard - 1

@@ -1,0 +1,132 @@
+"""The status of a run for programs: what it says of runs that train, wait and are over, and that its schema holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.main import build
+from atoll.local.console import ConsolePicture
+from atoll.local.console_status import status_lines, status_of
+from atoll.local.console_tables import TopMoment
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.standing import Standing, standing_of
+from atoll.run.status import RunStatus, status_schema
+from atoll.run.timeline import TimedView
+from atoll.wire.messages import Presence, event
+from support.command_line import atoll
+from support.watched_runs import beat
+
+PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5)
+
+
+@pytest.mark.parametrize(
+    ("states", "owned", "ended", "expected"),
+    [
+        (["training", "training"], {0, 1}, False, Standing("training")),
+        (["training", "silent"], {0, 1}, False, Standing("waiting", ("a quorum of 2: 1 training",))),
+        (["training", "training"], {1}, False, Standing("waiting", ("a synchronizer for shard 0",))),
+        (
+            ["left"],
+            set(),
+            False,
+            Standing("waiting", ("a learner: none is heard", "a synchronizer for shard 0, 1")),
+        ),
+        (["draining"], {0}, True, Standing("ending")),
+        (["left", "silent"], set(), True, Standing("over")),
+    ],
+)
+def test_a_run_says_all_that_it_waits_for(
+    states: list[str], owned: set[int], *, ended: bool, expected: Standing
+) -> None:
+    """A missing quorum, missing shards, or the end."""
+    assert standing_of(PROTOCOL, states, owned, ended=ended) == expected
+
+
+def moment(now_s: float) -> TopMoment:
+    """Return a run of two learners and one of two shards, heard at 10 s."""
+    view = TimedView()
+    view.on_beat(beat("a", step=40), 10.0)
+    view.on_beat(beat("b"), 10.0)
+    view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(1,)), 10.0)
+    view.on_event(
+        event("round", "shard-1", 9.0, fragment=1, version=3, contributors=[], tokens=100, end="all answered", live=2)
+    )
+    view.on_event(event("quarantined", "shard-1", 9.0, learner="c", incarnation=1, offences=3, reason="stale"))
+    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s), view.timeline, 1000.0 + now_s)
+
+
+def test_the_status_names_learners_shards_lag_and_fragments() -> None:
+    """What was heard, what nobody serves, and what is not known as None."""
+    told = status_of(moment(11.0), "nats://hub:4222")
+
+    assert (told.standing, told.waits_for) == ("waiting", ("a synchronizer for shard 0",))
+    assert [(each.learner, each.state, each.step, each.lag_versions, each.heard_s) for each in told.learners] == [
+        ("a", "training", 40, 3, 1.0),
+        ("b", "training", 10, 3, 1.0),
+    ]
+    assert [(each.shard, each.served, each.heard_s) for each in told.shards] == [(0, False, None), (1, True, 1.0)]
+    assert [(each.fragment, each.version) for each in told.fragments] == [(1, 3)]
+    assert (told.commits, told.lag_versions_max, told.quarantined, told.faults) == (1, 3, ("c",), 1)
+    assert (told.broker, told.bits_per_byte) == ("nats://hub:4222", None)
+    later = status_of(moment(60.0), "nats://hub:4222")
+    assert [each.state for each in later.learners] == ["silent", "silent"]
+    assert later.lag_versions_max is None
+
+
+def test_a_learner_that_has_not_left_and_is_not_heard_is_named() -> None:
+    """Its region is cut off, or its process is gone: for how long is told by its newest entry in the event log."""
+    told = moment(11.0)
+    view = told.picture.view
+    assert isinstance(view, TimedView)
+    view.on_presence(Presence(name="q", host="h", pid=2, wants=(), owns=(0,)), 10.0)
+    view.on_event(event("joined", "far", 900.0, incarnation=1, took_s=1.0, founder=False))
+    view.on_event(event("sample", "far", 954.0, incarnation=1, step=9, tokens=90))
+    view.on_event(event("joined", "gone", 900.0, incarnation=1, took_s=1.0, founder=False))
+    view.on_event(event("left", "gone", 950.0, incarnation=1, tokens=90, steps=9))
+    just_begun = replace(told, picture=replace(told.picture, began_s=10.9))
+    status = status_of(told, "nats://hub:4222")
+
+    assert (status.standing, status.waits_for, status.unheard) == ("training", (), ("far for 57 s",))
+    assert [(each.learner, each.state, each.heard_s) for each in status.learners if each.learner not in "ab"] == [
+        ("far", "silent", 57.0),
+        ("gone", "left", 111.0),
+    ]
+    assert status_lines(told).splitlines()[0] == "demo: training; not heard, and has not left: far for 57 s"
+    assert "2 training · 1 not heard" in status_lines(told)
+    assert status_of(just_begun, "").unheard == ()
+    assert status_of(replace(told, closing=True), "").unheard == ()
+
+
+def test_the_lines_for_people_say_the_same() -> None:
+    """First what the run does, then its numbers."""
+    assert status_lines(moment(11.0)).splitlines()[0] == "demo: waiting for a synchronizer for shard 0"
+
+
+def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
+    """The schema is made from the struct, and the verb prints it without a broker."""
+    encoded = msgspec.json.encode(status_of(moment(11.0), "nats://hub:4222"))
+    schema, file = tmp_path / "schema.json", tmp_path / "status.json"
+    done = CliRunner().invoke(build(), ["status", "--schema"])
+    schema.write_text(done.output, encoding="utf-8")
+    file.write_bytes(encoded)
+
+    assert json.loads(done.output) == status_schema()
+    assert msgspec.json.decode(encoded, type=RunStatus).schema == 1
+    told = status_schema()["$defs"]["RunStatus"]
+    assert set(json.loads(encoded)) == set(told["properties"])
+    assert set(told["required"]) < set(told["properties"])
+
+
+def test_a_broker_that_nobody_reaches_leaves_with_3() -> None:
+    """The usual error, and nothing on standard output."""
+    done = atoll("status", "--json", "--run", "r", "--broker", "nats://127.0.0.1:1", "--set", "broker.patience_s=1")
+
+    assert done.returncode == 3
+    assert "nats://127.0.0.1:1" in done.stderr
+    assert done.stdout == ""

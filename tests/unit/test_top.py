@@ -1,0 +1,271 @@
+"""`atoll top` on a terminal, with Textual's pilot: what is shown on a narrow and on a wide terminal, and the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from atoll.local.console import ConsolePicture
+from atoll.local.console_app import INTERRUPTED, LEFT, HelpScreen, TopApp
+from atoll.local.console_tables import PANELS, TopMoment, fitting, heading, in_order
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.event_fields import QuarantineEvent
+from atoll.run.timeline import TimedView
+from atoll.run.view import IsolationLine
+from atoll.wire.messages import Beat, LearnerState, Presence, event
+from atoll.wire.traffic import LinkTraffic
+
+NOW_S = 100.0
+WALL_S = 10_100.0
+NARROW, WIDE = (60, 20), (160, 48)
+PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5, tokens_target=2_000_000)
+REASON = "not_finite: a value of its update is not a number"
+
+
+def beat(learner: str, step: int, at_s: float, *, loss: float, state: LearnerState = "training") -> Beat:
+    """Return a heartbeat."""
+    return Beat(
+        learner=learner,
+        incarnation=1 if learner == "learner-1" else 2,
+        run_nonce="n",
+        state=state,
+        at_s=at_s,
+        step=step,
+        step_s=0.125,
+        tokens=step * 1000,
+        tokens_per_s=8000.0 + step,
+        loss=loss,
+        pushed=0,
+        superseded=0,
+        overhead=0.021,
+        lag_versions=1,
+        moved=LinkTraffic(payload_up=10, payload_down=20, wire_up=1500 * step, wire_down=3000 * step),
+    )
+
+
+def told_run() -> TimedView:
+    """Return a run of two learners and two shards, one of each killed and back, with a learner in quarantine."""
+    view = TimedView()
+    for name, life, at_s in (("learner-1", 1, 10_000.0), ("learner-2", 1, 10_001.0), ("learner-2", 2, 10_040.0)):
+        view.on_event(event("joined", name, at_s, incarnation=life))
+    view.on_event(event("serving", "shard-0", 10_000.0, epoch=1, versions={0: 0}, host="h", pid=7))
+    for version in range(1, 6):
+        for fragment in range(4):
+            at_s = 10_010.0 + 10 * version + fragment
+            names = ("learner-1", "learner-2") if version < 4 else ("learner-1",)
+            share = [{"learner": n, "incarnation": 1, "age": 0, "tokens": 500, "weight": 0.5} for n in names]
+            view.on_event(
+                event(
+                    "round",
+                    f"shard-{fragment % 2}",
+                    at_s,
+                    fragment=fragment,
+                    version=version,
+                    contributors=share,
+                    tokens=1000,
+                    quorum_wait_s=0.25,
+                    waited_s=0.75,
+                    merge_s=0.03,
+                    commit_s=0.01,
+                    end="all answered",
+                    live=2,
+                )
+            )
+    view.on_event(event("serving", "shard-0", 10_080.0, epoch=2, versions={0: 5}, host="h", pid=9))
+    view.on_event(
+        event("quarantined", "shard-1", 10_090.0, learner="learner-3", incarnation=1, offences=3, reason=REASON)
+    )
+    view.on_event(event("validation", "evaluator", 10_091.0, run_tokens=500_000, bits_per_byte=3.214))
+    for second in (98.0, 99.0):
+        view.on_beat(beat("learner-1", 400 + int(second), 10_000.0 + second, loss=2.75), second)
+        view.on_beat(beat("learner-2", 100 + int(second), 10_000.0 + second, loss=3.5), second)
+        view.on_presence(Presence(name="p", host="h", pid=9, wants=(), owns=(0,)), second)
+        view.on_presence(Presence(name="q", host="h", pid=8, wants=(), owns=(1,)), second)
+    return view
+
+
+def moment_of(view: TimedView, now_s: float = NOW_S, *, unanswered_s: float = 0.0) -> TopMoment:
+    """Return the run at a moment."""
+    picture = ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s)
+    return TopMoment(picture, view.timeline, WALL_S - NOW_S + now_s, unanswered_s=unanswered_s)
+
+
+def lines_of(app: TopApp) -> list[str]:
+    """Return what the terminal shows, line by line."""
+    return ["".join(part.text for part in strip).rstrip() for strip in app.screen._compositor.render_strips()]
+
+
+def first_column(app: TopApp) -> list[str]:
+    """Return the first cells of the table."""
+    table = app.query_one(DataTable)
+    return [str(table.get_row_at(n)[0]).strip() for n in range(table.row_count)]
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_everything_that_matters_is_on_the_screen_whole(size: tuple[int, int]) -> None:
+    """Numbers, tabs, the table and the keys; every cell that is shown is there to its last letter."""
+    view = told_run()
+    app = TopApp(lambda: moment_of(view))
+    async with app.run_test(size=size) as pilot:
+        for number, (name, panel) in enumerate(PANELS.items(), 1):
+            await pilot.press(str(number))
+            await pilot.pause()
+            screen = lines_of(app)
+            text = "\n".join(screen)
+            assert len(screen) == size[1]
+            assert all(len(line) <= size[0] for line in screen)
+            for word in (
+                "demo: training",
+                "3.214",
+                "of 2M",
+                "goodput",
+                "training 2 of 2",
+                "commits 20",
+                f"{number} {name}",
+            ):
+                assert word in text, (name, word)
+            assert all(key in screen[-1] for key in ("1-6", "Tab", "↑↓", "sort", "help", "quit")), screen[-1]
+            made = panel(moment_of(view))
+            assert made.rows
+            for row in made.rows[:4]:
+                line = next(line for line in screen if row.cells[0].text in line and row.cells[1].text in line)
+                assert [n for n in fitting(made, size[0]) if f" {row.cells[n].text} " not in f" {line} "] == []
+
+
+async def test_what_a_narrow_terminal_leaves_out_is_told_below() -> None:
+    """The reason of a quarantine and the life of a learner are there at 60 columns, too."""
+    view = told_run()
+    app = TopApp(lambda: moment_of(view))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("down")
+        await pilot.pause()
+        assert "learner-2: training, incarnation 2" in str(app.query_one("#detail", Static).content)
+        await pilot.press("6")
+        await pilot.pause()
+        assert "is not a number" in " ".join(lines_of(app))
+
+
+async def test_keys_turn_panels_and_sort_rows() -> None:
+    """Tab goes round, s takes the next column, S the other direction, and the cursor stays on its row."""
+    view = told_run()
+    app = TopApp(lambda: moment_of(view))
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("down")
+        for _ in range(5):
+            await pilot.press("s")
+        assert first_column(app) == ["learner-1", "learner-2"], "by loss"
+        await pilot.press("S")
+        assert first_column(app) == ["learner-2", "learner-1"]
+        assert "loss ▼" in "\n".join(lines_of(app))
+        await pilot.pause()
+        assert "learner-2:" in str(app.query_one("#detail", Static).content)
+        await pilot.press("shift+tab")
+        await pilot.pause()
+        assert "last reason" in "\n".join(lines_of(app))
+        await pilot.press("tab", "tab", "tab")
+        await pilot.pause()
+        assert first_column(app) == ["p0", "p1", "p2", "p3"]
+
+
+async def test_it_is_left_by_q_and_by_ctrl_c_and_helps() -> None:
+    """Help is closed by the keys that closed nothing else; both ends have their code."""
+    for key, code in (("q", LEFT), ("ctrl+c", INTERRUPTED)):
+        app = TopApp(lambda: moment_of(TimedView()))
+        async with app.run_test(size=NARROW) as pilot:
+            await pilot.pause()
+            assert "No learner has joined yet." in "\n".join(lines_of(app))
+            await pilot.press("question_mark")
+            await pilot.pause()
+            assert isinstance(app.screen, HelpScreen)
+            assert "sort by the next column" in "\n".join(lines_of(app))
+            await pilot.press("escape")
+            await pilot.press(key)
+        assert app.return_value == code
+
+
+async def test_new_facts_are_drawn_and_the_cursor_stays() -> None:
+    """A learner that joins before the row under the cursor moves the row, not the cursor off it."""
+    view = told_run()
+    app = TopApp(lambda: moment_of(view))
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("down")
+        await pilot.pause()
+        view.on_beat(beat("another", 1, 10_099.5, loss=9.0), 99.5)
+        app.draw()
+        await pilot.pause()
+
+        assert first_column(app) == ["another", "learner-1", "learner-2"]
+        assert app.query_one(DataTable).cursor_row == 2
+
+
+async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
+    """No event with an escape sequence is taken; if one were, it would be shown and not obeyed."""
+    view = told_run()
+    fields: dict[str, Any] = {"learner": "b", "incarnation": 1, "offences": 3, "reason": "bad\x1b[2Jword"}
+    view.on_event(event("quarantined", "shard-1", 10_092.0, **fields))
+    assert view.strange["shard-1"].count == 1
+    view.isolations.append(IsolationLine(10_092.0, QuarantineEvent(**fields)))
+    app = TopApp(lambda: moment_of(view))
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("6")
+        await pilot.pause()
+        text = "\n".join(lines_of(app))
+
+    assert "word" in text
+    assert "\x1b" not in text
+
+
+def test_the_heading_says_what_a_run_waits_for() -> None:
+    """Silent processes are named, and a broker that is away."""
+    view = told_run()
+
+    assert heading(moment_of(view)) == "demo: training"
+    later = heading(moment_of(view, NOW_S + 60.0))
+    assert later == (
+        "demo: waiting for a learner: none is heard; a synchronizer for shard 0, 1; not heard, and has not left: "
+        "learner-1 for 61 s, learner-2 for 61 s"
+    )
+    assert heading(moment_of(view, unanswered_s=12.0)) == "demo: the broker has not answered for 12 s"
+    view.on_event(event("validation", "evaluator", 1.0, run_tokens=1, bits_per_byte=3.0))
+    view.tokens_told = 2_000_000
+    assert heading(moment_of(view, NOW_S + 60.0)) == "demo: over"
+
+
+def test_faults_are_told_newest_first() -> None:
+    """Lost processes, their return and quarantine, from the event log; silent ones as they are now."""
+    rows = PANELS["faults"](moment_of(told_run(), NOW_S + 60.0)).rows
+    told = [(row.cells[1].text, row.cells[2].text) for row in rows if row.cells[1].text != "change"]
+
+    assert sorted(told[:4]) == [("fault", who) for who in ("learner-1", "learner-2", "shard-0", "shard-1")]
+    assert told[4:] == [
+        ("fault", "learner-3"),
+        ("recovery", "shard-0"),
+        ("fault", "shard-0"),
+        ("recovery", "learner-2"),
+        ("fault", "learner-2"),
+    ]
+
+
+def test_a_goodbye_is_no_fault() -> None:
+    """A learner that left, and a shard whose owner closed its ledger, were not lost."""
+    view = TimedView()
+    view.on_event(event("joined", "a", 1.0, incarnation=1))
+    view.on_event(event("left", "a", 2.0, incarnation=1, tokens=1, steps=1))
+    view.on_event(event("joined", "a", 3.0, incarnation=2))
+    view.on_event(event("serving", "shard-0", 1.0, epoch=1, versions={}, host="h", pid=7))
+    view.on_event(event("ledger", "shard-0", 2.0, ledger={}, reason="handed over"))
+    view.on_event(event("serving", "shard-0", 3.0, epoch=2, versions={}, host="h", pid=8))
+
+    assert view.timeline.faults == 0
+    assert {row.cells[1].text for row in PANELS["faults"](moment_of(view)).rows} == {"change"}
+
+
+def test_rows_are_sorted_by_numbers_and_not_by_their_letters() -> None:
+    """9 before 10, and an unknown first."""
+    view = told_run()
+    view.on_event(event("joined", "new", WALL_S, incarnation=1))
+    rows = in_order(PANELS["learners"](moment_of(view)).rows, 3, falling=False)
+
+    assert [row.key for row in rows] == ["new", "learner-2", "learner-1"]

@@ -1,0 +1,258 @@
+"""A told recording, fitted, simulated as it was, and as it would be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from atoll.base.errors import SettingsError
+from atoll.cli.main import build
+from atoll.protocol.settings import ProtocolSettings
+from atoll.story.history import History
+from atoll_simulator.what_if import replayed
+from atoll_simulator.what_if.asked import asked
+from atoll_simulator.what_if.comparison import Changed, compare
+from atoll_simulator.what_if.outcome import MadeCommit, Trained, outcome
+from atoll_simulator.what_if.recording import RecordedLink, Recording, fitted
+from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
+
+SETTINGS = ProtocolSettings(fragments=2, shards=1, interval_steps=8, quorum=3, silence_s=2.0)
+STEPS_S = {"a": 0.1, "b": 0.1, "slow": 0.4}
+ELEMENTS, BYTES = 10_000, 20_000
+BEGAN_S, LASTS_S = 1000.0, 60.0
+
+
+def events(lasts_s: float = LASTS_S) -> list[dict[str, Any]]:
+    """Return the event log of a run of two learners and a slow one, whose rounds wait for all three."""
+    told = [event("serving", "shard-0", 0.0, epoch=1, versions={"0": 0, "1": 0})]
+    for name, step_s in STEPS_S.items():
+        told.append(event("joined", name, 0.0, incarnation=1))
+        for second in range(1, int(lasts_s)):
+            step = int(second / step_s)
+            told.append(event("sample", name, second, incarnation=1, step=step, tokens=100 * step, step_s=step_s))
+        told.append(event("left", name, lasts_s, incarnation=1, tokens=0, steps=round(lasts_s / step_s)))
+    for version in range(1, int(lasts_s / 0.8)):
+        told += [made(fragment, version, 0.8 * version) for fragment in (0, 1)]
+    return [*told, event("ledger", "shard-0", lasts_s + 0.1)]
+
+
+def event(kind: str, who: str, at_s: float, **fields: object) -> dict[str, Any]:
+    """Return one event."""
+    return {"kind": kind, "who": who, "at_s": BEGAN_S + at_s, "fields": fields}
+
+
+def made(fragment: int, version: int, at_s: float) -> dict[str, Any]:
+    """Return a round of all learners, whose uploads took 20 ms of line and two delays of 5 ms."""
+    contributors = [
+        {
+            "learner": name,
+            "incarnation": 1,
+            "age": 0,
+            "tokens": round(100 * 0.8 / step_s),
+            "weight": 1.0,
+            "push": version,
+            "cause_id": f"call/{fragment}/{version - 1}/1",
+            "steps": round(0.8 / step_s),
+            "arrived_s": 0.04,
+            "upload_s": 0.03,
+            "read_s": 0.001,
+            "bytes": BYTES,
+            "step_s": step_s,
+        }
+        for name, step_s in STEPS_S.items()
+    ]
+    fields = {"fragment": fragment, "version": version, "contributors": contributors, "bytes_down": 2 * BYTES}
+    times = {"quorum_wait_s": 0.05, "waited_s": 0.05, "commit_s": 0.004, "parameters": ELEMENTS}
+    return event("round", "shard-0", at_s, **fields, **times)
+
+
+def history_of(told: Sequence[dict[str, Any]]) -> History:
+    """Return a history of events."""
+    history = History()
+    for each in told:
+        history.take(f"ev.{each['kind']}.{each['who']}", msgspec.json.encode(each))
+    assert history.unreadable == 0
+    return history
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    """The recording of that run."""
+    return fitted(history_of(events()), SETTINGS)
+
+
+def figure(changes: Sequence[Changed], name: str) -> Changed:
+    """Return one changed figure."""
+    return next(each for each in changes if each.name == name)
+
+
+def changes_of(recording: Recording, settings: Sequence[str] = (), links: Sequence[str] = ()) -> Sequence[Changed]:
+    """Return what a change changes, whatever the check says."""
+    return compare(recording, asked(recording, settings, links), 6, 100.0).changes
+
+
+def test_a_fit_finds_what_was_told(recording: Recording) -> None:
+    """Pace, presence, tokens of a step, delay, rate and sizes."""
+    for learner in recording.learners:
+        steps = sum(each.steps for each in learner.stretches)
+        pace_s = sum(each.steps * each.step_s for each in learner.stretches) / steps
+        assert learner.sampled
+        assert pace_s == pytest.approx(STEPS_S[learner.name], rel=0.02)
+        assert learner.step_tokens == 100
+        assert learner.link.latency_s == pytest.approx(0.005)
+        assert learner.link.bytes_s == pytest.approx(BYTES / 0.02)
+        assert learner.lives[0].ended_s == pytest.approx(LASTS_S, abs=1.5)
+    assert recording.over
+    assert recording.fragments[1].up_bytes == BYTES
+
+
+def test_a_learner_that_was_killed_and_came_back_has_two_lives() -> None:
+    """Its first life ends with the last that was heard of it, not in order."""
+    told = [each for each in events() if each["who"] != "b" or each["at_s"] < BEGAN_S + 20.0]
+    for each in told:
+        if each["kind"] == "round" and each["at_s"] > BEGAN_S + 20.0:
+            each["fields"]["contributors"] = [c for c in each["fields"]["contributors"] if c["learner"] != "b"]
+    told.append(event("joined", "b", 40.0, incarnation=2))
+    told += [event("sample", "b", 40.0 + s, incarnation=2, step=10 * s, tokens=1000 * s) for s in range(1, 20)]
+    learner = next(each for each in fitted(history_of(told), SETTINGS).learners if each.name == "b")
+
+    first, second = learner.lives
+    assert (first.in_order, second.in_order) == (False, True)
+    assert first.ended_s == pytest.approx(20.0, abs=1.0)
+    assert second.joined_s == 40.0
+
+
+def test_too_short_a_recording_is_refused() -> None:
+    """Three rounds say nothing of waiting."""
+    with pytest.raises(SettingsError, match="too little for a what-if"):
+        fitted(history_of([each for each in events(2.0) if each["kind"] != "sample"][:8]), SETTINGS)
+
+
+def test_one_seed_gives_one_outcome(recording: Recording) -> None:
+    """And the simulated learners train at the recording's pace."""
+    once = simulated(recording, AS_IT_WAS, 3)
+    assert once == simulated(recording, AS_IT_WAS, 3)
+    assert once.trained_tokens_s == pytest.approx(recording.outcome.trained_tokens_s, rel=0.05)
+    assert once.commits == pytest.approx(recording.outcome.commits, rel=0.15)
+
+
+def test_the_same_settings_change_nothing(recording: Recording) -> None:
+    """No figure is called changed."""
+    assert not any(each.significant for each in changes_of(recording, ["protocol.quorum=3"]))
+
+
+def test_without_waiting_for_a_slow_link_there_are_more_commits(recording: Recording) -> None:
+    """A quorum of all waits for the learner whose uploads take long; a smaller one does not."""
+    slow = RecordedLink(0.005, BYTES / 2.0)  # two seconds for each contribution, two of them in an interval
+    waits = compare(recording, Change({"quorum": 3}, {"slow": slow}), 6, 100.0).changes
+    goes_on = compare(recording, Change({"quorum": 2}, {"slow": slow}), 6, 100.0).changes
+    assert figure(goes_on, "commits").would_be.mean > 1.5 * figure(waits, "commits").would_be.mean
+
+
+def test_a_slower_link_lowers_the_commits(recording: Recording) -> None:
+    """And the interval of the change excludes zero."""
+    commits = figure(changes_of(recording, links=["slow=80kbit/s,80ms"]), "commits")
+    assert commits.significant
+    assert commits.change.mean < 0.0
+
+
+def test_a_codec_of_fewer_bytes_helps_a_narrow_link(recording: Recording) -> None:
+    """Sizes follow the codec, so rounds wait for less."""
+    links = {"slow": RecordedLink(0.005, BYTES / 2.0)}
+    wide = simulated(recording, Change({"codec_up": "f32"}, links), 0)
+    narrow = simulated(recording, Change({"codec_up": "e3m0"}, links), 0)
+    assert narrow.quorum_wait_s < 0.9 * wide.quorum_wait_s
+    assert narrow.commits > wide.commits
+
+
+def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -> None:
+    """A recording whose figures the simulator cannot meet gives no change."""
+    other = outcome([MadeCommit(0, 0.1, 0.1, ((0, 10),))] * 900, Trained(1000, 1.0, 2.0), recording.time_s, 2)
+    off = Recording(**{name: getattr(recording, name) for name in Recording.__slots__} | {"outcome": other})
+    found = compare(off, asked(off, ["quorum=2"], []), 2, 0.15)
+    assert not found.believed
+    assert found.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "links", "said"),
+    [
+        (["protocol.outer_lr=1"], [], "no what-if that a recording can answer"),
+        (["protocol.quorum"], [], "no what-if that a recording can answer"),
+        (["protocol.quorum=many"], [], "cannot have such a value"),
+        (["protocol.quorum=4"], [], "quorum is out of range"),
+        (["protocol.codec_up=tin"], [], "tin"),
+        ([], ["nobody=10Mbit/s,80ms"], "no learner of the recording"),
+        ([], ["slow=10Mbit/s"], "--link is not understood"),
+        ([], ["slow=10Mbit/s,80"], "--link is not understood"),
+        ([], ["slow=ten,80ms"], "--link is not understood"),
+    ],
+)
+def test_mistakes_are_named(recording: Recording, settings: list[str], links: list[str], said: str) -> None:
+    """What was got, and what is allowed."""
+    with pytest.raises(SettingsError, match=said):
+        asked(recording, settings, links)
+
+
+def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
+    """It prints fit, check and change; as JSON as well."""
+    fields = msgspec.to_builtins(SETTINGS)
+    settings = {f"protocol.{name}": value for name, value in fields.items()}
+    run = {"run": "told", "learners": 3, "settings": settings, "broker": "simulated"}
+    (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    subjects = [f"atoll.told.ev.{each['kind']}.{each['who']}" for each in events()]
+    stored = enumerate(zip(subjects, events(), strict=True), 1)
+    lines = [json.dumps({"sequence": n, "subject": subject, "event": each}) for n, (subject, each) in stored]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    words = ["what-if", str(tmp_path), "--set", "protocol.quorum=1", "--seeds", "2", "--miss-max", "10"]
+
+    said = CliRunner().invoke(build(), words)
+    assert said.exit_code == 0, said.output
+    assert "what if protocol.quorum=1" in said.output
+    told = json.loads(CliRunner().invoke(build(), [*words, "--json"]).stdout)
+    assert told["believed"]
+    assert {each["name"] for each in told["what_if"]} >= {"commits", "goodput"}
+    assert CliRunner().invoke(build(), [*words[:-1], "0"]).exit_code == 1
+    assert CliRunner().invoke(build(), ["what-if", "--out", *words[1:]]).output == said.output
+    twice = CliRunner().invoke(build(), [*words, "--out", str(tmp_path)])
+    assert "one run at a time" in str(twice.exception)
+
+
+def test_a_recording_without_an_end_is_told_of(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an event log which somebody has edited."""
+    monkeypatch.setattr(replayed, "REST_S", 0.0)
+
+    with pytest.raises(SettingsError, match="cannot be simulated to its end"):
+        compare(recording, None, 2, 0.15)
+
+
+def test_what_a_learner_did_is_found_by_one_pass_however_many_lives_it_had() -> None:
+    """A recording of months has thousands of lives: each is found by its number, and no list is read once for each."""
+
+    class PassCounter(list[Any]):
+        """A list that counts how often somebody goes through it."""
+
+        passes = 0
+
+        def __iter__(self) -> Any:  # noqa: ANN401  (an iterator)
+            PassCounter.passes += 1
+            return super().__iter__()
+
+    history = history_of(events())
+    for lives in (1, 40):
+        for number in range(2, lives + 1):
+            history.take("ev.joined.a", msgspec.json.encode(event("joined", "a", LASTS_S + number, incarnation=number)))
+        for kind in ("joined", "left", "samples"):
+            setattr(history, kind, PassCounter(getattr(history, kind)))
+        PassCounter.passes = 0
+        learner = next(each for each in fitted(history, SETTINGS).learners if each.name == "a")
+        assert len(learner.lives) == lives
+        assert PassCounter.passes <= 8
+        for kind in ("joined", "left", "samples"):
+            setattr(history, kind, list(getattr(history, kind)))
