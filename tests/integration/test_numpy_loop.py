@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 broker, home = MemoryBroker(), LoopThread("world")
 protocol = ProtocolSettings(
     fragments=3, interval_steps=6, shards=1, tokens_target=3_000, silence_s=2.0,
-    merge="mean", outer_lr=1.0, outer_momentum=0.0, correction="none",
+    quorum=2, merge="mean", outer_lr=1.0, outer_momentum=0.0, correction="none",
 )
 GOALS = {"a": 1.0, "b": 3.0}
 ready = threading.Barrier(2)
@@ -122,8 +122,9 @@ def test_an_island_of_numpy_arrays_needs_no_jax() -> None:
     assert done.returncode == 0, done.stderr
     assert said[:2] == ["token target reached", "loaded []"]
     assert [line.split()[:2] for line in said[2:4]] == [["a", "Layer"], ["b", "Layer"]]
-    assert all(1.0 < float(line.split()[2]) < 3.0 for line in said[2:4]), (
-        "the model is between what each of them sought"
+    # A quorum of both: rounds of one alone would pull the model to what that one seeks, and a little past it.
+    assert all(1.5 < float(line.split()[2]) < 2.5 for line in said[2:4]), (
+        "the model is in the middle of what they sought"
     )
     assert all(line.endswith(" 7") for line in said[2:4])
     told = "pip install 'atoll[learner]'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -79,7 +80,8 @@ def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys
     profiler.end()
 
     folder.unlink()
-    jax.profiler.stop_trace()  # type: ignore[no-untyped-call]  # it could not; until it does, JAX begins no other
+    with contextlib.suppress(RuntimeError):  # some releases of JAX keep the session that could not be written
+        jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
     assert "profile.unwritten" in capsys.readouterr().out
     assert spans.policy.log is None
 
