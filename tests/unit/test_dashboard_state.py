@@ -11,6 +11,8 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.curves import PresentTime, rates
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
+from atoll.story.goodput import goodput_of
+from atoll.story.history import History
 from atoll.wire.messages import Beat, LearnerState, Presence, event
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.dashboard.page_curves import compared, curves_of
@@ -25,13 +27,18 @@ class ToldRun:
     """A run as its event log and its heartbeats tell it; the wall clock is 1000 s ahead of the one of arrivals."""
 
     def __init__(self) -> None:
-        self.view, self.timeline = RunView(), Timeline()
+        self.view, self.history = RunView(), History()
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return what happened when."""
+        return self.history.timeline
 
     def log(self, kind: str, who: str, at_s: float, **fields: object) -> None:
         """Write an event, `at_s` after the beginning."""
         told = event(kind, who, BEGAN_S + at_s, **fields)
         self.view.on_event(told)
-        self.timeline.on_event(told)
+        self.history.on_event(told)
 
     def sample(self, who: str, at_s: float, step: int, *, incarnation: int = 1, state: str = "training") -> None:
         """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens."""
@@ -190,13 +197,14 @@ def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
 
 
 def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
-    """Sixteen seconds of steps in fourteen present ones cannot be; a gap of a killed learner is presence without steps."""
+    """It is presence without steps; and the figure of the whole run is that of the report."""
     told.log("joined", "b", 20.0, incarnation=2)
     told.sample("b", 22.0, 4, incarnation=2)
-    curves = curves_of(told.view, told.timeline, told.facts(23.0))
+    curves = curves_of(told.view, told.history, told.facts(23.0))
 
-    # a: 7 s from its joining, all stepped. b: 21 s present, 7 s and 2 s stepped.
-    assert curves["goodput"]["whole"] == pytest.approx((7.0 + 9.0) / (7.0 + 21.0), abs=1e-3)
+    # Both are present from half a second before they had joined to the newest event. a stepped for 7 s, b for 7 s and 2 s.
+    assert curves["goodput"]["whole"] == pytest.approx((7.0 + 9.0) / (21.5 + 21.5), abs=1e-3)
+    assert curves["goodput"]["whole"] == pytest.approx(goodput_of(told.history).share, abs=1e-4)
     assert sum(each is not None for each in curves["rates"]["goodput"]) == len(curves["rates"]["at_s"])
     assert min(curves["rates"]["goodput"]) < 0.5
     assert [each["learner"] for each in curves["losses"]] == ["a", "b"]
@@ -217,7 +225,7 @@ def test_tokens_per_second_add_up_to_the_tokens() -> None:
 def test_a_measurement_has_time_and_tokens(told: ToldRun) -> None:
     """An evaluator that has just begun to listen knows fewer tokens than the event log."""
     told.log("validation", "evaluator", 9.0, run_tokens=3, bits_per_byte=4.25)
-    merged = curves_of(told.view, told.timeline, told.facts(10.0))["merged"]
+    merged = curves_of(told.view, told.history, told.facts(10.0))["merged"]
 
     assert (merged["at_s"], merged["tokens"], merged["bits_per_byte"]) == ([9.0], [100], [4.25])
 
@@ -251,7 +259,7 @@ def test_many_learners_are_cut_and_counted() -> None:
 def test_runs_are_compared_by_their_sums(told: ToldRun) -> None:
     """One row per run, with the curves that are laid over each other."""
     facts = told.facts(9.0)
-    pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.timeline, facts)
+    pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.history, facts)
     rows = compared([pair, pair])
 
     assert [row["run"] for row in rows] == ["r", "r"]

@@ -5,7 +5,8 @@ The dashboard and the report draw what is made here, so they agree.
 Between two samples of one incarnation a learner was present, and stepped for (new steps) x (step time), at most for the time
 between them. Between two incarnations of which the first did not leave it was present and did not step: so faults show. In a
 bin of time, tokens/s is the tokens of all learners over its length, and goodput is their seconds stepping over those present.
-A sample's tokens are spread evenly over the time since the one before.
+A sample's tokens are spread evenly over the time since the one before. The goodput of a whole run is told elsewhere, from its
+event log (`atoll.story.goodput`): one run has one figure.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class Rates:
     at_s: list[float] = field(default_factory=list)
     tokens_per_s: list[float | None] = field(default_factory=list)
     goodput: list[float | None] = field(default_factory=list)
-    whole: float | None = None
     now: float | None = None
 
 
@@ -153,7 +153,6 @@ def rates(parts: Sequence[PresentTime], span: tuple[float, float] | None = None)
         there = present_s[index] > 0.0
         made.tokens_per_s.append(round(tokens[index] / length_s, 3) if there and length_s > 0.0 else None)
         made.goodput.append(round(min(1.0, stepping_s[index] / present_s[index]), 4) if there else None)
-    made.whole = _goodput(parts)
     made.now = _goodput([part for part in parts if part.to_s >= ended_s - NOW_S])
     return made
 

@@ -5,7 +5,8 @@
                 was stopped.
     stepping    its inner steps x its median step time, at most the time present.
 
-The report, `atoll why goodput` and the shares of time lost (`atoll.story.slowness`) all rest on it, so their figures agree.
+The report, the page, `atoll why goodput` and the shares of time lost (`atoll.story.slowness`) rest on it, so their figures
+agree.
 A learner that died and never came back was present until the last sign of it. One whose beginning or step time the event log
 does not tell has no part in it.
 """

@@ -1,4 +1,8 @@
-"""The curves of a page, from `atoll.run.curves`, and the row of a run among others."""
+"""The curves of a page, from `atoll.run.curves`, and the row of a run among others.
+
+The goodput of the whole run is that of the report and of `atoll why` (`atoll.story.goodput`). What it was in a short time is
+reckoned from samples.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,19 @@ from typing import Any
 
 from atoll.report.comparison import ComparedRun
 from atoll.run.curves import POINTS_MAX, learner_curve, lines_of, rates, stretches, thinned
-from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
+from atoll.story.goodput import goodput_of
+from atoll.story.history import History
 from atoll_monitor.dashboard.page_facts import PageFacts, shown_learners
 
 
-def curves_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, Any]:
+def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, Any]:
     """Return the curves: loss of the merged model; loss, lag and overhead of each learner; tokens/s and goodput of all."""
+    timeline = history.timeline
     began_s = facts.began_s(timeline)
     lines = {name: lines_of(one, timeline.recent.get(name, ())) for name, one in view.learners.items()}
     parts = [part for name, one in view.learners.items() for part in stretches(one, lines[name])]
-    made = rates(parts)
+    made, goodput = rates(parts), goodput_of(history).share
     validated = thinned(list(timeline.validated), POINTS_MAX)
     losses, lags = [], []
     for one in shown_learners(view):
@@ -42,7 +48,7 @@ def curves_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, 
             "tokens_per_s": made.tokens_per_s,
             "goodput": made.goodput,
         },
-        "goodput": {"now": made.now, "whole": made.whole},
+        "goodput": {"now": made.now, "whole": None if goodput is None else round(goodput, 4)},
     }
 
 

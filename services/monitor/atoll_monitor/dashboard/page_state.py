@@ -1,8 +1,8 @@
 """From what is known of a run to the page's JSON: `state_of` is everything that is small, every second.
 
     RunView, Timeline, PageFacts ──► state_of    page_state, with page_marks, page_merging, page_links
-                                 ──► curves_of   page_curves            ──► JSON ──► every viewer
-                        History  ──► causes_of   page_causes
+    RunView, History, PageFacts  ──► curves_of   page_curves            ──► JSON ──► every viewer
+             History, PageFacts  ──► causes_of   page_causes
 
 All three are pure, and the same for a live run, for one that is over, and for a saved one. Times in the JSON are seconds since
 the run began (`began_s`, its founding), so that runs can be laid over each other. Whatever has a length that peers decide is

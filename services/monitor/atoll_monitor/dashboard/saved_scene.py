@@ -68,7 +68,7 @@ class SavedScene:
 
     def curves(self) -> dict[str, Any]:
         """Return the curves to the end of the event log."""
-        return curves_of(self.view, self.history.timeline, self._facts)
+        return curves_of(self.view, self.history, self._facts)
 
     def causes(self) -> dict[str, Any]:
         """Return what stood out and what was slow in the whole run."""

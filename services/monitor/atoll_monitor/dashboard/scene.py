@@ -101,7 +101,7 @@ class RunScene:
     def curves(self) -> dict[str, Any]:
         """Return the curves until this moment."""
         self._follow_view()
-        return curves_of(self.watched.view, self.timeline, self._facts())
+        return curves_of(self.watched.view, self.history, self._facts())
 
     def causes(self) -> dict[str, Any]:
         """Return what stands out and what was slow, by the newest rounds."""
