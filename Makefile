@@ -26,7 +26,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadgroup --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -37,13 +37,13 @@ help:  ## list the targets and the variables
 #: OUT=runs/mine       where the run writes (demo)
 #: MINUTES=5           about how long a benchmark may take (bench and every bench-..., experiment, experiments), each run
 #:                     (chaos), a simulation (dst) or a search (fuzz)
-#: SEEDS=3             how many seeds are compared (bench-parity, experiment, experiments)
+#: SEEDS=3             how many seeds are compared (bench-parity, bench-peers, experiment, experiments)
 #: NAME=m-scaling      which experiment (experiment)
 #: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
 #: JOBS=2              how many cells run at a time (experiment, experiments)
 #: PUBLISHED=1         cells of the pages in docs/results count as done, made with whatever sources (experiment, experiments)
 #: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
-#: SHORT=1             break one container of each kind, and cut for a little less (compose-test)
+#: SHORT=1             break one container of each kind, and cut for a little less (compose-test); few syncs and tokens (bench-peers)
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test, test-all), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
@@ -214,6 +214,9 @@ bench-cut: $(READY)  ## cut a region off for minutes, lose the hub's disk meanwh
 
 race: $(READY)  ## train one model in four regions over shaped links: Atoll, data-parallel training, DiLoCo of torchft
 	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
+
+bench-peers: $(READY)  ## race two participants' syncs, and a first model, against gloo, torchft, hivemind, DDP and JAX alone
+	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains
 	$(BENCH) -m benchmarks.faults.cluster_outages $(BENCH_FLAGS)

@@ -6,6 +6,8 @@
 
 REQUEST is a JSON object (see `benchmarks.network.race`). A worker steps no faster than once in `step_s`, from `begin_s` of the
 wall clock on, for `seconds`. It writes one line of JSON for each step, and keeps the values of now and then.
+With `rates` (see `benchmarks.text.first_try`) it takes one step at each of these learning rates, as fast as it can, and keeps
+the last values.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Pace:
 
     @property
     def over(self) -> bool:
-        """Return whether the time is up."""
+        """Return whether the time is up, or all steps are taken."""
+        if "rates" in self._request:
+            return bool(self.steps == len(self._request["rates"]))
         return bool(time.time() - self._request["begin_s"] > self._request["seconds"])
 
     def batch(self) -> torch.Tensor:
@@ -87,7 +91,8 @@ class Pace:
         now_s = time.time() - self._request["begin_s"]
         self._log.write(json.dumps({"at_s": now_s, "steps": self.steps, "loss": loss}) + "\n")
         self._log.flush()
-        if self._request["rank"] == 0 and now_s - self._kept_s >= self._request["keep_every_s"]:
+        due = self.over if "rates" in self._request else now_s - self._kept_s >= self._request["keep_every_s"]
+        if self._request["rank"] == 0 and due:
             self._kept_s = now_s
             save_file(values(), Path(self._request["out"]) / f"{now_s:09.2f}.safetensors")
 
@@ -99,6 +104,8 @@ def train(
     pace = Pace(request, log)
     vocab = request["model"]["vocab_size"]
     while not pace.over:
+        for group in optimizer.param_groups if "rates" in request else ():
+            group["lr"] = request["rates"][pace.steps]
         batch = pace.batch()
         logits = forward(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, vocab), batch[:, 1:].reshape(-1))
@@ -188,7 +195,7 @@ def diloco(request: Request, log: TextIO) -> None:
 def main() -> None:
     """Do what the arguments say."""
     role, request = sys.argv[1], json.loads(sys.argv[2])
-    torch.set_num_threads(1)
+    torch.set_num_threads(request.get("threads", 1))
     if role == "make":
         make(request)
         return

@@ -1,0 +1,274 @@
+"""The first thing that a user tries: a model of a million parameters, two learners, one machine. Atoll beside others.
+
+    JAX alone        one process, two threads, the batches of both: what Atoll's arithmetic costs by itself
+    torch alone      the same in PyTorch
+    data-parallel    two processes, PyTorch's DistributedDataParallel over gloo
+    DiLoCo           two processes, torchft's DiLoCo with its lighthouse
+    Atoll            `atoll up --learners 2 --shards 1`
+
+All train the same number of tokens of the same text from the same first values, with the same inner optimizer, schedule and
+batch per learner. The wall clock is that of the whole command, from its start to its end, and the processor time that of all
+its processes. Atoll's command also writes a report, an archive and an export, and measures the loss on the way. The loss is that
+of the same held-out text for all, measured afterwards by one program. With each seed another system comes first.
+
+Frameworks differ: what the two alone take tells by how much. A goal for Atoll's wall clock is adjusted by that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.local.environment import without_settings
+from atoll_learner.beginning import first_values
+from atoll_learner.data.shards import TokenShards
+from atoll_learner.evaluate import EXPORT_TOKENS_MAX
+from atoll_learner.export import save_safetensors
+from atoll_learner.hugging_face import config_of
+from atoll_learner.model_settings import ModelSettings
+from atoll_learner.train import learning_rate, make_evaluator
+from atoll_learner.train_settings import TrainSettings
+from benchmarks.lib.peer_environments import HERE, environment
+from benchmarks.lib.results import Figure
+from benchmarks.network.sync_race import free_port
+
+LEARNERS: Final = 2
+TRAIN: Final = TrainSettings(sequence=128)
+MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
+"""What `atoll up` trains by default."""
+INTERVAL_STEPS: Final = 24
+OUTER: Final = {"outer_rate": 0.6, "outer_momentum": 0.3}
+WALL_GOAL: Final = 1.25
+BEHIND_GOAL: Final = 1.02
+LONGEST_S: Final = 1800.0
+LOOK_S: Final = 0.05
+LONG_TOKENS: Final = 2_000_000
+"""From so many tokens on the loss has a goal beside data-parallel training's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One training: seconds of the whole command, processor seconds of all its processes, bits per byte of held-out text."""
+
+    wall_s: float
+    cpu_s: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What one training has to do: tokens, seed, text, a folder of its own."""
+
+    tokens: int
+    seed: int
+    corpus: Path
+    folder: Path
+
+    @property
+    def first(self) -> Path:
+        """Return the file of the first values."""
+        return self.folder / "first.safetensors"
+
+    def request(self, rank: int, world: int, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return what a worker of PyTorch must know; one alone has the batches of all."""
+        batch = TRAIN.batch * LEARNERS // world
+        together = TRAIN.tokens_per_step * LEARNERS
+        rates = [learning_rate(TRAIN, step * together, self.tokens) for step in range(self.tokens // together)]
+        return {
+            "seed": self.seed,
+            "first": str(self.first),
+            "text": str(self.corpus / "train.bin"),
+            "rank": rank,
+            "world": world,
+            "addresses": ["127.0.0.1"] * world,
+            "out": str(self.folder),
+            "begin_s": 0.0,
+            "step_s": 0.0,
+            "rates": rates,
+            "model": config_of(MODEL, end_token=None) | {"architectures": None},
+            "batch": batch,
+            "sequence": TRAIN.sequence,
+            "rate": TRAIN.rate,
+            "betas": [TRAIN.beta1, TRAIN.beta2],
+            "weight_decay": TRAIN.weight_decay,
+            "clip": TRAIN.clip,
+            **more,
+        }
+
+
+def told(words: list[list[str]], log: Path, **variables: str) -> tuple[float, float]:
+    """Run commands side by side to their end; return the wall clock and the processor time of all, in seconds."""
+    before, began_s = _spent_s(), time.monotonic()
+    with log.open("ab") as out:
+        place = without_settings(os.environ) | variables
+        processes = [subprocess.Popen(each, env=place, stdout=out, stderr=out) for each in words]
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes) or time.monotonic() > began_s + LONGEST_S:
+                for process in processes:  # the others would wait for the one that is gone
+                    process.kill()
+            time.sleep(LOOK_S)
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"left with {codes}: {log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+    return time.monotonic() - began_s, _spent_s() - before
+
+
+def _spent_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+# -- the systems ------------------------------------------------------------------------------------------------------
+
+
+def jax_alone(course: Course) -> tuple[float, float, Path]:
+    """Train in one process."""
+    out = course.folder / "jax"
+    words = [sys.executable, "-m", "benchmarks.baselines", "--method", "data-parallel", "--learners", str(LEARNERS)]
+    words += ["--tokens", str(course.tokens), "--seed", str(course.seed), "--out", str(out), "--evaluations", "1"]
+    words += ["--set", f"data.dir={course.corpus}", "--set", "learner.threads=2"]
+    return *told([words], course.folder / "log"), out / "model.safetensors"
+
+
+def torch_alone(course: Course) -> tuple[float, float, Path]:
+    """Train in one process of PyTorch."""
+    return in_torch(course, "ddp", 1, threads=2)
+
+
+def data_parallel(course: Course) -> tuple[float, float, Path]:
+    """Train in two processes that step together."""
+    return in_torch(course, "ddp", LEARNERS)
+
+
+def diloco(course: Course) -> tuple[float, float, Path]:
+    """Train in two replica groups that meet every `INTERVAL_STEPS` steps."""
+    bind = f"127.0.0.1:{free_port()}"
+    words = [str(Path(environment("racing")).with_name("torchft_lighthouse")), "--min_replicas", str(LEARNERS)]
+    with (course.folder / "lighthouse.log").open("wb") as log:
+        lighthouse = subprocess.Popen([*words, "--bind", bind], stdout=log, stderr=log)
+    try:
+        told_all: dict[str, Any] = {
+            "interval_steps": INTERVAL_STEPS,
+            "delay": 0,
+            "lighthouse": f"http://{bind}",
+            **OUTER,
+        }
+        return in_torch(course, "diloco", LEARNERS, **told_all)
+    finally:
+        lighthouse.kill()
+        lighthouse.wait()
+
+
+def in_torch(course: Course, role: str, world: int, **more: Any) -> tuple[float, float, Path]:  # noqa: ANN401
+    """Run workers of PyTorch."""
+    port = free_port() if role == "ddp" else 0  # replica groups have a store each
+    threads = str(more.get("threads", 1))
+    words = [
+        [
+            environment("racing"),
+            str(HERE / "racing.py"),
+            role,
+            json.dumps(course.request(rank, world, port=port, **more)),
+        ]
+        for rank in range(world)
+    ]
+    took = told(words, course.folder / "log", OMP_NUM_THREADS=threads)
+    return *took, max(path for path in course.folder.glob("*.safetensors") if path != course.first)
+
+
+def atoll_up(course: Course) -> tuple[float, float, Path]:
+    """Do what README says."""
+    out = course.folder / "up"
+    words = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(LEARNERS), "--shards", "1"]
+    words += ["--tokens", str(course.tokens), "--seed", str(course.seed), "--out", str(out)]
+    words += ["--set", f"data.dir={course.corpus}"]
+    return *told([words], course.folder / "log"), out / "model.safetensors"
+
+
+SYSTEMS: Final[dict[str, Callable[[Course], tuple[float, float, Path]]]] = {
+    "JAX alone": jax_alone,
+    "torch alone": torch_alone,
+    "data-parallel": data_parallel,
+    "DiLoCo": diloco,
+    "Atoll": atoll_up,
+}
+
+
+def tried(tokens: int, seeds: range, corpus: Path, folder: Path) -> dict[str, list[Try]]:
+    """Let every system train so many tokens with each seed."""
+    found: dict[str, list[Try]] = {name: [] for name in SYSTEMS}
+    measure = make_evaluator(MODEL, TRAIN, TokenShards(corpus), EXPORT_TOKENS_MAX)
+    names = list(SYSTEMS)
+    for place, seed in enumerate(seeds):
+        for name in names[place % len(names) :] + names[: place % len(names)]:
+            mine = folder / f"{tokens}-{seed}-{name.replace(' ', '-')}"
+            shutil.rmtree(mine, ignore_errors=True)
+            mine.mkdir(parents=True)
+            course = Course(tokens, seed, corpus, mine)
+            save_safetensors(first_values(MODEL, seed, None), course.first, {})
+            wall_s, cpu_s, model = SYSTEMS[name](course)
+            loss = measure(first_values(MODEL, seed, model))
+            found[name].append(Try(wall_s, cpu_s, loss))
+            print(f"{tokens} tokens, seed {seed}: {name}, {wall_s:.1f} s, {loss:.3f} bits per byte", flush=True)
+    return found
+
+
+# -- what they did ----------------------------------------------------------------------------------------------------
+
+
+def figures_of(tokens: int, found: Mapping[str, list[Try]]) -> list[Figure]:
+    """Return the figures of one budget."""
+    at, shown = f"{tokens / 1e6:.1f}M tokens", []
+    for name, tries in found.items():
+        how = (
+            f"mean of {len(tries)} seed(s), {min(t.wall_s for t in tries):.1f} to {max(t.wall_s for t in tries):.1f} s"
+        )
+        shown += [
+            Figure(f"{at}: {name}, wall clock", _mean(t.wall_s for t in tries), "s", "", None, how),
+            Figure(f"{at}: {name}, processor time", _mean(t.cpu_s for t in tries), "s", "", None, "all its processes"),
+            Figure(
+                f"{at}: {name}, loss",
+                _mean(t.bits_per_byte for t in tries),
+                "bits/byte",
+                "",
+                None,
+                ", ".join(f"{t.bits_per_byte:.3f}" for t in tries),
+            ),
+        ]
+    wall_s, loss = (
+        {name: _mean(getattr(t, what) for t in tries) for name, tries in found.items()}
+        for what in ("wall_s", "bits_per_byte")
+    )
+    slower = wall_s["JAX alone"] / wall_s["torch alone"]
+    ratio = wall_s["Atoll"] / (wall_s["data-parallel"] * slower)
+    how = f"JAX alone takes {slower:.2f} times torch's time; unadjusted {wall_s['Atoll'] / wall_s['data-parallel']:.2f}"
+    shown.append(
+        Figure(
+            f"{at}: Atoll's wall clock over data-parallel's, adjusted",
+            ratio,
+            "x",
+            f"<= {WALL_GOAL}",
+            ratio <= WALL_GOAL,
+            how,
+        )
+    )
+    behind, apart = loss["Atoll"] / loss["DiLoCo"], loss["Atoll"] / loss["data-parallel"]
+    shown.append(Figure(f"{at}: Atoll's loss over DiLoCo's", behind, "x", "<= 1", behind <= 1.0, "held-out"))
+    goal = f"<= {BEHIND_GOAL}" if tokens >= LONG_TOKENS else ""
+    holds = apart <= BEHIND_GOAL if goal else None
+    shown.append(Figure(f"{at}: Atoll's loss over data-parallel's", apart, "x", goal, holds, "held-out"))
+    return shown
+
+
+def _mean(values: Any) -> float:  # noqa: ANN401  (any iterable of floats)
+    return statistics.fmean(values)
