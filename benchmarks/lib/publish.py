@@ -84,6 +84,14 @@ trained, gains and biases too. What is compared is said in
 [`benchmarks/text/hugging_face.py`](../../benchmarks/text/hugging_face.py).
 
 """,
+    "bench-peers": """\
+Processes on one machine, which meet over the loopback. What is measured, and what of it is unfair to whom, is said in
+[`benchmarks/network/sync_race.py`](../../benchmarks/network/sync_race.py) for the syncs and in
+[`benchmarks/text/first_try.py`](../../benchmarks/text/first_try.py) for the first model. The others run in environments of their own,
+from [`benchmarks/peers`](../../benchmarks/peers). *Training waits* is what a participant's loop could not do meanwhile: the others
+wait for the whole sync, Atoll's loop for what its step hook takes.
+
+""",
     "race": """\
 Each region is a host of its own in a network namespace, behind a wire of that rate, 25 ms from every other, with the kernel's own TCP
 ([`tests/support/wan.py`](../../tests/support/wan.py)). What is scaled, and what each system does, is said in
