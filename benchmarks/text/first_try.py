@@ -66,7 +66,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrainingTask:
     """What one training has to do: tokens, seed, text, a folder of its own."""
 
     tokens: int
@@ -131,30 +131,30 @@ def _spent_s() -> float:
 # -- the systems ------------------------------------------------------------------------------------------------------
 
 
-def jax_alone(course: Course) -> tuple[float, float, Path]:
+def jax_alone(task: TrainingTask) -> tuple[float, float, Path]:
     """Train in one process."""
-    out = course.folder / "jax"
+    out = task.folder / "jax"
     words = [sys.executable, "-m", "benchmarks.baselines", "--method", "data-parallel", "--learners", str(LEARNERS)]
-    words += ["--tokens", str(course.tokens), "--seed", str(course.seed), "--out", str(out), "--evaluations", "1"]
-    words += ["--set", f"data.dir={course.corpus}", "--set", "learner.threads=2"]
-    return *told([words], course.folder / "log"), out / "model.safetensors"
+    words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out), "--evaluations", "1"]
+    words += ["--set", f"data.dir={task.corpus}", "--set", "learner.threads=2"]
+    return *told([words], task.folder / "log"), out / "model.safetensors"
 
 
-def torch_alone(course: Course) -> tuple[float, float, Path]:
+def torch_alone(task: TrainingTask) -> tuple[float, float, Path]:
     """Train in one process of PyTorch."""
-    return in_torch(course, "ddp", 1, threads=2)
+    return in_torch(task, "ddp", 1, threads=2)
 
 
-def data_parallel(course: Course) -> tuple[float, float, Path]:
+def data_parallel(task: TrainingTask) -> tuple[float, float, Path]:
     """Train in two processes that step together."""
-    return in_torch(course, "ddp", LEARNERS)
+    return in_torch(task, "ddp", LEARNERS)
 
 
-def diloco(course: Course) -> tuple[float, float, Path]:
+def diloco(task: TrainingTask) -> tuple[float, float, Path]:
     """Train in two replica groups that meet every `INTERVAL_STEPS` steps."""
     bind = f"127.0.0.1:{free_port()}"
     words = [str(Path(environment("racing")).with_name("torchft_lighthouse")), "--min_replicas", str(LEARNERS)]
-    with (course.folder / "lighthouse.log").open("wb") as log:
+    with (task.folder / "lighthouse.log").open("wb") as log:
         lighthouse = subprocess.Popen([*words, "--bind", bind], stdout=log, stderr=log)
     try:
         told_all: dict[str, Any] = {
@@ -163,13 +163,13 @@ def diloco(course: Course) -> tuple[float, float, Path]:
             "lighthouse": f"http://{bind}",
             **OUTER,
         }
-        return in_torch(course, "diloco", LEARNERS, **told_all)
+        return in_torch(task, "diloco", LEARNERS, **told_all)
     finally:
         lighthouse.kill()
         lighthouse.wait()
 
 
-def in_torch(course: Course, role: str, world: int, **more: Any) -> tuple[float, float, Path]:  # noqa: ANN401
+def in_torch(task: TrainingTask, role: str, world: int, **more: Any) -> tuple[float, float, Path]:  # noqa: ANN401
     """Run workers of PyTorch."""
     port = free_port() if role == "ddp" else 0  # replica groups have a store each
     threads = str(more.get("threads", 1))
@@ -178,24 +178,24 @@ def in_torch(course: Course, role: str, world: int, **more: Any) -> tuple[float,
             environment("racing"),
             str(HERE / "racing.py"),
             role,
-            json.dumps(course.request(rank, world, port=port, **more)),
+            json.dumps(task.request(rank, world, port=port, **more)),
         ]
         for rank in range(world)
     ]
-    took = told(words, course.folder / "log", OMP_NUM_THREADS=threads)
-    return *took, max(path for path in course.folder.glob("*.safetensors") if path != course.first)
+    took = told(words, task.folder / "log", OMP_NUM_THREADS=threads)
+    return *took, max(path for path in task.folder.glob("*.safetensors") if path != task.first)
 
 
-def atoll_up(course: Course) -> tuple[float, float, Path]:
+def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
     """Do what README says."""
-    out = course.folder / "up"
+    out = task.folder / "up"
     words = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(LEARNERS), "--shards", "1"]
-    words += ["--tokens", str(course.tokens), "--seed", str(course.seed), "--out", str(out)]
-    words += ["--set", f"data.dir={course.corpus}"]
-    return *told([words], course.folder / "log"), out / "model.safetensors"
+    words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out)]
+    words += ["--set", f"data.dir={task.corpus}"]
+    return *told([words], task.folder / "log"), out / "model.safetensors"
 
 
-SYSTEMS: Final[dict[str, Callable[[Course], tuple[float, float, Path]]]] = {
+SYSTEMS: Final[dict[str, Callable[[TrainingTask], tuple[float, float, Path]]]] = {
     "JAX alone": jax_alone,
     "torch alone": torch_alone,
     "data-parallel": data_parallel,
@@ -214,9 +214,9 @@ def tried(tokens: int, seeds: range, corpus: Path, folder: Path) -> dict[str, li
             mine = folder / f"{tokens}-{seed}-{name.replace(' ', '-')}"
             shutil.rmtree(mine, ignore_errors=True)
             mine.mkdir(parents=True)
-            course = Course(tokens, seed, corpus, mine)
-            save_safetensors(first_values(MODEL, seed, None), course.first, {})
-            wall_s, cpu_s, model = SYSTEMS[name](course)
+            task = TrainingTask(tokens, seed, corpus, mine)
+            save_safetensors(first_values(MODEL, seed, None), task.first, {})
+            wall_s, cpu_s, model = SYSTEMS[name](task)
             loss = measure(first_values(MODEL, seed, model))
             found[name].append(Try(wall_s, cpu_s, loss))
             print(f"{tokens} tokens, seed {seed}: {name}, {wall_s:.1f} s, {loss:.3f} bits per byte", flush=True)

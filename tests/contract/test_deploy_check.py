@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from atoll import __version__
+from atoll.bus.interface import CoreMessage
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.deploy import comparison
 from atoll.deploy.comparison import compared
 from atoll.deploy.description import read_description
 from atoll.deploy.findings import Finding
+from atoll.wire.messages import Presence, encode
+from atoll.wire.subjects import Subjects
 from support.command_line import atoll
 from support.deployments import Deployed, deployed_here
-from support.saying_services import saying
+from support.saying_services import beat_of, saying
 
 pytestmark = pytest.mark.connected
 LONG_S, SHORT_S = 30.0, 1.0
@@ -55,6 +60,54 @@ async def test_what_runs_as_described_differs_in_nothing(deployed: Deployed) -> 
     """Whoever has left is no fault; everybody else is heard, and the check ends as soon as all are."""
     async with services(deployed, ("home-1", "home-2")):
         assert await differing(deployed) == {}
+
+
+async def listened(broker: MemoryBroker) -> None:
+    """Wait until somebody listens to presences and to heartbeats."""
+    async with asyncio.timeout(LONG_S):
+        while len(broker.feeds) < 2:  # noqa: ASYNC110  (a feed that is opened sets no event)
+            await asyncio.sleep(0)
+
+
+async def test_every_learner_of_a_crowd_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 say one word each, all at the same moment, and the synchronizer says its own after them."""
+    monkeypatch.setattr(comparison, "STRANGERS_S", 0.0)
+    file = tmp_path / "crowd.toml"
+    file.write_text(
+        'run = "crowd"\n[hub]\nhosts = ["hub.example.org"]\nsynchronizers = 1\n'
+        "[regions.here]\nlearners = 1000\n[regions.there]\nlearners = 1000\n",
+        encoding="utf-8",
+    )
+    described, subjects, broker = read_description(file), Subjects("crowd"), MemoryBroker()
+    names = [f"{place}-{number}" for place in ("here", "there") for number in range(1, 1001)]
+    bus = MemoryBus("crowd", broker)
+    hearing = asyncio.create_task(comparison.heard_services(bus, described, {}, LONG_S))
+    await listened(broker)
+    for name in names:
+        broker.core_message(CoreMessage(subjects.beat(name), encode(beat_of(name))))
+    presence = Presence(name="h-1", wants=(0,), owns=(0,), host="h", pid=1, software=__version__)
+    broker.core_message(CoreMessage(subjects.presence("h-1"), encode(presence)))
+    heard = await hearing
+    await bus.close()
+
+    assert set(heard.learners) == set(names)
+    assert set(heard.synchronizers) == {"h-1"}
+
+
+async def test_words_that_are_nobodys_own_are_not_heard(tmp_path: Path) -> None:
+    """A beat in the name of another, and bytes that are no beat; then listening ends when its time is over."""
+    file = tmp_path / "two.toml"
+    file.write_text('run = "two"\n[hub]\nhosts = ["hub.example.org"]\n[regions.here]\nlearners = 2\n', encoding="utf-8")
+    subjects, broker = Subjects("two"), MemoryBroker()
+    bus = MemoryBus("two", broker)
+    hearing = asyncio.create_task(comparison.heard_services(bus, read_description(file), {}, 0.2))
+    await listened(broker)
+    broker.core_message(CoreMessage(subjects.beat("here-1"), encode(beat_of("here-2"))))
+    broker.core_message(CoreMessage(subjects.beat("here-2"), b"nonsense"))
+    heard = await hearing
+    await bus.close()
+
+    assert (heard.learners, heard.synchronizers) == ({}, {})
 
 
 async def test_services_that_are_missing_or_too_many_are_named(deployed: Deployed) -> None:

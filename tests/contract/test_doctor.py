@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import ssl
 import time
@@ -417,6 +419,59 @@ async def test_a_disk_that_is_full(deployed: Deployed) -> None:
     [(about, what)] = await faults(deployed.seat(), replace(QUIET, machine=view))
 
     assert (about, what) == ("disk", f"1.0 kB free at {state}, 209.7 MB wanted")
+
+
+def read_only(folder: Path) -> None:
+    """Fail as a folder does that a unit or a container may only read."""
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+
+
+async def test_an_archive_that_is_a_folder_is_written_to_at_the_seat_of_a_synchronizer(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    """It is there and can be written to, and that leaves no trace; its disk has room for the checkpoints."""
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    for url in (str(folder), folder.as_uri()):
+        found = await examined(deployed.seat("synchronizer-1", f"archive.url={url}"), QUIET)
+        told = [(one.grade, one.what) for one in found if one.about == "archive"]
+        assert failed(found) == []
+        assert told == [("ok", f"user {os.geteuid()} can write into {folder}")]
+        assert [one.what for one in found if one.about == "disk" and str(folder) in one.what]
+    assert list(folder.iterdir()) == []
+    full = MachineView(free=lambda path: 1000 if path == folder else 1 << 40)
+    seat = deployed.seat("synchronizer-1", f"archive.url={folder}")
+    assert await faults(seat, replace(QUIET, machine=full)) == [("disk", f"1.0 kB free at {folder}, 209.7 MB wanted")]
+
+
+async def test_an_archive_that_nothing_can_be_written_to(deployed: Deployed, tmp_path: Path) -> None:
+    """A folder that is not there, a file in its place, one that can only be read, and a URL that is none."""
+    (tmp_path / "file").touch()
+    missing, file = (deployed.seat("synchronizer-1", f"archive.url={tmp_path / name}") for name in ("gone", "file"))
+    closed = deployed.seat("synchronizer-1", f"archive.url={tmp_path}")
+    [(_, wrong)] = await faults(deployed.seat("synchronizer-1", "archive.url=ftp://host/archive"))
+
+    assert await faults(missing) == [("archive", f"no folder {tmp_path / 'gone'}")]
+    assert not (tmp_path / "gone").exists()
+    assert await faults(file) == [("archive", f"no folder {tmp_path / 'file'}")]
+    assert await faults(closed, replace(QUIET, machine=MachineView(write=read_only))) == [
+        ("archive", f"user {os.geteuid()} cannot write into {tmp_path}: Read-only file system")
+    ]
+    assert wrong.startswith("this is no place for an archive")
+
+
+async def test_an_archive_is_looked_at_where_a_synchronizer_is_by_its_identity(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    """A run file alone does not tell what its service does. Others get the same setting, and write to no archive."""
+    gone = [f"archive.url={tmp_path / 'gone'}"]
+    file = deployed.out / "hub/services/synchronizer-1/atoll.toml"
+
+    assert await faults(seat_of_file(file, gone)) == [("archive", f"no folder {tmp_path / 'gone'}")]
+    assert await faults(seat_of_file(file, [*gone, "archive.every_s=0"])) == []
+    assert await faults(seat_of_file(file, ["archive.url=s3://bucket/archive"])) == []
+    assert await faults(deployed.seat("home-1", *gone)) == []
+    assert await faults(deployed.seat(None, *gone)) == []
 
 
 async def test_token_shards_that_are_not_there(deployed: Deployed) -> None:

@@ -97,7 +97,7 @@ def test_journal_sinks_and_traces_of_a_real_run(tmp_path: Path, monkeypatch: pyt
         with monitoring(tmp_path, run.run, run.broker.url, run.reader, *settings) as monitor:
             before = len(events_of(written, run.run))
             until("more events are written", lambda: has(before + 5))
-            until("TensorBoard has curves", lambda: len(curves_of_tensorboard(written, run.run)) > 2)
+            until("TensorBoard has curves", lambda: len(curves_of_tensorboard(written)) > 2)
             assert monitor.count("atoll_monitor_dropped_lines_total") == 0
             monitor.process.send_signal(signal.SIGTERM)
             assert monitor.process.wait(DEADLINE_S) == 0
@@ -111,13 +111,20 @@ def test_journal_sinks_and_traces_of_a_real_run(tmp_path: Path, monkeypatch: pyt
         json.loads(line) for line in (written / f"{run.run}.jsonl").read_text().splitlines() if "metrics" in line
     ]
     assert samples[-1]["values"]["atoll_commits_total"] > 0
+    [name] = names_of_tensorboard(written)
+    assert name.startswith(f"{run.run}-")
     for library in READ:
-        told = curve_of(library, written, run.run)
+        told = curve_of(library, written, name)
         assert len(told) > 2, library
         assert {value for _, value in told} == {2.5}, library
         assert [step for step, _ in told] == sorted(step for step, _ in told), library
 
 
-def curves_of_tensorboard(folder: Path, run: str) -> list[Any]:
+def names_of_tensorboard(folder: Path) -> list[str]:
+    """Return the names under which TensorBoard has curves: the run's, with the beginning of its founding's nonce."""
+    return [each.name for each in (folder / "tensorboard").glob("*")]
+
+
+def curves_of_tensorboard(folder: Path) -> list[Any]:
     """Return what TensorBoard reads so far; nothing before there is a file."""
-    return curve_of("tensorboard", folder, run) if (folder / "tensorboard" / run).exists() else []
+    return [value for name in names_of_tensorboard(folder) for value in curve_of("tensorboard", folder, name)]

@@ -64,19 +64,23 @@ async def _say(shard: Bus, buses: dict[str, Bus], subjects: Subjects, software: 
     while True:
         await shard.tell(subjects.presence("h-1"), encode(presence))
         for name, bus in buses.items():
-            beat = Beat(
-                learner=name,
-                incarnation=1,
-                run_nonce="first",
-                state="training",
-                at_s=0.0,
-                step=1,
-                step_s=0.1,
-                tokens=1,
-                tokens_per_s=1.0,
-                loss=None,
-                pushed=0,
-                superseded=0,
-            )
-            await bus.tell(subjects.beat(name), encode(beat))
+            await bus.tell(subjects.beat(name), encode(beat_of(name)))
         await asyncio.sleep(BEAT_S)
+
+
+def beat_of(name: str) -> Beat:
+    """Return a heartbeat of a learner that trains."""
+    return Beat(
+        learner=name,
+        incarnation=1,
+        run_nonce="first",
+        state="training",
+        at_s=0.0,
+        step=1,
+        step_s=0.1,
+        tokens=1,
+        tokens_per_s=1.0,
+        loss=None,
+        pushed=0,
+        superseded=0,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from atoll.story.history import History
@@ -11,8 +12,12 @@ from atoll.wire.messages import encode, event
 class SteppedRun:
     """A run of three learners as its event log tells it: steps of 1 s, rounds of 2 s every ten."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds_kept: int | None = None, samples_kept: int | None = None) -> None:
         self.history, self.steps = History(), {"a": 1.0, "b": 1.0, "c": 1.0}
+        if rounds_kept is not None:
+            self.history.rounds = deque(maxlen=rounds_kept)
+        if samples_kept is not None:
+            self.history.samples = deque(maxlen=samples_kept)
 
     def log(self, kind: str, who: str, at_s: float, **fields: Any) -> None:  # noqa: ANN401
         """Write an event."""
@@ -31,6 +36,7 @@ class SteppedRun:
         at_s: float | None = None,
         quorum_s: float = 1.0,
         hindered: float = 0.0,
+        commit_s: float = 0.4,
         why: dict[str, Any] | None = None,
         **share: float,
     ) -> None:
@@ -49,7 +55,7 @@ class SteppedRun:
             }
             for who, step_s in self.steps.items()
         ]
-        phases = {"quorum_wait_s": quorum_s, "waited_s": 1.5, "queued_s": 0.0, "merge_s": 0.1, "commit_s": 0.4}
+        phases = {"quorum_wait_s": quorum_s, "waited_s": 1.5, "queued_s": 0.0, "merge_s": 0.1, "commit_s": commit_s}
         held = {"hindered": {"away": hindered}} if hindered else {}
         fields = {"fragment": fragment, "version": version, "contributors": shares, **phases, **held}
         fields |= {} if why is None else {"why": why}

@@ -75,6 +75,7 @@ def test_alerts_that_hold_are_on_the_page() -> None:
     later = {alert["name"] for alert in scene.state()["alerts"]}
 
     assert first["AtollLearnerQuarantined"]["summary"] == "Learner a of run r is in quarantine"
+    assert first["AtollLearnerQuarantined"]["labels"] == {"learner": "a", "region": "", "run": "r"}
     assert not first["AtollLearnerQuarantined"]["pending"]
     assert first["AtollBrokerDown"]["pending"]
     assert "AtollLearnerQuarantined" in later

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -210,6 +211,66 @@ def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
     assert [each["learner"] for each in curves["losses"]] == ["a", "b"]
     assert [each["learner"] for each in curves["lags"]] == ["a", "b"]
     assert all(len(each["at_s"]) == len(each["lag"]) == len(each["overhead"]) > 1 for each in curves["lags"])
+
+
+def goodputs(run: ToldRun, facts: PageFacts) -> tuple[float | None, list[float | None]]:
+    """Return the goodput of the last minute, and that of the newest bins of time."""
+    made = curves_of(run.view, run.history, facts)
+    return made["goodput"]["now"], made["rates"]["goodput"][-3:]
+
+
+def trained(until_s: int) -> ToldRun:
+    """Return a run of two learners that both step without a pause, and are heard until then."""
+    run = ToldRun()
+    for who in ("a", "b"):
+        run.log("joined", who, 0.0, incarnation=1, founder=who == "a")
+        for at_s in range(2, until_s + 1, 2):
+            run.sample(who, at_s, 2 * at_s)
+        run.beat(who, until_s, 2 * until_s)
+    return run
+
+
+def test_goodput_falls_while_a_learner_is_silent() -> None:
+    """It is present and does not step, from its last sample until it is back or has left."""
+    run = trained(120)
+    before = goodputs(run, run.facts(121.0))
+    for at_s in range(122, 241, 2):
+        run.sample("a", at_s, 2 * at_s)
+    run.beat("a", 240.0, 480)
+    silent = goodputs(run, run.facts(241.0))
+    run.log("left", "b", 241.0, incarnation=1, tokens=24000, steps=240)
+    gone = goodputs(run, run.facts(241.0))
+
+    assert before == (1.0, [1.0, 1.0, 1.0])
+    assert silent == (0.5, [0.5, 0.5, 0.5])
+    assert gone == (1.0, [1.0, 1.0, 1.0])
+
+
+def test_goodput_is_zero_while_everybody_is_silent() -> None:
+    """An hour after all have died nothing of their last minute is told as that of now."""
+    run = trained(120)
+
+    assert goodputs(run, run.facts(3720.0)) == (0.0, [0.0, 0.0, 0.0])
+    assert goodputs(run, run.facts(3720.0, answered=False)) == (None, [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("ended", [{"over": True}, {"over": True, "saved": True}])
+def test_nobody_is_silent_in_a_run_that_is_over(ended: dict[str, Any]) -> None:
+    """Its curve ends with its samples; it has no last minute."""
+    run = trained(120)
+
+    assert goodputs(run, replace(run.facts(3720.0), **ended)) == (None, [1.0, 1.0, 1.0])
+
+
+def test_a_step_of_minutes_is_no_silence() -> None:
+    """A learner that is heard has no new sample before its step ends; and one that is silent makes no gap look like a fall."""
+    run = trained(120)
+    run.beat("a", 170.0, 240)
+    alone = goodputs(run, run.facts(171.0))
+    run.sample("b", 122.0, 244)
+
+    assert alone == (1.0, [1.0, 1.0, 1.0])
+    assert goodputs(run, run.facts(171.0)) == (1.0, [1.0, 1.0, 1.0])
 
 
 def test_tokens_per_second_add_up_to_the_tokens() -> None:

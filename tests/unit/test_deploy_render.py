@@ -30,7 +30,7 @@ from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
 from atoll.settings import load
 from support.command_line import atoll
-from support.deployments import every_target
+from support.deployments import PROGRAM, every_target
 
 HUBS = ("compose", "kubernetes", "systemd")
 VERSIONS = ("1.28", "1.31", "1.37")
@@ -399,6 +399,168 @@ def with_leaf(folder: Path, target: str) -> Path:
         encoding="utf-8",
     )
     return path
+
+
+FOLDERS = ("/srv/archive", "file:///srv/archive", "file://localhost/srv/archive/")
+
+
+def with_archive(folder: Path, target: str, *settings: str, more: str = "") -> Path:
+    """Write a description of a hub and one region of a target, and what all services are told."""
+    path = folder / "archived.toml"
+    path.write_text(
+        f'run = "tides"\n[hub]\nhosts = ["hub.example.org"]\nmonitor = true\ntarget = "{target}"\n{more}\n'
+        f'[regions.far]\nlearners = 1\ntarget = "{target}"\n{FAR_LEAF[target]}'
+        f'[software]\nprogram = "{PROGRAM}"\n[settings]\n{chr(10).join(settings)}\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize("url", FOLDERS)
+def test_units_of_synchronizers_alone_may_write_to_the_folder_of_the_archive(tmp_path: Path, url: str) -> None:
+    """A unit writes nowhere else; it makes the folder if nobody has, and leaves one alone that is there."""
+    description = with_archive(tmp_path, "systemd", f'archive.url = "{url}"')
+    texts = rendered_texts(read_description(description))
+    units = {name: text for name, text in texts.items() if name.endswith(".service")}
+    makes = "test -d /srv/archive || install -d -o atoll -g atoll -m 0700 /srv/archive"
+
+    assert len(units) == (1 + 2 + 1) + (1 + 1 + 1)
+    for name, text in units.items():
+        archives = "atoll-tides-synchronizer-" in name
+        assert ("ReadWritePaths=-/srv/archive\n" in text) == archives, name
+        assert (f'ExecStartPre=-+/bin/sh -c "{makes}"\n' in text) == archives, name
+        assert archives or "/srv/archive" not in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+def test_systemd_takes_a_unit_with_an_archive(tmp_path: Path) -> None:
+    """Without a word of complaint."""
+    render(read_description(with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')), tmp_path / "out")
+    done = _verified(*sorted((tmp_path / "out").rglob("*synchronizer*.service")))
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def binds(service: dict[str, Any]) -> dict[str, bool]:
+    """Return the folders of the machine that a service has at the same path, and whether it may only read them."""
+    found = [volume for volume in service["volumes"] if isinstance(volume, dict)]
+    assert all(one["source"] == one["target"] and one["bind"] == {"create_host_path": False} for one in found)
+    return {one["source"]: one.get("read_only", False) for one in found}
+
+
+@pytest.mark.parametrize("url", FOLDERS)
+def test_containers_of_synchronizers_alone_have_the_folder_of_the_archive(tmp_path: Path, url: str) -> None:
+    """Where their run files name it. Docker would make it for root, so one that is missing stops the start."""
+    restored = 'synchronizer.restore = "/srv/former"'
+    described = read_description(with_archive(tmp_path, "compose", f'archive.url = "{url}"', restored))
+    for place in ("hub", "far"):
+        text = rendered_texts(described)[f"{place}/compose.yml"]
+        found = yaml.safe_load(text)
+        Draft7Validator(get_builtin_schema("vendor.compose-spec")).validate(found)
+        for name, service in found["services"].items():
+            archives = name.startswith("synchronizer-")
+            assert binds(service) == ({"/srv/archive": False, "/srv/former": True} if archives else {}), name
+        assert ("sudo install -d -o 10001 -g 10001 -m 0700 /srv/archive" in text) == (place == "hub")
+
+
+def test_a_run_is_rebuilt_from_the_folder_to_which_it_is_archived(tmp_path: Path) -> None:
+    """Then there is one mount, and it can be written to."""
+    both = ('archive.url = "/srv/archive"', 'synchronizer.restore = "file:///srv/archive"')
+    found = yaml.safe_load(
+        rendered_texts(read_description(with_archive(tmp_path, "compose", *both)))["hub/compose.yml"]
+    )
+
+    assert binds(found["services"]["synchronizer-1"]) == {"/srv/archive": False}
+
+
+@pytest.mark.parametrize("target", ["compose", "systemd", "kubernetes"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ('archive.url = "s3://bucket/archive"',),
+        ('archive.url = "/srv/archive"', "archive.every_s = 0"),
+        ("archive.every_s = 30",),
+    ],
+)
+def test_a_folder_is_given_only_where_one_is_written_to(tmp_path: Path, target: str, settings: tuple[str, ...]) -> None:
+    """An object store needs none, and so does an archive into which nothing goes."""
+    texts = rendered_texts(read_description(with_archive(tmp_path, target, *settings)))
+    started = "".join(text for name, text in texts.items() if not name.endswith("/atoll.toml"))
+
+    assert "ReadWritePaths" not in started
+    assert "create_host_path" not in started
+    assert "/srv/archive" not in started
+
+
+@pytest.mark.parametrize("setting", ["archive.url", "synchronizer.restore"])
+@pytest.mark.parametrize("url", FOLDERS)
+def test_a_folder_of_a_pod_is_refused_as_an_archive(tmp_path: Path, setting: str, url: str) -> None:
+    """It would be gone with the pod. The message says what an archive can be there, and nothing is written."""
+    description = with_archive(tmp_path, "kubernetes", f'{setting} = "{url}"')
+    done = atoll("deploy", "render", str(description), "--out", str(tmp_path / "out"))
+
+    assert done.returncode == 2, done.stderr
+    assert f"{setting} = {url}" in done.stderr
+    assert "s3://bucket/prefix" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tree(tmp_path / "out") in ({}, {".lock": b""})
+
+
+@pytest.mark.parametrize("target", ["compose", "systemd"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('archive.url = "archive"', "an absolute path"),
+        ('archive.url = "~/archive"', "an absolute path"),
+        ('archive.url = "file:archive"', "an absolute path"),
+        ('archive.url = "/srv/../archive"', "an absolute path"),
+        ('archive.url = "/"', "an absolute path"),
+        ('archive.url = "/srv/my archive"', "an absolute path"),
+        ('archive.url = "file:///srv/my%20archive"', "an absolute path"),
+        ('archive.url = "/srv/%h"', "an absolute path"),
+        ('archive.url = "/srv/a:b"', "an absolute path"),
+        ('archive.url = "/tmp/archive"', "gone with its service"),
+        ('archive.url = "file:///var/tmp"', "gone with its service"),
+        ('synchronizer.restore = "archive"', "synchronizer.restore = archive"),
+        ('archive.url = "ftp://host/archive"', "no place for an archive"),
+        ('archive.url = "http://["', "cannot be read"),
+        ('archive = "/srv/archive"', "a service would not take its settings"),
+        ("archive.url = 3", "a service would not take its settings"),
+    ],
+)
+def test_an_archive_that_not_every_synchronizer_would_find_is_refused(
+    tmp_path: Path, target: str, setting: str, said: str
+) -> None:
+    """With one message, and nothing is written."""
+    description = with_archive(tmp_path, target, setting)
+    done = atoll("deploy", "render", str(description), "--out", str(tmp_path / "out"))
+
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tree(tmp_path / "out") in ({}, {".lock": b""})
+
+
+def test_a_folder_of_several_machines_is_noted(tmp_path: Path) -> None:
+    """No run checkpoint is complete if each machine has a part of it."""
+    description = with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')
+    one = render(read_description(description), tmp_path / "out").notes
+    text = description.read_text(encoding="utf-8")
+    description.write_text(text.replace('["hub.example.org"]', '["a.example.org", "b.example.org", "c.example.org"]'))
+    three = render(read_description(description), tmp_path / "three").notes
+
+    assert not [note for note in one if "archive" in note]
+    assert [note for note in three if "/srv/archive" in note and "file system" in note]
+
+
+@pytest.mark.parametrize("setting", ["archive.url", "synchronizer.restore"])
+def test_in_kubernetes_synchronizers_reach_the_object_store(tmp_path: Path, setting: str) -> None:
+    """That to which they write, and that from which they rebuild a run."""
+    texts = rendered_texts(read_description(with_archive(tmp_path, "kubernetes", f'{setting} = "s3://bucket/a"')))
+    rules = [one for one in yaml.safe_load_all(texts["hub/rules.yaml"]) if one["metadata"]["name"] == "synchronizer"]
+    ports = [port["port"] for way in rules[0]["spec"]["egress"] for port in way["ports"]]
+
+    assert ports == [53, 53, 4222, 443]
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")

@@ -8,10 +8,11 @@ from typing import get_args
 
 import pytest
 
-from atoll.story.findings import SAME_CULPRIT, SAME_TIME, by_cause, findings
-from atoll.story.questions import behind, refused
+from atoll.story.findings import GRAVITY, SAME_CULPRIT, SAME_TIME, by_cause, by_urgency, findings
+from atoll.story.questions import behind, loss, refused
 from atoll.story.run_clock import RunClock
 from atoll.story.run_finding import TELLS_MORE, Cause, RunFinding, finding
+from atoll.story.shard_findings import EPISODES_MAX, hindered_commits
 from support.told_runs import SteppedRun
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ask-a-run.md"
@@ -102,6 +103,135 @@ def test_a_full_disk_explains_what_fell_into_its_time_and_nothing_else() -> None
         ("stale refusals", "a"),
     ]
     assert found[0].consequences == (meanwhile,)
+
+
+def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_between(told: SteppedRun) -> None:
+    """A learner that was late all the time between them was so for a reason of its own."""
+    hour_s = 3600.0
+    told.round(11, at_s=120.0, commit_s=3.0, hindered=2.0)
+    told.round(11, at_s=130.0, commit_s=3.0, hindered=2.5, fragment=1, shard="shard-1")
+    for number in range(3):
+        told.refuse("a", (1 + number) * hour_s, "stale")
+    told.round(12, at_s=4 * hour_s, commit_s=3.0, hindered=2.0)
+    told.round(12, at_s=4 * hour_s, fragment=1, shard="shard-1")
+    found = [each for each in findings(told.history) if each.cause != "shard without owner"]
+
+    assert [(each.cause, each.from_s, each.until_s) for each in found] == [
+        ("broker was away", 4 * hour_s - 3.0, 4 * hour_s),
+        ("broker was away", 117.0, 130.0),
+        ("stale refusals", hour_s, 3 * hour_s),
+    ]
+    assert found[1].text == "2 commits and 0 uploads waited 4.5 s in all, because it did not answer"
+    assert not any(each.consequences for each in found)
+
+
+def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:
+    """Their number is bounded, and the finding says how many more there were."""
+    run = SteppedRun()
+    for version in range(1, 41):
+        run.round(version, at_s=1000.0 * version, commit_s=30.0, hindered=20.0 if version == 7 else 1.0 + version / 100)
+    run.round(41, at_s=41_000.0, commit_s=3.0, hindered=1.0)
+    found = hindered_commits(run.history)
+
+    assert len(found) == EPISODES_MAX
+    assert [each.until_s for each in found] == [7000.0, 37_000.0, 38_000.0, 39_000.0, 40_000.0, 41_000.0]
+    assert found[-1].evidence[-1] == "it was so at 35 other times, which are not told here"
+    assert not any("other times" in line for each in found[:-1] for line in each.evidence)
+
+
+def test_nothing_merged_is_told_only_of_a_learner_that_was_there_and_was_never_merged() -> None:
+    """On a page, which keeps the newest rounds: of one that left in good order those rounds know nothing."""
+    page = SteppedRun(rounds_kept=20)
+    for who in ("a", "b", "c", "never", "passed by"):
+        page.join(who)
+    page.log("left", "passed by", 15.0, incarnation=1, tokens=1, steps=1)
+    for version in range(1, 41):
+        page.round(version)
+        if version == 10:
+            del page.steps["c"]
+            page.log("left", "c", 111.0, incarnation=1, tokens=1000, steps=100)
+    assert {share.learner for _, share in page.history.contributions()} == {"a", "b"}
+    found = findings(page.history)
+
+    assert [(each.cause, each.culprit, each.until_s) for each in found] == [("nothing merged", "never", None)]
+
+
+def test_what_goes_on_comes_before_what_has_ended_and_the_newer_before_the_older() -> None:
+    """The graver cause comes first among those; a measurement of the last minute goes on."""
+    ended = [one("shard without owner", f"shard-{number}", 10.0 * number, 10.0 * number + 5.0) for number in range(3)]
+    dead, isolated = one("shard without owner", "shard-9", 50.0, None), one("quarantine", "a", 5.0, None)
+    slow, former = one("slow learner", "b", 0.0, 990.0), one("slow learner", "c", 0.0, 100.0)
+    broker = one("broker was away", "broker", 1.0, 3.0)
+    told = by_urgency([broker, *ended, isolated, slow, former, dead], 940.0)
+
+    assert told == [dead, isolated, slow, broker, *reversed(ended), former]
+    assert set(GRAVITY) == set(get_args(Cause))
+    assert len(GRAVITY) == len(set(GRAVITY))
+
+
+def test_what_had_ended_before_the_oldest_round_that_is_kept_is_not_told() -> None:
+    """A page tells of its newest rounds; a report, which has all rounds, still tells of it."""
+    page, report = SteppedRun(rounds_kept=10), SteppedRun()
+    for run in (page, report):
+        run.serve("shard-0", 9.0)
+        for version in range(1, 4):
+            run.round(version)
+        run.serve("shard-0", 100.0, epoch=2)
+        for version in range(10, 30):
+            run.round(version)
+
+    assert [each.cause for each in findings(report.history)] == ["shard without owner"]
+    assert findings(page.history) == []
+
+
+def test_a_shard_that_is_dead_for_longer_than_rounds_are_kept_is_still_told() -> None:
+    """The page has forgotten all of its rounds, and so its usual pace, but not that it was there."""
+    page = SteppedRun(rounds_kept=10)
+    page.serve("shard-1", 9.0, fragments=(1,))
+    for version in range(1, 5):
+        page.round(version, fragment=1, shard="shard-1")
+    page.log("moved", "process", 50.0, role="synchronizer", moved={}, owns=[1])
+    for version in range(1, 41):
+        page.round(version)
+    (dead,) = findings(page.history)
+
+    assert (dead.cause, dead.culprit, dead.from_s, dead.until_s) == ("shard without owner", "shard-1", 50.0, None)
+    assert dead.text.endswith("and nobody took it over: its fragments (1) stood still")
+
+
+def test_why_a_learner_is_behind_counts_all_that_came_too_late(told: SteppedRun) -> None:
+    """As the finding does that leads there: segments that were deleted before they were read count as well."""
+    for number in range(3):
+        told.refuse("a", 50.0 + number, "chunks_gone")
+    told.refuse("b", 60.0, "stale")
+    (found,) = findings(told.history)
+    answer = behind(told.history, None)
+
+    assert (found.cause, found.command) == ("stale refusals", "atoll why behind a")
+    assert answer[0].startswith(
+        "a: 0 of its 20 merged contributions were late, and 3 more were refused because they came"
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "answer"),
+    [
+        (
+            (0.0, 0.0, 0.0),
+            "the loss did not jump: the mean training loss of a round's learners never rose by more than 0.0%",
+        ),
+        ((0.0, 0.0, 2.5), "the mean training loss of a round's learners rose: from 0 to 2.5"),
+        ((-2.0, -3.0, -1.5), "the mean training loss of a round's learners rose by 50.0%: from -3 to -1.5"),
+        ((2.0, 1.0, 1.5), "the mean training loss of a round's learners rose by 50.0%: from 1 to 1.5"),
+    ],
+)
+def test_a_loss_of_zero_or_below_is_a_loss_too(losses: tuple[float, ...], answer: str) -> None:
+    """A loop of one's own tells what it calls its loss; nothing divides by it."""
+    run = SteppedRun()
+    for version, told_loss in enumerate(losses, 1):
+        run.round(version, loss=told_loss)
+
+    assert loss(run.history)[0].startswith(answer)
 
 
 def test_a_consequence_of_a_consequence_is_the_causes_too() -> None:

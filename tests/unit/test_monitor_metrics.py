@@ -71,6 +71,29 @@ def test_an_incarnation_is_in_quarantine_and_the_next_one_is_not() -> None:
     assert value(watched, "atoll_quarantines_total") == 1
 
 
+def test_a_farewell_that_only_the_log_tells_of_ends_every_alert() -> None:
+    """The heartbeat that says it was lost, or the learner was in quarantine: it is gone, and not silent for ever."""
+    watched, clock = watched_run()
+    for learner in ("a", "b"):
+        watched.view.on_beat(beat(learner), clock.now_s)
+    isolated = {"learner": "a", "incarnation": 1, "offences": 3, "reason": "not_finite"}
+    watched.view.on_event(event("quarantined", "shard-0", 1.0, **isolated))
+    before = [
+        value(watched, name, learner="a", region="") for name in ("atoll_learner_up", "atoll_learner_quarantined")
+    ]
+    watched.view.on_event(event("left", "a", 2.0, incarnation=1, tokens=1000, steps=10))
+    at_once = value(watched, "atoll_learners_live")
+    clock.now_s += watched.protocol.silence_s + 1.0
+
+    assert before == [1, 1]
+    assert at_once == 1
+    assert value(watched, "atoll_learner_up", learner="a", region="") is None
+    assert value(watched, "atoll_learner_quarantined", learner="a", region="") is None
+    assert value(watched, "atoll_learner_up", learner="b", region="") == 0
+    assert value(watched, "atoll_learner_steps_total", learner="a", region="") == 10
+    assert value(watched, "atoll_quarantines_total") == 1
+
+
 def test_labels_are_bounded_and_sums_stay_right() -> None:
     """More learners and reasons than the bounds: the live ones have series, and nothing is missing in the sums."""
     watched, clock = watched_run()

@@ -7,6 +7,7 @@ import pytest
 from atoll.base.errors import SettingsError
 from atoll.cli.story import told as story_told
 from atoll.cli.why import lines
+from atoll.story.findings import findings
 from atoll.story.outages import long_bound_s, outages_of, round_lengths, stood_still
 from atoll.story.telling import fragment_story, long_rounds
 from support.told_runs import SteppedRun
@@ -106,6 +107,54 @@ def test_a_shard_that_nobody_took_over_is_named_to_the_end() -> None:
     )
     assert "version 5 is not there yet: shard-0 has no owner from 41.0 s" in "\n".join(fragment_story(dead.history, 0))
     assert "it has none to the end of the event log, 50 s" in "\n".join(story_told(dead.history, "shard", "0"))
+
+
+@pytest.fixture
+def quick() -> SteppedRun:
+    """A run with a round every half second for a minute; its shard's process writes a sample of its presence every 30 s."""
+    run = SteppedRun()
+    run.serve("shard-0", 9.0)
+    for version in range(1, 121):
+        run.round(version, at_s=10.0 + version / 2)
+        if version % 60 == 0:
+            run.log("moved", "process", 10.0 + version / 2, role="synchronizer", moved={}, owns=[0])
+    return run
+
+
+@pytest.mark.parametrize("silent_s", [15.0, 45.0, 60.0])
+def test_a_shard_that_waits_for_its_quorum_has_an_owner(quick: SteppedRun, silent_s: float) -> None:
+    """All learners but one died, so it commits nothing. It says why at growing intervals, and its process that it is there."""
+    if silent_s > 30.0:
+        quick.log("moved", "process", 100.0, role="synchronizer", moved={}, owns=[0])
+    quick.log("sample", "a", 70.0 + silent_s, incarnation=1, step=1, tokens=1)
+
+    assert outages_of(quick.history) == []
+    assert findings(quick.history) == []
+
+
+def test_a_young_shard_that_says_why_it_waits_has_an_owner() -> None:
+    """Its process has not yet written a sample of its presence."""
+    run = SteppedRun()
+    for version in range(1, 11):
+        run.round(version, at_s=10.0 + version / 2)
+    run.log("waiting", "shard-0", 17.0, fragment=0, version=11, why="two learners are missing")
+    run.log("sample", "a", 29.0, incarnation=1, step=1, tokens=1)
+
+    assert outages_of(run.history) == []
+
+
+def test_a_dead_shard_is_missed_when_two_samples_of_its_presence_are_due(quick: SteppedRun) -> None:
+    """It lasts from its last sign; a takeover at once ends it, and is told exactly, however short it was."""
+    quick.log("sample", "a", 134.0, incarnation=1, step=1, tokens=1)
+    assert outages_of(quick.history) == []
+    quick.log("sample", "a", 136.0, incarnation=1, step=1, tokens=1)
+    (dead,) = outages_of(quick.history)
+    assert (dead.from_s, dead.until_s, dead.heir) == (70.0, 136.0, None)
+
+    quick.serve("shard-0", 137.0, epoch=2)
+    quick.round(121, at_s=138.0)
+    quick.serve("shard-0", 141.0, epoch=3)
+    assert [(each.from_s, each.until_s) for each in outages_of(quick.history)] == [(70.0, 137.0), (138.0, 141.0)]
 
 
 def test_the_story_of_a_finished_fragment_says_which_version_is_its_last(run: SteppedRun) -> None:

@@ -137,6 +137,12 @@ def test_slices_of_length_zero_have_no_direction_in_a_part_either() -> None:
         ("unit", lambda part: [one._replace(unit=-1.0) for one in part.lengths]),
         ("length", lambda part: [one._replace(radial=float("nan")) for one in part.lengths]),
         ("another layout", lambda part: part.lengths[:1]),
+        # Others are divided by the unit: one that is too short would make this region's direction the only one.
+        ("sum", lambda part: [one._replace(unit=1e-30 if one.unit else 0.0) for one in part.lengths]),
+        ("sum", lambda part: [one._replace(unit=1e-3 * one.unit) for one in part.lengths]),
+        ("direction", lambda part: [one._replace(unit=0.0) for one in part.lengths]),
+        ("sum", lambda part: [one._replace(unit=0.0, heard=0.0) for one in part.lengths]),
+        ("unit", lambda part: [one._replace(unit=1.0) for one in part.lengths]),
         ("values", lambda part: {n: 2.0 * values for n, values in part.values.items()}),
     ],
 )

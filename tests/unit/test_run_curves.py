@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.report.over_time import LEARNERS_MAX, curves_of_run
-from atoll.run.curves import BINS_MAX, POINTS_MAX, first_s, lines_of, rates, stretches
+from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, first_s, lines_of, rates, silence, stretches
 from atoll.run.view import RunView
 from atoll.wire.messages import event
 
@@ -88,3 +88,26 @@ def test_rates_without_a_span_take_that_of_their_parts() -> None:
     parts = [part for one in view.learners.values() for part in stretches(one, lines_of(one))]
 
     assert rates(parts) == rates(parts, (BEGAN_S, BEGAN_S + 40.0))
+
+
+def test_silence_is_presence_without_steps_and_a_farewell_ends_it() -> None:
+    """From the newest sample on; of a learner that left, or that a clock puts after now, there is none."""
+    view = two_learners()
+    sampled(view, "b", 41.0, 30, state="left")
+    a, b = (lines_of(view.learners[name]) for name in ("a", "b"))
+
+    assert list(silence(a, BEGAN_S + 70.0)) == [PresentTime(BEGAN_S + 40.0, BEGAN_S + 70.0, 0, 0.0)]
+    assert list(silence(b, BEGAN_S + 70.0)) == []
+    assert list(silence(a, BEGAN_S + 39.0)) == []
+    assert list(silence([], BEGAN_S + 70.0)) == []
+
+
+def test_the_goodput_of_now_is_of_the_last_minute_alone() -> None:
+    """A long time counts with its part in that minute; nobody's time in it is no figure, and without a moment there is none."""
+    hour = PresentTime(0.0, 3600.0, 0, 0.0)
+    minute = PresentTime(3600.0 - NOW_S, 3600.0, 600, NOW_S)
+
+    assert rates([hour, minute], now_s=3600.0).now == 0.5
+    assert rates([PresentTime(3000.0, 3600.0, 600, 300.0)], now_s=3630.0).now == 0.5
+    assert rates([hour, minute], now_s=3600.0 + NOW_S).now is None
+    assert rates([hour, minute]).now is None

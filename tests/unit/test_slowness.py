@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from atoll.report.over_time import slow_parts
+from atoll.story import history
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.story.questions import goodput
-from atoll.story.slowness import LOST_MAX, LostTime, slowness
+from atoll.story.slowness import FINDINGS_MAX, LOST_MAX, LostTime, slowness
 from support.told_runs import SteppedRun
 
 
@@ -121,6 +122,68 @@ def test_what_is_told_is_bounded_and_the_largest_share_comes_first(told: Stepped
 
     assert len(lost) == LOST_MAX
     assert [one.share for one in lost] == sorted((one.share for one in lost), reverse=True)
+
+
+def test_more_findings_than_are_told_are_counted_and_what_goes_on_is_among_them() -> None:
+    """Twenty takeovers of a long run, and then a quarantine and a shard that is dead now."""
+    run = SteppedRun()
+    for who in run.steps:
+        run.join(who)
+    for epoch in range(1, 22):
+        run.serve("shard-0", 40.0 * epoch, epoch=epoch)
+        run.round(epoch, at_s=40.0 * epoch + 10.0)
+    for version in range(1, 4):
+        run.round(version, at_s=850.0 + 10.0 * version, fragment=1, shard="shard-1")
+    run.isolate("a", 881.0)
+    run.round(22, at_s=1000.0)
+    told = slowness(run.history)
+
+    assert [(each.cause, each.culprit) for each in told.findings[:2]] == [
+        ("shard without owner", "shard-1"),
+        ("quarantine", "a"),
+    ]
+    assert [each.from_s for each in told.findings[2:4]] == [810.0, 770.0]
+    assert len(told.findings) == FINDINGS_MAX
+    assert told.left_out == 22 - FINDINGS_MAX
+    assert told.notes[0] == "10 more findings stand out, less urgent than these: `atoll why` names all"
+    assert any(line.strip() == told.notes[0] for line in goodput(run.history))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_page_that_has_forgotten_the_rounds_of_a_life_has_the_goodput_of_the_report(in_order: bool) -> None:  # noqa: FBT001
+    """One life ended (killed, or in good order), and another one followed it for a longer time than the page's rounds reach."""
+    page, report = SteppedRun(rounds_kept=10, samples_kept=6), SteppedRun()
+    for run in (page, report):
+        for who in run.steps:
+            run.join(who)
+        for version in range(1, 31):
+            run.round(version)
+            for who in run.steps:
+                run.log("sample", who, 10.0 + 10.0 * version, incarnation=1, step=10 * version, tokens=1, step_s=1.0)
+        if in_order:
+            run.log("left", "c", 310.0, incarnation=1, tokens=1, steps=300)
+        else:
+            run.join("c", 330.0, incarnation=2)
+        del run.steps["c"]
+        for version in range(31, 61):
+            run.round(version)
+            for who in run.steps:
+                run.log("sample", who, 10.0 + 10.0 * version, incarnation=1, step=10 * version, tokens=1, step_s=1.0)
+    assert not [share for _, share in page.history.contributions("c")]
+    whole, shown = goodput_of(report.history), goodput_of(page.history)
+
+    assert whole.stepping_s == pytest.approx(600.0 + 600.0 + 300.0)
+    assert (shown.stepping_s, shown.present_s) == (whole.stepping_s, whole.present_s)
+
+
+def test_the_newest_samples_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The life that has been silent longest is forgotten first."""
+    monkeypatch.setattr(history, "WRITERS_MAX", 2)
+    run = SteppedRun()
+    for at_s, (who, incarnation) in enumerate([("a", 1), ("b", 1), ("a", 1), ("a", 2)]):
+        run.log("sample", who, float(at_s), incarnation=incarnation, step=at_s, tokens=1)
+
+    assert {life: each.fields.step for life, each in run.history.newest_samples.items()} == {("a", 1): 2, ("a", 2): 3}
 
 
 def test_an_event_log_without_a_figure_says_so() -> None:

@@ -2,6 +2,7 @@
 
 Whoever has Prometheus is woken by it, from the same metrics. A page must not need one, so each rule is here a second time. A
 test plays the cases of `alerts_test.yml` to both, and holds names, severities, waits and words against the file.
+What is of the run itself holds only while the run goes on (`_going_on`); disks and certificates are of machines.
 `AtollMonitorDown` is not here: a monitor that is down judges nothing.
 """
 
@@ -20,9 +21,18 @@ CERTIFICATE_S: Final = 14 * 86400.0
 MINUTE_S: Final = 60.0
 
 
+def _goes_on(reading: MetricReading) -> bool:
+    return reading.value("atoll_run_over") == 0.0
+
+
 def _watched(reading: MetricReading) -> bool:
     """Return whether the run goes on and its broker answers: what a silence of the broker entails is told once."""
-    return reading.value("atoll_run_over") == 0.0 and reading.value("atoll_monitor_connected") == 1.0
+    return _goes_on(reading) and reading.value("atoll_monitor_connected") == 1.0
+
+
+def _going_on(finds: Callable[[MetricReading], Found]) -> Callable[[MetricReading], Found]:
+    """Return a condition that no run fulfils which is over: its broker may be stopped, and nobody need get up for it."""
+    return lambda reading: finds(reading) if _goes_on(reading) else iter(())
 
 
 def _no_commits(reading: MetricReading) -> Found:
@@ -139,14 +149,14 @@ RULES: Final = (
     AlertRule(
         "AtollLearnerQuarantined",
         "critical",
-        _is("atoll_learner_quarantined", 1.0),
+        _going_on(_is("atoll_learner_quarantined", 1.0)),
         "Learner {learner} of run {run} is in quarantine",
         "Its contributions are refused until it is started again. See what the shard says of it (`atoll tap 'ev.>'`).",
     ),
     AlertRule(
         "AtollMessagesDropped",
         "warning",
-        _dropped,
+        _going_on(_dropped),
         "Shards of run {run} drop messages: {reason}",
         "No correct peer sends these: a process of another version, or a stranger.",
         5 * MINUTE_S,
@@ -154,7 +164,7 @@ RULES: Final = (
     AlertRule(
         "AtollQueueDeep",
         "warning",
-        _queue_deep,
+        _going_on(_queue_deep),
         "{value} contributions of run {run} wait for shards",
         "Add a synchronizer, or find out what holds the shards up (`atoll why`).",
         5 * MINUTE_S,
@@ -163,7 +173,7 @@ RULES: Final = (
     AlertRule(
         "AtollStreamFull",
         "warning",
-        _fuller("atoll_stream_bytes", "atoll_stream_limit_bytes"),
+        _going_on(_fuller("atoll_stream_bytes", "atoll_stream_limit_bytes")),
         "Stream {stream} of run {run} is {value} full",
         for_s=5 * MINUTE_S,
         show=_percent,
@@ -171,7 +181,7 @@ RULES: Final = (
     AlertRule(
         "AtollStreamCopyBehind",
         "warning",
-        _copy_behind,
+        _going_on(_copy_behind),
         "Stream {stream} of run {run} has {value} copies that are whole",
         "Another node that is lost now may stop the run. See the nodes of the broker.",
         5 * MINUTE_S,
@@ -180,21 +190,21 @@ RULES: Final = (
     AlertRule(
         "AtollBrokerUnreachable",
         "critical",
-        _is("atoll_monitor_connected", 0.0),
+        _going_on(_is("atoll_monitor_connected", 0.0)),
         "The broker of run {run} does not answer the monitor",
         for_s=MINUTE_S,
     ),
     AlertRule(
         "AtollBrokerDown",
         "critical",
-        _is("atoll_broker_up", 0.0),
+        _going_on(_is("atoll_broker_up", 0.0)),
         "Node {broker} of the broker of run {run} is down",
         for_s=MINUTE_S,
     ),
     AlertRule(
         "AtollBrokerStoreFull",
         "critical",
-        _fuller("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes"),
+        _going_on(_fuller("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes")),
         "The streams of {broker} take {value} of what they may",
         for_s=5 * MINUTE_S,
         show=_percent,

@@ -85,6 +85,7 @@ class HoldingAlert:
         return {
             "name": self.name,
             "severity": self.severity,
+            "labels": dict(sorted(self.labels.items())),
             "summary": self.summary,
             "tells_more": self.tells_more,
             "since_s": round(self.since_s - began_s, 2),

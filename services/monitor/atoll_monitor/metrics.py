@@ -51,15 +51,28 @@ def families(watched: Watched) -> Iterator[Metric]:
 
 
 def shown_learners(watched: Watched) -> list[LearnerView]:
-    """Return the learners that have series of their own: the live ones first, then by name."""
+    """Return the learners that have series of their own: those that are present first, then by name."""
     everybody = watched.view.learners.values()
-    return sorted(everybody, key=lambda one: (one.heard_s is None, one.learner))[:LEARNERS_MAX]
+    return sorted(everybody, key=lambda one: (not is_present(one), one.learner))[:LEARNERS_MAX]
+
+
+def is_present(learner: LearnerView) -> bool:
+    """Return whether a learner was heard and has not left; it may be silent.
+
+    The event log knows of a farewell whose heartbeat was lost, say while the monitor had no connection.
+    """
+    return learner.heard_s is not None and not _left(learner)
 
 
 def is_live(watched: Watched, learner: LearnerView) -> bool:
-    """Return whether a learner was heard within the run's `silence_s`."""
-    now_s = watched.clock.monotonic()
-    return learner.heard_s is not None and now_s - learner.heard_s <= watched.protocol.silence_s
+    """Return whether a learner is present and was heard within the run's `silence_s`."""
+    if learner.heard_s is None or _left(learner):
+        return False
+    return watched.clock.monotonic() - learner.heard_s <= watched.protocol.silence_s
+
+
+def _left(learner: LearnerView) -> bool:
+    return learner.latest is not None and learner.latest.left
 
 
 def live_hosts(watched: Watched) -> int:
@@ -188,7 +201,7 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
     gauges = {key: GaugeMetricFamily(name, what, labels=OF_LEARNER) for key, (name, what) in texts.items()}
     for one in shown:
         life = one.latest
-        if one.heard_s is None or life is None or life.beat is None:
+        if not is_present(one) or life is None or life.beat is None:
             continue
         labels, beat = _labels(watched, one), life.beat
         heard = is_live(watched, one)
@@ -212,8 +225,9 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
 
 
 def _isolated(learner: LearnerView | None, incarnation: int) -> bool:
-    """Return whether it is a learner's present incarnation that was isolated: a new one begins anew."""
-    return learner is not None and learner.latest is not None and learner.latest.incarnation == incarnation
+    """Return whether a learner's present incarnation was isolated: a new one begins anew, and one that left sends no more."""
+    life = None if learner is None else learner.latest
+    return life is not None and life.incarnation == incarnation and not life.left
 
 
 def _learner_counters(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, RunReplaced
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
@@ -102,6 +102,8 @@ class RegionService:
                     self._end("replaced")
                 elif (await recorded_progress(self._bus, self._run)).over:
                     self._end("over")
+            except RunReplaced:
+                self._end("replaced")
             except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
                 log.warning("run.unreadable", reason=str(error))
 

@@ -11,7 +11,8 @@ Behind a locked door a learner says itself whose region it is, and its region's 
 (`atoll.keys.rights`). What that one does not find, because the learner is elsewhere, the shard looks for by itself.
 
 A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads the
-contributions by itself, and asks that region no more for `AWAY_S`.
+contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: a contribution that it does
+not take is read here, and the shard finds the reason itself. So a region with bad memory isolates none of its learners.
 """
 
 from __future__ import annotations
@@ -21,22 +22,32 @@ import contextlib
 import itertools
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved
+from atoll.base.errors import (
+    BlobCorrupt,
+    BlobGone,
+    BrokerUnavailable,
+    BusError,
+    FrameRejected,
+    PeerMisbehaved,
+    ProtocolMisuse,
+)
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.merge.fold import PartialMerge, SliceLength
+from atoll.merge.norms import are_plausible
 from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
-from atoll.protocol.events import ContributionReady, ContributionSpoiled, Event, PushKey
+from atoll.protocol.events import ContributionReady, Event, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, decode, encode
-from atoll.wire.premerge import CHUNKS_GONE, RegionAnswer, RegionAsk, WeighedPush, keeper_word
+from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.shard_context import ShardContext
@@ -45,10 +56,15 @@ log = get(__name__)
 
 ASK_S: Final = 3.0
 """A region answers within a second, also if it is still at work."""
-WORK_S: Final = 60.0
+TURN_S: Final = 0.5
+"""A region is asked no more often than this, however soon it answers."""
+SILENT_S: Final = 10.0
+"""Questions and answers wait behind what else is on a full link."""
+WORK_S: Final = 180.0
 AWAY_S: Final = 10.0
 BACK_S: Final = 120.0
-"""After that its contributions are too old as a rule, whatever comes back."""
+"""After so long without a word the contributions of a region are too old as a rule, whatever comes back."""
+BACK_S_MAX: Final = 600.0
 WAIT_STEPS: Final = 1.5
 """Learners answer at the ends of their steps: one that is as fast as the first answers within a step. The half is for links."""
 WAIT_S_MIN: Final = 0.05
@@ -109,34 +125,39 @@ class RegionReader:
         self._open: dict[SumKind, Batch] = {}
         self._heard: dict[SumKind, set[str]] = {}
         self._away_until_s: dict[str, float] = {}
+        self._folding: Counter[tuple[str, int]] = Counter()
+        self._abandoned: set[tuple[str, int]] = set()
+        """Of which region and fragment a sum may be stored that nobody has waited for."""
         self._nonce, self._asked = secrets.token_hex(8), itertools.count()
 
     async def fetch_back(self, region: str, manifest: Contribution) -> bool:
-        """Have the keeper of a region send a contribution's chunks that stay there; return whether there are any.
+        """Have the keeper of a region send a contribution's chunks that stay there; return False if it has none.
 
         While the region is away, wait: its learners are cut off as well, and what they have sent must not be refused for that.
+        While it sends, wait too: the same question joins what is being sent. True is no promise; the caller looks.
         """
         clock, word, subjects = self._context.clock, keeper_word("send", manifest.blob.stem), self._run.subjects
-        until_s = clock.monotonic() + BACK_S
-        while clock.monotonic() < until_s:
+        began_s = heard_s = clock.monotonic()
+        while clock.monotonic() < min(heard_s + BACK_S, began_s + BACK_S_MAX):
             try:
                 told = await self._context.bus.ask(
                     subjects.region_kept(region),
                     word,
-                    timeout_s=WORK_S,
+                    timeout_s=ASK_S,
                     answer_at=subjects.region_answer(region, self._new_nonce()),
                 )
             except (BusError, BrokerUnavailable):
                 told = None
-            if told is not None and told.startswith(b"+"):
-                return told != b"+0"
+            if told == SENDING:
+                heard_s = clock.monotonic()
+            elif told is not None and told.startswith(b"+"):
+                return told != NOTHING_KEPT
             await asyncio.sleep(AWAY_S / 5)
-        return False
+        return True
 
     def settled(self, manifest: Contribution) -> None:
         """Tell a region that nobody will read a contribution of its learners again."""
-        region = self._around.region_of(manifest.learner)
-        if region and is_partial(self._run.protocol, manifest.fragment, self._sizes[manifest.fragment]):
+        if region := self._around.region_of(manifest.learner):
             self._around.spawn(self._tell_settled(region, manifest))
 
     async def _tell_settled(self, region: str, manifest: Contribution) -> None:
@@ -144,7 +165,8 @@ class RegionReader:
         drop = RegionAsk(verb="drop", run_nonce=self._run.nonce, fragment=manifest.fragment, pushes=(push,))
         bus, subjects = self._context.bus, self._run.subjects
         try:
-            await bus.tell(subjects.premerge(region), encode(drop))
+            if is_partial(self._run.protocol, manifest.fragment, self._sizes[manifest.fragment]):
+                await bus.tell(subjects.premerge(region), encode(drop))
             await bus.tell(subjects.region_kept(region), keeper_word("drop", manifest.blob.stem))
         except (BusError, BrokerUnavailable) as error:  # it ages out there
             log.debug("region.untold", region=region, reason=str(error))
@@ -154,18 +176,17 @@ class RegionReader:
 
         If not, the caller reads it.
         """
-        clock, p = self._context.clock, key.fragment
-        if not is_partial(self._run.protocol, p, self._sizes[p]) or clock.monotonic() < self._away_until_s.get(
-            region, 0.0
-        ):
+        p, run = key.fragment, self._run
+        if self._context.clock.monotonic() < self._away_until_s.get(region, 0.0):
             return False
-        read = await self._ask(region, RegionAsk(verb="read", run_nonce=self._run.nonce, manifest=manifest))
-        if read is None or read.reason == CHUNKS_GONE:
+        # The bounds of a sum and the length of a contribution follow from what its learner claims. A claim that cannot be is
+        # refused where contributions are read.
+        plausible = are_plausible(manifest.norms, run.layout.slices(p), run.protocol.of(p).norm_max)
+        if not plausible or not is_partial(run.protocol, p, self._sizes[p]):
             return False
-        if read.reason:
-            at_s = clock.monotonic()
-            self._tell(ContributionSpoiled(at_s=at_s, key=key, reason=read.reason, cause_id=cause_id))
-            return True
+        read = await self._ask(region, RegionAsk(verb="read", run_nonce=run.nonce, manifest=manifest))
+        if read is None or read.reason:
+            return False
         kind = SumKind(region, p, manifest.base_version, manifest.final)
         batch = self._open.get(kind)
         if batch is None:
@@ -213,13 +234,8 @@ class RegionReader:
             pushes=pushes,
             state=self._around.state_of(kind.fragment),
         )
-        answer = await self._ask(kind.region, asked)
-        if answer is None:
-            return False
-        try:
-            partial = await self._received(kind, answer, batch, pushes)
-        except (FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt) as error:
-            self._leave_alone(kind.region, str(error))
+        partial = await self._summed(kind, asked, batch, pushes)
+        if partial is None:
             return False
         first, *others = batch.manifests
         self._aggregator.keep_sum(batch.manifests, partial)
@@ -236,6 +252,30 @@ class RegionReader:
             )
         )
         return True
+
+    async def _summed(
+        self, kind: SumKind, asked: RegionAsk, batch: Batch, pushes: Sequence[WeighedPush]
+    ) -> PartialMerge | None:
+        """Have a batch folded, and return its sum, None if there is none; what nobody will read is removed."""
+        place = kind.region, kind.fragment
+        sums = f"{self._run.subjects.partial_stems(*place)}.*"
+        if place in self._abandoned and not self._folding[place]:
+            self._abandoned.discard(place)
+            await self._garbage_collector.remove(sums)
+        self._folding[place] += 1
+        try:
+            answer = await self._ask(kind.region, asked)
+            if answer is not None:
+                return await self._received(kind, answer, batch, pushes)
+        except (FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt) as error:
+            self._leave_alone(kind.region, str(error))
+        finally:
+            self._folding[place] -= 1
+        # The region may be at it still, so its sums are removed now, and before it is asked for the next one.
+        self._abandoned.add(place)
+        if not self._folding[place]:
+            self._garbage_collector.leave(kind.fragment, sums)
+        return None
 
     async def _received(
         self, kind: SumKind, answer: RegionAnswer, batch: Batch, pushes: Sequence[WeighedPush]
@@ -264,19 +304,25 @@ class RegionReader:
 
     async def _ask(self, region: str, asked: RegionAsk) -> RegionAnswer | None:
         """Return what a region answers when it is done, None if it does not."""
-        bus, clock, subjects, data = self._context.bus, self._context.clock, self._run.subjects, encode(asked)
-        until_s, reason = clock.monotonic() + WORK_S, "it is at work for too long"
+        bus, clock, subjects = self._context.bus, self._context.clock, self._run.subjects
+        began_s = heard_s = clock.monotonic()
+        reason = "it is at work for too long"
         try:
-            while clock.monotonic() < until_s:
+            data = encode(asked)
+            while (asked_s := clock.monotonic()) < began_s + WORK_S:
                 answer_at = subjects.premerge_answer(region, self._new_nonce())
                 told = await bus.ask(subjects.premerge(region), data, timeout_s=ASK_S, answer_at=answer_at)
-                if told is None:
+                now_s = clock.monotonic()
+                if told is not None:
+                    answer, heard_s = decode(RegionAnswer, told), now_s
+                    if answer.done:
+                        return answer
+                # An answer of nobody comes at once: then nobody listens there.
+                elif now_s - asked_s < TURN_S or now_s - heard_s >= SILENT_S:
                     reason = "no answer"
                     break
-                answer = decode(RegionAnswer, told)
-                if answer.done:
-                    return answer
-        except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+                await asyncio.sleep(max(0.0, asked_s + TURN_S - clock.monotonic()))
+        except (BusError, BrokerUnavailable, PeerMisbehaved, ProtocolMisuse) as error:
             reason = str(error)
         self._leave_alone(region, reason)
         return None

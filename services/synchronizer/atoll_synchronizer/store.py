@@ -133,6 +133,7 @@ class ShardStore:
             RecordConflict: another process wrote this fragment's head.
         """
         held, fragment_ledger = self.holdings[command.fragment], command.fragment_ledger
+        durable = parsed(fragment_ledger, FragmentLedger)  # before a head names one that no owner could read
         if held.head.version != command.base_version:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
@@ -164,7 +165,7 @@ class ShardStore:
         self._bus.stats.frame_bytes_up += frame_bytes
         new = attempt.new
         self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, attempt.norm, fragment_ledger)
-        self.fragment_ledger[command.fragment] = parsed(fragment_ledger, FragmentLedger)
+        self.fragment_ledger[command.fragment] = durable
         await self.garbage_collector.sweep(command.fragment)
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
         await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
@@ -193,13 +194,14 @@ class ShardStore:
     async def keep(self, fragment: int, fragment_ledger: bytes) -> None:
         """Make the ledger of a fragment durable with the version it has. Raises what `commit` raises."""
         held, reconnects = self.holdings[fragment], self._bus.reconnects(self._subjects.head(fragment))
+        durable = parsed(fragment_ledger, FragmentLedger)
         blob = await self._bus.put_blob(
             self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
         )
         head = msgspec.structs.replace(held.head, fragment_ledger=blob)
         held.revision = await self._write(head, held.revision, head_info(head), reconnects)
         held.head, held.fragment_ledger, former = head, fragment_ledger, held.head.fragment_ledger
-        self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
+        self.fragment_ledger[fragment] = durable
         if former is not None and former.stem != blob.stem:
             await self.garbage_collector.remove(*_chunks(former))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from atoll import __version__
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.probe import BrokerProbe
 from atoll.bus.open import open_bus, open_jetstream
 from atoll.deploy.description import DeploymentDescription
@@ -41,6 +41,8 @@ PATIENCE_S: Final = 6.0
 NAMED: Final = 8
 STRANGERS_S: Final = 3.0
 """For so long we go on to listen when all that are described were heard: for others, who also speak every few seconds."""
+BEATS_WAITING_MIN: Final = 1024
+"""So many heartbeats may wait to be read, and two more for each learner that the description has."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ async def compared(described: DeploymentDescription, out: Path, wait_s: float) -
             findings.append(founding(record, seat.loaded))
             findings += await copies(BrokerProbe(raw), described.run, described.hub.count)
         members = await read_members(bus, Subjects(described.run)) if record is not None else {}
-        heard = await _heard(bus, described, members, wait_s)
+        heard = await heard_services(bus, described, members, wait_s)
         findings += services_of(described, members, heard)
         if record is not None:
             findings += await premergers(bus, described, record, members)
@@ -121,39 +123,47 @@ def _missing(described: DeploymentDescription, usable: int) -> list[str]:
     return [f"{usable} of {count} nodes can be used"] if usable < count else []
 
 
-async def _heard(
+async def heard_services(
     bus: Bus, described: DeploymentDescription, members: Mapping[str, Member | None], wait_s: float
 ) -> HeardServices:
     """Listen until all that the description has were heard and others had their time, for `wait_s` at most."""
-    subjects, heard = Subjects(described.run), HeardServices()
+    subjects, heard, complete = Subjects(described.run), HeardServices(), asyncio.Event()
     everybody = [
         name for place in places(described) for name, kind in kinds(described, place).items() if kind == "learner"
     ]
-    awaited = {name for name in everybody if not ((one := members.get(name)) and one.left)}
-    presences, beats = await bus.listen(subjects.presence("*")), await bus.listen(subjects.beat("*"))
-    loop = asyncio.get_running_loop()
-    deadline_s, all_heard_s = loop.time() + wait_s, 0.0
+    missing = {name for name in everybody if not ((one := members.get(name)) and one.left)}
+
+    def on_presence(message: CoreMessage) -> None:
+        presence = decode(Presence, message.data)
+        if message.subject == subjects.presence(presence.name):
+            heard.synchronizers[presence.name] = presence
+
+    def on_beat(message: CoreMessage) -> None:
+        beat = decode(Beat, message.data)
+        if message.subject == subjects.beat(beat.learner):
+            heard.learners[beat.learner] = beat
+            missing.discard(beat.learner)
+
+    async def hear(feed: Subscription, take: Callable[[CoreMessage], None]) -> None:
+        async for message in feed:
+            with contextlib.suppress(PeerMisbehaved):
+                take(message)
+            if len(heard.synchronizers) >= described.hub.synchronizers and not missing:
+                complete.set()
+
+    presences = await bus.listen(subjects.presence("*"))
+    # A feed that is full loses its oldest message: the same learners each time, if all of them beat at one moment.
+    beats = await bus.listen(subjects.beat("*"), len_max=BEATS_WAITING_MIN + 2 * len(everybody))
+    hearing = asyncio.gather(hear(presences, on_presence), hear(beats, on_beat))
     try:
-        while (left_s := deadline_s - loop.time()) > 0.0:
-            if len(heard.synchronizers) >= described.hub.synchronizers and awaited <= heard.learners.keys():
-                all_heard_s = all_heard_s or loop.time()
-                deadline_s = min(deadline_s, all_heard_s + STRANGERS_S)
-            for feed in (presences, beats):
-                message = await feed.next(min(left_s, 0.1))
-                if message is None:
-                    continue
-                with contextlib.suppress(PeerMisbehaved):
-                    if feed is presences:
-                        presence = decode(Presence, message.data)
-                        if message.subject == subjects.presence(presence.name):
-                            heard.synchronizers[presence.name] = presence
-                    else:
-                        beat = decode(Beat, message.data)
-                        if message.subject == subjects.beat(beat.learner):
-                            heard.learners[beat.learner] = beat
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await complete.wait()
+                await asyncio.sleep(STRANGERS_S)
     finally:
         await presences.close()
         await beats.close()
+        await hearing  # ends with its feeds, and says what went wrong with them
     return heard
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import HUB, DeploymentDescription
 from atoll.deploy.services import (
     DOOR,
@@ -31,7 +32,8 @@ from atoll.deploy.texts import yaml
 HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
 
   sudo chown -R {user} services       identities are their owner's alone, and the containers run as this one
-  docker compose up -d"""
+{archive}  docker compose up -d"""
+HEAD_ARCHIVE = "  sudo install -d -o {user} -g {group} -m 0700 {folder}    the archive, to which synchronizers write\n"
 USER = "10001:10001"
 FOLDER = "/service"
 HEALTH = "/tmp/health"  # noqa: S108  (of a container)
@@ -46,12 +48,23 @@ def compose_files(described: DeploymentDescription, place: str) -> dict[str, str
         found[leaf.name] = _leaf(described, leaf)
     found |= {one.name: _service(described, place, one) for one in services(described, place)}
     volumes: dict[str, dict[str, Any]] = {
-        volume.partition(":")[0]: {} for one in found.values() for volume in one["volumes"] if volume[0] not in "./~"
+        volume.partition(":")[0]: {}
+        for one in found.values()
+        for volume in one["volumes"]
+        if isinstance(volume, str) and volume[0] not in "./~"
     }
     tree = {"name": f"atoll-{described.run}-{place}".lower(), "services": found} | (
         {"volumes": volumes} if volumes else {}
     )
-    return {"compose.yml": yaml(tree, head=HEAD.format(run=described.run, place=place, user=USER))}
+    head = HEAD.format(run=described.run, place=place, user=USER, archive=_head_archive(described, place))
+    return {"compose.yml": yaml(tree, head=head)}
+
+
+def _head_archive(described: DeploymentDescription, place: str) -> str:
+    """Return the line that tells how the folder of the archive is made; empty where none is written to."""
+    folder = archive_folders(described).written if place == HUB else ""
+    user, _, group = USER.partition(":")
+    return HEAD_ARCHIVE.format(user=user, group=group, folder=folder) if folder else ""
 
 
 def _hardened(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
@@ -99,7 +112,7 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
 
 def _service(described: DeploymentDescription, place: str, service: PlannedService) -> dict[str, Any]:
     config = ["--config", f"{FOLDER}/{RUN_FILE}"]
-    mounts = [f"./services/{service.name}:{FOLDER}:ro"]
+    mounts: list[str | dict[str, Any]] = [f"./services/{service.name}:{FOLDER}:ro"]
     leaf = leaf_of(described, place)
     waits = (
         {leaf.name: {"condition": "service_started"}}
@@ -117,7 +130,29 @@ def _service(described: DeploymentDescription, place: str, service: PlannedServi
     if service.kind == "reader":
         mounts.append(f"{service.name}:/state")
         made["ports"] = [f"127.0.0.1:{MONITOR_PORT}:{MONITOR_PORT}"]
+    if service.kind == "synchronizer":
+        mounts += _archive(described)
     return made | {"command": [service.verb, *config], "volumes": mounts, "depends_on": waits}
+
+
+def _archive(described: DeploymentDescription) -> list[dict[str, Any]]:
+    """Return the mounts of a synchronizer for the archive, at the paths that its run file names.
+
+    The short form would let docker make a folder that is missing. It would be root's, and every checkpoint would fail, which
+    is only a warning in the log. This form refuses to start the service.
+    """
+    folders = archive_folders(described)
+    return [
+        {
+            "type": "bind",
+            "source": folder,
+            "target": folder,
+            "read_only": read_only,
+            "bind": {"create_host_path": False},
+        }
+        for folder, read_only in ((folders.written, False), (folders.read, True))
+        if folder
+    ]
 
 
 def _here(path: str) -> str:

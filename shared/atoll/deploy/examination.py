@@ -6,7 +6,7 @@ A wrong address makes every later question fail in the same way. So a person get
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from atoll.bus.open import open_bus, open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.deploy.door_checks import ExpectedDoor, doors_of
 from atoll.deploy.findings import Finding, of_error
-from atoll.deploy.machine_checks import MachineView, congestion, disks, region_of, role_of, secrets
+from atoll.deploy.machine_checks import MachineView, archive, congestion, disks, region_of, role_of, secrets
 from atoll.deploy.run_checks import clock, copies, founding, hub_link, link, model_bytes, record_of, rights
 from atoll.deploy.seat import Seat
 from atoll.keys.identity import HeldIdentity, read_identity
@@ -54,7 +54,7 @@ async def examined(seat: Seat, outlook: Outlook | None = None) -> list[Finding]:
     findings += [*wrong, *wrong_there]
     wrong += [finding for finding in wrong_there if finding.grade == "FAIL"]
     if wrong:
-        return [*findings, *disks(seat, outlook.machine, 0), congestion(outlook.machine, None)]
+        return [*findings, *_disks(seat, identity, outlook, 0), congestion(outlook.machine, None)]
     if identity is not None:
         findings.append(role_of(seat, identity.kind, identity.name))
     if not all(is_address(url) for url in (settings.broker.url, *settings.broker.bulk)):
@@ -81,7 +81,13 @@ async def examined(seat: Seat, outlook: Outlook | None = None) -> list[Finding]:
     for url in settings.broker.bulk or (record.bulk if record is not None else ()):
         found, _ = await asyncio.to_thread(doors_of, url, replace(expected, certificate="", ours=False))
         findings += found
-    return [*findings, *disks(seat, outlook.machine, model_bytes(record)), congestion(outlook.machine, echo_s)]
+    return [*findings, *_disks(seat, identity, outlook, model_bytes(record)), congestion(outlook.machine, echo_s)]
+
+
+def _disks(seat: Seat, identity: HeldIdentity | None, outlook: Outlook, model_bytes: int) -> Iterator[Finding]:
+    """Yield what is found of the folders of a service; a run file alone does not tell what it does, and its identity does."""
+    yield from disks(seat, outlook.machine, model_bytes)
+    yield from archive(seat, None if identity is None else identity.kind, outlook.machine, model_bytes)
 
 
 def _identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, list[Finding]]:

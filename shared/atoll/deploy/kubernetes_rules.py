@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+from atoll.deploy.archives import uses_object_store
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.services import (
     CLUSTER,
@@ -84,7 +84,7 @@ def rules_of_hub(described: DeploymentDescription) -> list[dict[str, Any]]:
         "egress": [
             _NAMES,
             {"to": [own_nodes], "ports": [{"port": PORT, "protocol": "TCP"}]},
-            *_archive(described.settings),
+            *_archive(described),
         ],
     }
     # Any pod of the cluster may ask the monitor, which only tells: a Prometheus stands in a namespace of its own.
@@ -147,10 +147,9 @@ def _pods(role: str) -> dict[str, Any]:
     return {"podSelector": {"matchLabels": {"app": role}}}
 
 
-def _archive(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _archive(described: DeploymentDescription) -> list[dict[str, Any]]:
     """Return the way to an archive that is an object store, which speaks HTTPS."""
-    url = str(settings.get("archive", {}).get("url", ""))
-    if urlsplit(url).scheme != "s3":
+    if not uses_object_store(described):
         return []
     return [{"to": [{"ipBlock": {"cidr": cidr}} for cidr in _EVERYWHERE], "ports": [{"port": 443, "protocol": "TCP"}]}]
 

@@ -1,4 +1,4 @@
-"""What a doctor sees on the machine itself: room on its disks, its congestion control, the modes of its secrets.
+"""What a doctor sees on the machine itself: room on its disks, its archive, its congestion control, the modes of its secrets.
 
 Each check gets what it looks at as an argument: free bytes, the kernel's files, paths. So a test can give it a full disk.
 """
@@ -6,6 +6,7 @@ Each check gets what it looks at as an argument: free bytes, the kernel's files,
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import stat
 import tempfile
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from atoll.base.errors import SettingsError
 from atoll.base.units import as_size
-from atoll.deploy.findings import Finding
+from atoll.deploy.archives import folder_of, is_written
+from atoll.deploy.findings import Finding, of_error
 from atoll.deploy.seat import Seat
 from atoll.keys.rights import Kind
 
@@ -27,6 +30,8 @@ FAR_S: Final = 0.01
 CHECKPOINTS: Final = 8
 """A learner's state has the model and two moments in float32, and while one is written the former is still there; in all about
 so many times the model's own bytes."""
+ARCHIVED: Final = 2
+"""A run checkpoint has the values and the momentum in float32; so many times the model's own bytes."""
 TIMEX_BYTES: Final = 512
 TIME_ERROR: Final = 5
 """What Linux answers to `adjtimex` while nobody keeps its clock right; its record is shorter than the bytes that we give it."""
@@ -49,11 +54,27 @@ def follows_a_time_server() -> bool | None:
     return None if state < 0 else state != TIME_ERROR
 
 
+def write_into(folder: Path) -> None:
+    """Write into a folder as we are, and leave no trace; raise `OSError` where that cannot be done."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"atoll doctor")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """What the checks look at: the room at a path in bytes, the kernel's network settings, and whether it sets its clock."""
+    """What the checks look at.
+
+    Attributes:
+        free: returns the room at a path, in bytes.
+        write: writes into a folder, or raises `OSError`.
+        kernel: folder of the kernel's network settings.
+        sets_clock: returns whether the kernel has its clock set; None where it does not say.
+    """
 
     free: Callable[[Path], int] = free_bytes
+    write: Callable[[Path], None] = write_into
     kernel: Path = KERNEL
     sets_clock: Callable[[], bool | None] = follows_a_time_server
 
@@ -78,6 +99,37 @@ def disks(seat: Seat, view: MachineView, model_bytes: int) -> Iterator[Finding]:
         yield Finding(
             "FAIL", "data", f"no folder {settings.data.dir}", "bring the token shards here, or correct data.dir"
         )
+
+
+def archive(seat: Seat, kind: Kind | None, view: MachineView, model_bytes: int) -> Iterator[Finding]:
+    """Yield what is found of the archive's folder at the seat of a synchronizer, which is of `kind` by its identity.
+
+    An object store is not tried: the unit or the container has its credentials, and we do not.
+    """
+    settings = seat.loaded.settings.archive
+    if (seat.role or kind) != "synchronizer" or not is_written(settings):
+        return
+    try:
+        folder = folder_of(settings.url)
+    except SettingsError as error:
+        yield of_error("archive", error)
+        return
+    if folder is None:
+        return
+    if not folder.is_dir():
+        todo = f"mount its disk, or make it for the user of the service: install -d -o USER -m 0700 {folder}"
+        yield Finding("FAIL", "archive", f"no folder {folder}", todo)
+        return
+    try:
+        view.write(folder)
+    except OSError as error:
+        todo = f"give {folder} to the user of the service (chown), or mount it so that it can be written to"
+        said = f"user {os.geteuid()} cannot write into {folder}: {error.strerror}"
+        yield Finding("FAIL", "archive", said, todo)
+        return
+    yield Finding("ok", "archive", f"user {os.geteuid()} can write into {folder}")
+    # The oldest checkpoint is removed once a newer one is complete.
+    yield _room(folder, max(FREE_MIN_BYTES, (settings.keep + 1) * ARCHIVED * model_bytes), view)
 
 
 def _room(folder: Path, needed: int, view: MachineView) -> Finding:

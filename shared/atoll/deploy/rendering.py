@@ -25,6 +25,7 @@ from typing import Final
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.deploy.archives import archive_folders, archive_notes
 from atoll.deploy.compose import compose_files
 from atoll.deploy.description import HUB, DeploymentDescription, leaf_name
 from atoll.deploy.kubernetes import base_files, kubernetes_files
@@ -81,8 +82,9 @@ def rendered_texts(described: DeploymentDescription) -> dict[str, str]:
     """Return the text of every file that the description alone decides, by its path below the folder; no secret is in them.
 
     Raises:
-        SettingsError: a table of settings holds what no run file can.
+        SettingsError: a table of settings holds what no run file can, or the archive is where no synchronizer could keep it.
     """
+    archive_folders(described)  # in Kubernetes no file follows from it: there it refuses a folder
     found: dict[str, str] = {}
     for place, target in places(described).items():
         for name, text in _RENDERERS[target](described, place).items():
@@ -125,7 +127,7 @@ def _render(described: DeploymentDescription, out: Path) -> Rendered:
             got=", ".join(edited),
             todo="put the change into the description, then delete the file and render again",
         )
-    done = Rendered()
+    done = Rendered(notes=archive_notes(described))
     _check_settings(wanted)
     write_whole(out / ".gitignore", b"keys/\nidentity.toml\nbroker.key\n.lock\n")
     _provide_keys(described, out, done)

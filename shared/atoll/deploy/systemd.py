@@ -1,9 +1,10 @@
 """A place as units of systemd: one for each service, the same on every machine of the place.
 
 A unit starts again what fails and not what has finished. After a boot it starts a service whose run is over once more, which
-finds that out and leaves. Units write only below /var/lib and /run, into folders of their own that systemd makes. Their
-identities are files of the user `atoll` in /etc/atoll: systemd's own credentials are opened to that user by an access list,
-whose mask looks as if a group might read them, and such a file is refused.
+finds that out and leaves. Units write only below /var/lib and /run, into folders of their own that systemd makes. Those of
+synchronizers also write to the archive, if that is a folder. Identities are files of the user `atoll` in /etc/atoll: systemd's
+own credentials are opened to that user by an access list, whose mask looks as if a group might read them, and such a file is
+refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import HUB, DeploymentDescription
 from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit
 
@@ -20,14 +22,14 @@ _UNIT: Final = """# Written by `atoll deploy render`; change the description and
 Description=Atoll {run}: {name}
 Documentation=https://arxiv.org/abs/2604.21428
 Wants=network-online.target
-After=network-online.target
+After=network-online.target{after}
 StartLimitIntervalSec=0
 
 [Service]
 Type=exec
 User={user}
 Group={user}
-ExecStart={command}
+{makes}ExecStart={command}
 Restart=on-failure
 RestartSec=5s
 KillMode=mixed
@@ -42,7 +44,7 @@ NoNewPrivileges=yes
 CapabilityBoundingSet=
 AmbientCapabilities=
 ProtectSystem=strict
-ProtectHome={home}
+{writes}ProtectHome={home}
 PrivateTmp=yes
 ProtectControlGroups=yes
 ProtectKernelModules=yes
@@ -60,6 +62,13 @@ SystemCallArchitectures=native
 [Install]
 WantedBy=multi-user.target
 """
+# A folder that is not there cannot be made writable: the unit would not start (status=226/NAMESPACE), or, with a `-`, it would
+# start with an archive that it may not make. So the unit makes the folder first; `+` is root, outside the sandbox. A folder
+# that exists keeps its owner and its mode. A synchronizer merges also while its archive is away, and warns: so neither line may
+# stop the unit (`-`), and it is started after remote file systems, which it does not require.
+_MAKES: Final = """ExecStartPre=-+/bin/sh -c "test -d {folder} || install -d -o {user} -g {user} -m 0700 {folder}"\n"""
+_WRITES: Final = "ReadWritePaths=-{folder}\n"
+_AFTER: Final = " remote-fs.target"
 
 
 def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str]:
@@ -76,7 +85,8 @@ def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str
         found[f"{name}.service"] = _unit(described, leaf.name, words, _broker_environment(name))
     for service in services(described, place):
         words = [service.verb, "--config", f"{etc(described)}/{service.name}/{RUN_FILE}"]
-        found[f"{unit(described, service.name)}.service"] = _unit(described, service.name, words)
+        folder = archive_folders(described).written if service.kind == "synchronizer" else ""
+        found[f"{unit(described, service.name)}.service"] = _unit(described, service.name, words, archive=folder)
     return found
 
 
@@ -90,7 +100,10 @@ def _broker_environment(name: str) -> str:
     return f"Environment=ATOLL_HEALTH_FILE=/run/{name}/health ATOLL_LOG__FORMAT=json\n"
 
 
-def _unit(described: DeploymentDescription, name: str, words: Sequence[str], environment: str = "") -> str:
+def _unit(
+    described: DeploymentDescription, name: str, words: Sequence[str], environment: str = "", archive: str = ""
+) -> str:
+    """Return a unit that starts `words`; `archive` is a folder that it writes to beside its own."""
     return _UNIT.format(
         run=described.run,
         name=name,
@@ -99,6 +112,9 @@ def _unit(described: DeploymentDescription, name: str, words: Sequence[str], env
         # A learner pushes what it has; a node of the broker hands its leaders over.
         stop_s="90s",
         environment=environment,
+        makes=_MAKES.format(folder=archive, user=USER) if archive else "",
+        writes=_WRITES.format(folder=archive) if archive else "",
+        after=_AFTER if archive else "",
         unit=unit(described, name),
         # Token shards may be in somebody's home.
         home="read-only",

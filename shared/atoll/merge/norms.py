@@ -43,6 +43,11 @@ def validated_norms(
     return list(norms)
 
 
+def are_plausible(norms_claimed: Sequence[float], slices: Sequence[FragmentSlice], norm_max: float) -> bool:
+    """Return whether claims can be those of a pseudo-gradient that is used: one per slice, finite, none too long."""
+    return len(norms_claimed) == len(slices) and all(0.0 <= norm <= norm_max for norm in norms_claimed)
+
+
 def l2_norm(vector: Vector) -> float:
     """Return the L2 norm of a float32 vector, accumulated in float64: no overflow, no large temporary."""
     return math.sqrt(*Encoded.exact(vector).products([(0, vector.size)]))

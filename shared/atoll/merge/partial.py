@@ -17,7 +17,8 @@ numbers.
 
 **What is believed.** A region can say of its own learners what it likes; it cannot say more than they could. A slice of the
 mean is no longer than the mean of the lengths that the learners claim (triangle inequality), and a correction makes none
-longer (`atoll.merge.correction`).
+longer (`atoll.merge.correction`). A mean of directions is no longer than the share of the weight that has one, in the unit that
+the region tells: so a unit, however short, gives a region no more of a direction than its weight.
 
 Only a plain fold has partial sums: a run that judges the contributions of a round by each other needs all of them in one
 place, and so do fragments merged by value with a memory.
@@ -69,24 +70,28 @@ class RegionShare:
 
 @dataclass(frozen=True, slots=True)
 class PartialShape:
-    """What travels of a fragment: its slices, then the values of the `small` ones; `measured` are the slices of both."""
+    """What travels of a fragment: its slices, then the values of the `small` ones; `measured` are the slices of both.
+
+    `radial` says which slices are merged by direction and length.
+    """
 
     elements: int
     slices: tuple[FragmentSlice, ...]
+    radial: tuple[bool, ...]
     small: tuple[int, ...]
     measured: tuple[FragmentSlice, ...]
 
     @classmethod
     def of(cls, slices: Sequence[FragmentSlice], elements: int, settings: ProtocolSettings) -> PartialShape:
         """Return the shape of the partial sums of a fragment of `elements` numbers, by the settings that hold for it."""
-        radial = settings.merge == "rda"
-        small = [n for n, one in enumerate(slices) if radial and not one.direct and one.size <= SMALL]
+        radial = tuple(settings.merge == "rda" and not one.direct for one in slices)
+        small = [n for n, one in enumerate(slices) if radial[n] and one.size <= SMALL]
         ends = itertools.accumulate((slices[n].size for n in small), initial=elements)
         tail = [
             FragmentSlice(slices[n].tensor_name, 0, slices[n].size, at, slices[n].size, direct=True)
             for n, at in zip(small, ends, strict=False)
         ]
-        return cls(elements, tuple(slices), tuple(small), (*slices, *tail))
+        return cls(elements, tuple(slices), radial, tuple(small), (*slices, *tail))
 
     @property
     def elements_sent(self) -> int:
@@ -144,15 +149,29 @@ class PartialShape:
             for n in range(len(self.slices))
         ]
         for n, length in enumerate(lengths):
+            if not self.radial[n]:
+                if length != SliceLength():
+                    raise self._refusal(n, "unit", length.unit, 0.0)
+                self._at_most(n, "sum", norms[n], means[n])
+                continue
             longest = max((share.norms[n] for share in shares), default=0.0)
             self._at_most(n, "unit", length.unit, longest)
             self._at_most(n, "length", length.radial, means[n])
+            if not length.unit:
+                self._at_most(n, "share that has a direction", length.heard, 0.0)
+                self._at_most(n, "sum", norms[n], 0.0)
+                continue
             self._at_most(n, "share that has a direction", length.heard, 1.0)
-            self._at_most(n, "sum", norms[n], length.unit * length.heard if length.unit else means[n])
+            # Others are divided by the unit: without slack, for a slack is long beside a unit that is short enough.
+            if length.unit <= NORM_MIN or norms[n] > length.unit * length.heard * (1.0 + ROUNDED):
+                raise self._refusal(n, "sum", norms[n], length.unit * length.heard)
         for n, norm in zip(self.small, norms[len(self.slices) :], strict=True):
             self._at_most(n, "mean of values", norm, means[n])
 
     def _at_most(self, number: int, what: str, got: float, most: float) -> None:
         if not 0.0 <= got <= most * (1.0 + ROUNDED) + 2.0 * NORM_MIN:
-            name = self.slices[number].tensor_name
-            raise FrameRejected(CLAIM, f"{name}: its contributions have no such {what}", got=got, allowed=most)
+            raise self._refusal(number, what, got, most)
+
+    def _refusal(self, number: int, what: str, got: float, most: float) -> FrameRejected:
+        name = self.slices[number].tensor_name
+        return FrameRejected(CLAIM, f"{name}: its contributions have no such {what}", got=got, allowed=most)

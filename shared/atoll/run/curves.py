@@ -4,6 +4,7 @@ The dashboard and the report draw what is made here, so they agree.
 
 Between two samples of one incarnation a learner was present, and stepped for (new steps) x (step time), at most for the time
 between them. Between two incarnations of which the first did not leave it was present and did not step: so faults show. In a
+run that goes on the same is true since the last sample of a silent learner (`silence`); its reader judges who is silent. In a
 bin of time, tokens/s is the tokens of all learners over its length, and goodput is their seconds stepping over those present.
 A sample's tokens are spread evenly over the time since the one before. The goodput of a whole run is told elsewhere, from its
 event log (`atoll.story.goodput`): one run has one figure.
@@ -38,7 +39,10 @@ class PresentTime:
 
 @dataclass(slots=True)
 class Rates:
-    """Tokens/s and goodput in bins; `at_s` are the middles of the bins, None stands for a bin in which nobody was present."""
+    """Tokens/s and goodput in bins; `at_s` are the middles of the bins, None stands for a bin in which nobody was present.
+
+    `now` is the goodput of the last `NOW_S`, None where that is not known: nobody was present then, or nobody says when now is.
+    """
 
     at_s: list[float] = field(default_factory=list)
     tokens_per_s: list[float | None] = field(default_factory=list)
@@ -124,10 +128,16 @@ def stretches(learner: LearnerView, lines: Sequence[SampleLine]) -> Iterator[Pre
         former = line
 
 
-def rates(parts: Sequence[PresentTime], span: tuple[float, float] | None = None) -> Rates:
+def silence(lines: Sequence[SampleLine], until_s: float) -> Iterator[PresentTime]:
+    """Yield the time from a learner's newest sample to `until_s`, without steps: it has not said goodbye, and is not heard."""
+    if lines and lines[-1].sample.state != "left" and lines[-1].at_s < until_s:
+        yield PresentTime(lines[-1].at_s, until_s, 0, 0.0)
+
+
+def rates(parts: Sequence[PresentTime], span: tuple[float, float] | None = None, now_s: float | None = None) -> Rates:
     """Return tokens/s and goodput over time, in bins of the time of `parts`, or of a longer `span` that holds it.
 
-    With one span for all, the tokens/s of the learners add up to those of the run.
+    With one span for all, the tokens/s of the learners add up to those of the run. `now_s` is this moment, by date.
     """
     if not parts:
         return Rates()
@@ -153,7 +163,7 @@ def rates(parts: Sequence[PresentTime], span: tuple[float, float] | None = None)
         there = present_s[index] > 0.0
         made.tokens_per_s.append(round(tokens[index] / length_s, 3) if there and length_s > 0.0 else None)
         made.goodput.append(round(min(1.0, stepping_s[index] / present_s[index]), 4) if there else None)
-    made.now = _goodput([part for part in parts if part.to_s >= ended_s - NOW_S])
+    made.now = None if now_s is None else _goodput_since(now_s - NOW_S, parts)
     return made
 
 
@@ -162,6 +172,12 @@ def span_of(parts: Sequence[PresentTime]) -> tuple[float, float]:
     return min(part.from_s for part in parts), max(part.to_s for part in parts)
 
 
-def _goodput(parts: Sequence[PresentTime]) -> float | None:
-    present_s = sum(part.to_s - part.from_s for part in parts)
-    return round(sum(part.stepping_s for part in parts) / present_s, 4) if present_s > 0.0 else None
+def _goodput_since(from_s: float, parts: Iterable[PresentTime]) -> float | None:
+    """Return the goodput since a moment; of a part that began before it only what is after it counts."""
+    stepping_s = present_s = 0.0
+    for part in parts:
+        after_s = part.to_s - max(from_s, part.from_s)
+        if after_s > 0.0:
+            present_s += after_s
+            stepping_s += part.stepping_s * after_s / (part.to_s - part.from_s)
+    return round(stepping_s / present_s, 4) if present_s > 0.0 else None

@@ -1,8 +1,11 @@
 """What stands out in a run, by cause: each cause once, and beneath it the findings that it explains.
 
     shards and the broker ──┐
-                            ├──► all findings ──► each consequence goes under its cause ──► causes, the gravest first
+                            ├──► all findings ──► each consequence goes under its cause ──► causes, by urgency
     learners ───────────────┘
+
+By urgency: what goes on comes before what has ended, the graver cause before the others, the newer finding before the older
+one. So a shard that is dead now stands before the hundred outages that a long run has survived.
 
 A finding compares a learner with the *other* learners, and a shard with its own usual pace. Each names the figures it rests
 on and where they are in the event log, so that a person can check it. What is below the bounds of the modules that find
@@ -15,7 +18,7 @@ of all learners wait. The tables say what is usual; a person checks it by the ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +32,7 @@ from atoll.story.learner_findings import (
     slow_links,
     without_contributions,
 )
+from atoll.story.outages import SILENT_TIMES, usual_pause_s
 from atoll.story.run_finding import Cause, RunFinding
 from atoll.story.shard_findings import hindered_commits, shards_without_owner
 
@@ -48,10 +52,30 @@ SAME_TIME: Final[Mapping[Cause, tuple[Cause, ...]]] = {
 }
 """What a cause explains of everybody, if most of it fell into the time of the cause."""
 MOSTLY: Final = 0.5
+GRAVITY: Final[tuple[Cause, ...]] = (
+    "disk was full",
+    "broker was away",
+    "shard without owner",
+    "bad direction",
+    "quarantine",
+    "slow link",
+    "slow learner",
+    "refusals",
+    "stale refusals",
+    "nothing merged",
+)
+"""The causes, the gravest first: what stops everybody, what harms the model, what harms one learner."""
+ENDS: Final[frozenset[Cause]] = frozenset({"shard without owner", "quarantine", "nothing merged"})
+"""Findings of which an event tells the end. Of the others `until_s` is only the newest measurement that they rest on."""
+RECENT_S: Final = 60.0
+"""Such a measurement of the last minute, or of the last usual pauses between rounds: what was measured goes on."""
 
 
 def findings(history: History) -> list[RunFinding]:
-    """Return what stands out by cause, the gravest first; nothing for a run that goes as it should."""
+    """Return what stands out by cause, the most urgent first; nothing for a run that goes as it should.
+
+    A history that keeps only the newest rounds, as that of a page does, tells nothing that had ended before them.
+    """
     shares = shares_of(history.rounds)
     found = [
         *hindered_commits(history),
@@ -61,9 +85,26 @@ def findings(history: History) -> list[RunFinding]:
         *slow_links(history, shares),
         *slow_learners(history, shares),
         *many_refusals(history),
-        *without_contributions(history, shares),
+        *without_contributions(history),
     ]
-    return by_cause(found, history.newest_s)
+    kept_s = history.forgotten_until_s
+    found = [each for each in found if each.until_s is None or kept_s is None or each.until_s >= kept_s]
+    return by_urgency(by_cause(found, history.newest_s), history.newest_s - _recent_s(history)) if found else []
+
+
+def by_urgency(found: Iterable[RunFinding], recent_s: float) -> list[RunFinding]:
+    """Return findings in the order in which a person needs them; what was measured after `recent_s` goes on."""
+
+    def urgency(each: RunFinding) -> tuple[bool, int, float]:
+        goes_on = each.until_s is None or (each.cause not in ENDS and each.until_s >= recent_s)
+        return not goes_on, GRAVITY.index(each.cause), -each.from_s
+
+    return sorted(found, key=urgency)
+
+
+def _recent_s(history: History) -> float:
+    usual_s = [usual_pause_s(history, shard) or 0.0 for shard in history.shards()]
+    return max(RECENT_S, SILENT_TIMES * max(usual_s, default=0.0))
 
 
 def by_cause(found: list[RunFinding], newest_s: float) -> list[RunFinding]:

@@ -69,6 +69,9 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
     step_s = middle(share.step_s or None for life in lives for _, share in life.merged)
     if step_s is None:
         step_s = middle(each.fields.step_s or None for life in lives for each in life.samples)
+    if step_s is None:
+        # The history has forgotten the rounds and the samples of this learner, but not the newest sample of each life.
+        step_s = middle(life.newest.fields.step_s or None for life in lives if life.newest is not None)
     begun = [life for life in lives if life.joined is not None]
     if not begun or step_s is None:
         return None

@@ -102,6 +102,11 @@ class History:
     `last_s` of a shard knows the samples of its owner's presence as well. `timeline` has the faults and recoveries that no
     single event tells of. In `pauses` nobody wrote anything until a process began anew: the whole run was stopped.
     `virtual` says that it was simulated.
+
+    A page that follows a run keeps few `rounds` and `samples`. What must be true of the whole run is kept beside them:
+    `newest_samples` has the newest sample of each incarnation (the one heard longest ago first), `merged` the names of all
+    learners of which a contribution was merged. `sighted` has the shards whose owner has written other things than rounds: a
+    sample of its presence, or why a round waits.
     """
 
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
@@ -112,6 +117,9 @@ class History:
     tenures: deque[ServedTenure] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     validations: deque[Noted[ValidationEvent]] = field(default_factory=_notes)
     samples: deque[Noted[SampleEvent]] = field(default_factory=_notes)
+    newest_samples: dict[tuple[str, int], Noted[SampleEvent]] = field(default_factory=dict)
+    merged: set[str] = field(default_factory=set)
+    sighted: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)
     timeline: Timeline = field(default_factory=Timeline)
     last_s: dict[str, float] = field(default_factory=dict)
@@ -201,6 +209,11 @@ class History:
         """Return for how long the whole run was stopped in a stretch of time."""
         return sum(max(0.0, min(end_s, until_s) - max(begin_s, from_s)) for begin_s, end_s in self.pauses)
 
+    @property
+    def forgotten_until_s(self) -> float | None:
+        """Return the time of the oldest round that is kept, where older ones may be forgotten; None: all rounds are here."""
+        return self.rounds[0].at_s if self.rounds and len(self.rounds) == self.rounds.maxlen else None
+
     def contributions(self, learner: str | None = None) -> list[tuple[RoundLine, Contributor]]:
         """Return all merged contributions with their rounds, or those of one learner, in order."""
         return [
@@ -242,6 +255,8 @@ class History:
             self._made.pop((oldest.fragment, oldest.version), None)
         self.rounds.append(line)
         self._made[line.round.fragment, line.round.version] = line
+        for share in line.round.contributors:
+            _remember(self.merged, share.learner)
         self._waiting.pop((line.round.fragment, line.round.version), None)
 
     def _on_waiting(self, event: Event) -> None:
@@ -249,6 +264,7 @@ class History:
         if len(self._waiting) >= NOTES_MAX:
             self._waiting.pop(next(iter(self._waiting)))
         self._waiting[told.fragment, told.version] = told
+        _remember(self.sighted, event.who)
 
     def _on_refused(self, event: Event) -> None:
         self.refused.extend(Noted(event.at_s, event.who, each) for each in fields_of(event, RefusedEvent).refusals)
@@ -276,9 +292,16 @@ class History:
         if told.role == "synchronizer" and event.who not in self.timeline.lives:
             for shard in told.owns:
                 self._sign(f"shard-{shard}", event.at_s)
+                _remember(self.sighted, f"shard-{shard}")
 
     def _on_sample(self, event: Event) -> None:
-        self.samples.append(Noted(event.at_s, event.who, fields_of(event, SampleEvent)))
+        sample = Noted(event.at_s, event.who, fields_of(event, SampleEvent))
+        self.samples.append(sample)
+        life = event.who, sample.fields.incarnation
+        # A life moves to the end with each sample, so the one that has been silent longest is forgotten first.
+        if self.newest_samples.pop(life, None) is None and len(self.newest_samples) >= WRITERS_MAX:
+            self.newest_samples.pop(next(iter(self.newest_samples)))
+        self.newest_samples[life] = sample
 
     def _on_validation(self, event: Event) -> None:
         self.validations.append(Noted(event.at_s, event.who, fields_of(event, ValidationEvent)))
@@ -309,6 +332,12 @@ _KINDS: Final = frozenset(
 )
 BEGINNINGS: Final = frozenset({"serving", "joined"})
 """With one of these a process has begun `took_s` before; after a pause of the whole run it is the first event."""
+
+
+def _remember(names: set[str], name: str) -> None:
+    """Add a name, unless there are too many."""
+    if len(names) < WRITERS_MAX:
+        names.add(name)
 
 
 def _in_order(shard: str) -> tuple[int, str]:

@@ -156,17 +156,22 @@ def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunF
     return found
 
 
-def without_contributions(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
-    """Return the learners that joined some rounds ago and of which nothing was merged."""
-    merged = {share.learner for share in shares}
+def without_contributions(history: History) -> list[RunFinding]:
+    """Return the learners that were there for some rounds and of which nothing was merged, in the whole run."""
+    # The rounds that are kept do not tell this: they may be younger than the last contribution of a learner that left.
+    told = set(history.merged)
+    left_s = {(each.who, each.fields.incarnation): each.at_s for each in history.left}
     fragments = len({line.round.fragment for line in history.rounds})
     found = []
     for each in history.joined:
-        # Every fragment twice: by then a learner has been called for all of them.
-        since = [line for line in history.rounds if line.at_s > each.at_s]
-        if each.who in merged or not since or len(since) < 2 * fragments:
+        if each.who in told:
             continue
-        merged.add(each.who)
+        until_s = left_s.get((each.who, each.fields.incarnation))
+        since = [line for line in history.rounds if each.at_s < line.at_s and (until_s is None or line.at_s <= until_s)]
+        # Every fragment twice: by then a learner has been called for all of them.
+        if not since or len(since) < 2 * fragments:
+            continue
+        told.add(each.who)
         refused = sum(one.fields.learner == each.who for one in history.refused)
         found.append(
             finding(
@@ -174,7 +179,7 @@ def without_contributions(history: History, shares: Sequence[LearnerShare]) -> l
                 each.who,
                 f"it joined, and none of its contributions entered one of the {len(since)} rounds since",
                 from_s=each.at_s,
-                until_s=None,
+                until_s=until_s,
                 evidence=(
                     f"{refused} of its contributions were refused",
                     "the event log does not tell why the others never arrived: look at its link and its log",

@@ -3,7 +3,8 @@
     joined ──► samples, merged contributions ──► left, or nothing more
 
 A life that has not left in order ends with the last sign of it. No event tells how many steps such a life made: its newest
-sample and its merged contributions do, as far as they go.
+sample and its merged contributions do, as far as they go. A history that keeps only the newest rounds and samples still has the
+newest sample of every life, so a life does not lose its steps when its rounds are forgotten.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from atoll.story.history import History, Noted, base_of
 
 @dataclass(slots=True)
 class RecordedLife:
-    """What the event log tells of one incarnation, in order; None where it has no such event."""
+    """What the event log tells of one incarnation, in order; None where it has no such event.
+
+    `newest` is its newest sample, also where the history has forgotten that among its `samples`.
+    """
 
     incarnation: int
     joined: Noted[JoinedEvent] | None = None
     left: Noted[LeftEvent] | None = None
+    newest: Noted[SampleEvent] | None = None
     samples: list[Noted[SampleEvent]] = field(default_factory=list)
     merged: list[tuple[RoundLine, Contributor]] = field(default_factory=list)
 
@@ -34,12 +39,13 @@ class RecordedLife:
         by_fragment: Counter[int] = Counter()
         for line, share in self.merged:
             by_fragment[line.round.fragment] += share.steps
-        return max([each.fields.step for each in self.samples] + list(by_fragment.values()), default=0)
+        sampled = [] if self.newest is None else [self.newest.fields.step]
+        return max([*sampled, *by_fragment.values()], default=0)
 
     @property
     def last_s(self) -> float | None:
         """Return the last sign of it, seconds since the epoch; None if the event log has none."""
-        signs = [each.at_s for each in (self.joined, self.left, *self.samples[-1:]) if each is not None]
+        signs = [each.at_s for each in (self.joined, self.left, self.newest) if each is not None]
         return max([*signs, *(line.at_s for line, _ in self.merged[-1:])], default=None)
 
 
@@ -56,6 +62,8 @@ def lives_of(history: History) -> dict[str, dict[int, RecordedLife]]:
         life(left.who, left.fields.incarnation).left = left
     for sample in history.samples:
         life(sample.who, sample.fields.incarnation).samples.append(sample)
+    for (learner, incarnation), newest in history.newest_samples.items():
+        life(learner, incarnation).newest = newest
     for line, share in history.contributions():
         life(share.learner, share.incarnation).merged.append((line, share))
     return {learner: dict(sorted(own.items())) for learner, own in sorted(found.items())}

@@ -7,6 +7,10 @@ ledger: from the last sign of the former until then. A shard that has been silen
 nobody has taken over while others wrote on, is without an owner to the end of the event log. The death lies between the last
 sign and the next thing that the shard would have written, so an outage is at most as long as told here.
 
+How long is "much longer"? A living owner whose rounds wait for a quorum commits nothing. It then writes why a round waits, at
+growing intervals, and its process a sample of its presence every `TOLD_EVERY_S`. Where the event log has such signs of a shard,
+it is missed only after the time of two of those samples, however fast its rounds were before.
+
 The clock of a round begins with the call of its present owner. A round that an outage has interrupted stood still for longer
 than its own figures say: `stood_still` has the rest.
 """
@@ -22,9 +26,12 @@ from typing import Final
 from atoll.run.view import RoundLine
 from atoll.story.attribution import middle
 from atoll.story.history import History, ServedTenure
+from atoll.wire.traffic import TOLD_EVERY_S
 
 SILENT_TIMES: Final = 4.0
-"""A shard is missed when it has written nothing for this many of its usual pauses between rounds."""
+"""A shard is missed when it has written nothing for this many of its usual pauses between rounds (`missed_after_s`)."""
+PRESENCE_SLACK_S: Final = 5.0
+"""How late a sample of presence may be written: a busy machine, a broker that was away for a moment."""
 GAPS_MIN: Final = 2
 LONG_TIMES: Final = 2.0
 LONG_MIN_S: Final = 0.1
@@ -63,6 +70,16 @@ def usual_pause_s(history: History, shard: str) -> float | None:
     return max(median(gaps), middle(line.round.waited_s for line in made) or 0.0)
 
 
+def missed_after_s(history: History, shard: str) -> float | None:
+    """Return the silence after which a shard is missed; None where neither its rounds nor other signs of it tell."""
+    usual_s = usual_pause_s(history, shard)
+    patience_s = None if usual_s is None else SILENT_TIMES * usual_s
+    if shard not in history.sighted:
+        return patience_s
+    # A page forgets the rounds of a shard that is dead for long. It is missed all the same.
+    return max(patience_s or 0.0, 2 * TOLD_EVERY_S + PRESENCE_SLACK_S)
+
+
 def outages_of(history: History) -> list[ShardOutage]:
     """Return the outages of all shards, oldest first. While the whole run was stopped no shard is missed."""
     found = []
@@ -72,8 +89,8 @@ def outages_of(history: History) -> list[ShardOutage]:
         if not history.paused_s(each.former_s, each.from_s):
             found.append(ShardOutage(each.shard, each.former_s, each.from_s, each))
     for shard in history.shards():
-        usual_s, last_s = usual_pause_s(history, shard), history.last_s.get(shard, history.newest_s)
-        if shard in history.closed or usual_s is None or history.newest_s - last_s <= SILENT_TIMES * usual_s:
+        patience_s, last_s = missed_after_s(history, shard), history.last_s.get(shard, history.newest_s)
+        if shard in history.closed or patience_s is None or history.newest_s - last_s <= patience_s:
             continue
         found.append(ShardOutage(shard, last_s, history.newest_s, None))
     return sorted(found, key=lambda each: each.from_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from math import inf, isfinite
 from statistics import median
 from typing import Final
 
@@ -17,9 +18,9 @@ from atoll.run.view import RoundLine
 from atoll.story.attribution import middle, of_others, points_away, shares_of
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
-from atoll.story.learner_findings import measure_told, refused_id, slow_learners, slow_links
+from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.lives import adoption_delays
-from atoll.story.slowness import SHARE_MIN, slowness
+from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
 from atoll.story.telling import SILENT
 
 REASONS: Final = {
@@ -71,28 +72,29 @@ def goodput(history: History) -> list[str]:
         f"{SILENT} what a learner did between two steps (adopting, encoding, its data): its overhead is in `atoll top`",
     ]
     standing_out = [line for each in slow.findings for line in each.lines(history.clock)]
+    standing_out += [left_out_told(slow.left_out)] if slow.left_out else []
     return [*told, *(["", "what stands out", *(f"  {line}" for line in standing_out)] if standing_out else [])]
 
 
 def behind(history: History, learner: str | None) -> list[str]:
     """Answer why a learner is behind; without a name, why the one with the most late and refused contributions is."""
     shares, clock = shares_of(history.rounds), history.clock
-    stale = Counter(each.fields.learner for each in history.refused if each.fields.reason == "stale")
+    too_late = Counter(each.fields.learner for each in history.refused if each.fields.reason in TOO_LATE)
     if learner is None:
-        lateness = {share.learner: share.late + stale[share.learner] for share in shares} | {
-            name: count for name, count in stale.items() if name not in {share.learner for share in shares}
+        lateness = {share.learner: share.late + too_late[share.learner] for share in shares} | {
+            name: count for name, count in too_late.items() if name not in {share.learner for share in shares}
         }
         learner = max(lateness, key=lambda name: lateness[name], default=None)
         if learner is None or not lateness[learner]:
-            return ["no learner is behind: no contribution came late, and none was refused as stale"]
+            return ["no learner is behind: no contribution came late, and none was refused for being late"]
     own = next((share for share in shares if share.learner == learner), None)
     if own is None:
         return [
-            f"{learner}: no contribution of it was merged; {stale[learner]} were refused as stale",
+            f"{learner}: no contribution of it was merged; {too_late[learner]} were refused because they came too late",
             *(line for each in slow_links(history, shares) if each.culprit == learner for line in each.lines(clock)),
             *_who_is(history, learner),
         ]
-    refusals = f"{stale[learner]} more were refused as stale"
+    refusals = f"{too_late[learner]} more were refused because they came too late"
     told = [f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals}"]
     found = (*slow_links(history, shares), *slow_learners(history, shares))
     causes = [each for each in found if each.culprit == learner]
@@ -156,11 +158,11 @@ def loss(history: History) -> list[str]:
     if len(curve) < 2:
         return [f"{SILENT} the loss: no validation, and no contribution that notes one"]
     clock = history.clock
-    rises = [(after[1] / before[1] - 1.0, before, after) for before, after in pairwise(curve) if before[1]]
-    rise, before, after = max(rises)
+    rise, before, after = max((_rise(before[1], after[1]), before, after) for before, after in pairwise(curve))
     if rise < JUMP_MIN:
         return [f"the loss did not jump: the {what} never rose by more than {max(rise, 0.0):.1%} between two points"]
-    told = [f"the {what} rose by {rise:.1%}: from {before[1]:.4g} to {after[1]:.4g}"]
+    by = f" by {rise:.1%}" if isfinite(rise) else ""
+    told = [f"the {what} rose{by}: from {before[1]:.4g} to {after[1]:.4g}"]
     told.append(f"  between {clock.at(before[0])} and {clock.at(after[0])}")
     told += ["", "what happened in that time"]
     happened = [(each.at_s, f"{each.who} joined as incarnation {each.fields.incarnation}") for each in history.joined]
@@ -256,6 +258,16 @@ def _missed(history: History, line: RoundLine, share: Contributor) -> str:
         # A round ends without what its shard has not read to the end, so a contribution may be there and yet too late.
         return f"    {push}: arrived {-late_s:.3g} s before the end of {commit}, and was still being read then"
     return f"    {push}: missed {commit} by {late_s:.3g} s"
+
+
+def _rise(before: float, after: float) -> float:
+    """Return by which share of itself a loss rose, negative if it fell; infinite for a rise from 0, which has no share.
+
+    A loss of a loop of one's own may be 0, or negative (a log-likelihood).
+    """
+    if before:
+        return (after - before) / abs(before)
+    return inf if after > before else 0.0
 
 
 def _mean_loss(line: RoundLine) -> float | None:

@@ -2,55 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
 from atoll.story.history import History, RoundMoments, push_id
 from atoll.story.outages import ShardOutage, outages_of, owner_of, usual_pause_s
 from atoll.story.run_finding import Cause, RunFinding, finding
 
-HINDERED_MIN_S = 1.0
-NAMED_MAX = 3
+HINDERED_MIN_S: Final = 1.0
+NEAR_S: Final = 60.0
+"""What waited again within this time waited for the same cause: one episode. After a longer time the broker was well."""
+EPISODES_MAX: Final = 6
+NAMED_MAX: Final = 3
+HINDRANCES: Final[tuple[tuple[str, Cause, str], ...]] = (
+    ("full", "disk was full", "it had no room"),
+    ("away", "broker was away", "it did not answer"),
+)
+"""What commits note of it, what it is called, and why it made them wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class HinderedWork:
+    """A commit or an upload that waited for the broker: when it was under way, how long it waited, and where that is told."""
+
+    from_s: float
+    until_s: float
+    waited_s: float
+    is_commit: bool
+    told: str
 
 
 def hindered_commits(history: History) -> list[RunFinding]:
-    """Return what kept commits and uploads waiting: a full disk or stream, or a broker that was away."""
-    found = []
-    causes: tuple[tuple[str, Cause, str], ...] = (
-        ("full", "disk was full", "it had no room"),
-        ("away", "broker was away", "it did not answer"),
-    )
-    for word, cause, why in causes:
-        commits = [line for line in history.rounds if line.round.hindered.get(word, 0.0) >= HINDERED_MIN_S]
-        waited = [
-            (line, share)
-            for line, share in history.contributions()
-            if word == "full" and share.full_s >= HINDERED_MIN_S
+    """Return what kept commits and uploads waiting: a full disk or stream, or a broker that was away; one for each episode."""
+    found: list[RunFinding] = []
+    for word, cause, why in HINDRANCES:
+        every = episodes(_hindered(history, word))
+        kept = _worst(every)
+        found += [
+            _episode_told(each, cause, why, left_out=len(every) - len(kept) if each is kept[-1] else 0) for each in kept
         ]
-        if not commits and not waited:
-            continue
-        seconds = sum(line.round.hindered[word] for line in commits) + sum(share.full_s for _, share in waited)
-        evidence = [
-            f"commit/{line.round.fragment}/{line.round.version} by {line.shard}: {line.round.hindered[word]:.3g} s of its "
-            f"{line.round.commit_s:.3g} s to commit"
-            for line in commits[:NAMED_MAX]
-        ]
-        evidence += [
-            f"{push_id(line, share)}: its upload waited {share.full_s:.3g} s for room"
-            for line, share in waited[:NAMED_MAX]
-        ]
-        spans = [(line.at_s - line.round.commit_s, line.at_s) for line in commits]
-        for line, share in waited:
-            arrived_s = RoundMoments.of(line).called_s + (share.arrived_s or 0.0)
-            spans.append((arrived_s - share.upload_s, arrived_s))
-        found.append(
-            finding(
-                cause,
-                "broker",
-                f"{len(commits)} commits and {len(waited)} uploads waited {seconds:.3g} s in all, because {why}",
-                from_s=min(begun_s for begun_s, _ in spans),
-                until_s=max(ended_s for _, ended_s in spans),
-                evidence=tuple(evidence),
-            )
-        )
     return found
+
+
+def episodes(hindered: Iterable[HinderedWork]) -> list[list[HinderedWork]]:
+    """Return what waited in episodes, oldest first: within one no `NEAR_S` pass in which nothing waited."""
+    found: list[list[HinderedWork]] = []
+    until_s = 0.0
+    for each in sorted(hindered, key=lambda one: one.from_s):
+        if not found or each.from_s - until_s > NEAR_S:
+            found.append([])
+            until_s = each.until_s
+        found[-1].append(each)
+        until_s = max(until_s, each.until_s)
+    return found
+
+
+def _hindered(history: History, word: str) -> Iterator[HinderedWork]:
+    """Yield the commits and uploads that waited because the broker was `word`, "full" or "away"."""
+    for line in history.rounds:
+        waited_s = line.round.hindered.get(word, 0.0)
+        if waited_s >= HINDERED_MIN_S:
+            told = (
+                f"commit/{line.round.fragment}/{line.round.version} by {line.shard}: {waited_s:.3g} s of its "
+                f"{line.round.commit_s:.3g} s to commit"
+            )
+            yield HinderedWork(line.at_s - line.round.commit_s, line.at_s, waited_s, is_commit=True, told=told)
+    if word != "full":
+        return  # a learner notes only how long it waited for room
+    for line, share in history.contributions():
+        if share.full_s >= HINDERED_MIN_S:
+            arrived_s = RoundMoments.of(line).called_s + (share.arrived_s or 0.0)
+            told = f"{push_id(line, share)}: its upload waited {share.full_s:.3g} s for room"
+            yield HinderedWork(arrived_s - share.upload_s, arrived_s, share.full_s, is_commit=False, told=told)
+
+
+def _worst(every: Sequence[list[HinderedWork]]) -> list[list[HinderedWork]]:
+    """Return the episodes that are told, in order of time: the newest one, and those in which most was waited."""
+    if len(every) <= EPISODES_MAX:
+        return list(every)
+    places = sorted(range(len(every) - 1), key=lambda place: sum(each.waited_s for each in every[place]), reverse=True)
+    return [every[place] for place in sorted([*places[: EPISODES_MAX - 1], len(every) - 1])]
+
+
+def _episode_told(episode: Sequence[HinderedWork], cause: Cause, why: str, left_out: int) -> RunFinding:
+    commits, uploads = [each for each in episode if each.is_commit], [each for each in episode if not each.is_commit]
+    seconds = sum(each.waited_s for each in episode)
+    evidence = [each.told for each in (*commits[:NAMED_MAX], *uploads[:NAMED_MAX])]
+    if left_out:
+        evidence.append(f"it was so at {left_out} other times, which are not told here")
+    return finding(
+        cause,
+        "broker",
+        f"{len(commits)} commits and {len(uploads)} uploads waited {seconds:.3g} s in all, because {why}",
+        from_s=min(each.from_s for each in episode),
+        until_s=max(each.until_s for each in episode),
+        evidence=tuple(evidence),
+    )
 
 
 def shards_without_owner(history: History) -> list[RunFinding]:

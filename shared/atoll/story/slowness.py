@@ -50,11 +50,12 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """What was slow: time lost, the largest share first; what stands out; what the event log lacks."""
+    """What was slow: time lost, the largest share first; what stands out, and how much more does; what the event log lacks."""
 
     lost: tuple[LostTime, ...]
     findings: tuple[RunFinding, ...]
     notes: tuple[str, ...]
+    left_out: int = 0
 
 
 def slowness(history: History) -> Slowness:
@@ -68,13 +69,22 @@ def slowness(history: History) -> Slowness:
         _of_rounds(history.rounds, rounds_s),
     )
     lost = sorted((part for part in parts if part.share >= SHARE_MIN), key=lambda part: part.share, reverse=True)
-    return Slowness(tuple(lost[:LOST_MAX]), tuple(findings(history)[:FINDINGS_MAX]), tuple(_notes(history, there)))
+    found = findings(history)
+    left_out = max(0, len(found) - FINDINGS_MAX)
+    cut = [left_out_told(left_out)] if left_out else []
+    notes = (*cut, *_notes(history, there))
+    return Slowness(tuple(lost[:LOST_MAX]), tuple(found[:FINDINGS_MAX]), notes, left_out)
+
+
+def left_out_told(count: int) -> str:
+    """Return that more stands out than is told here, and which command tells all of it."""
+    return f"{count} more finding{'s stand' if count > 1 else ' stands'} out, less urgent than these: `atoll why` names all"
 
 
 def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: float) -> Iterator[LostTime]:
     """Yield, by learner, the time present that was no stepping; its parts are cut so that they never exceed it."""
-    # The newest sample of each learner: the share of its time that it has been inside `island.step`.
-    overheads = {each.who: each.fields.overhead for each in history.samples}
+    # The newest sample of each learner (the last one of its lives): the share of its time that it was inside `island.step`.
+    overheads = {each.who: each.fields.overhead for each in history.newest_samples.values()}
     for learner, one in there.items():
         left_s = max(0.0, one.present_s - one.stepping_s)
         away_s = _away_s(history, learner)

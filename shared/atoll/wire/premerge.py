@@ -5,7 +5,7 @@
     drop   keys                                                     they are settled: nobody will read them again (no answer)
 
 A region with a leaf also has a keeper, which holds the chunks. Shards tell it in a word to `send` those of a stem to the hub,
-and it answers `+` and how many there are; or to `drop` them.
+and it answers `+` and how many there are, or `SENDING` after a second; or to `drop` them.
 
 The first two are asked again until they are `done`: a region that is still at work says so after a second, so a slow one and a
 dead one look different. They give the same answer each time, and a region keeps nothing that it could not read again.
@@ -34,6 +34,8 @@ from atoll.wire.version import SCHEMA
 
 CHUNKS_GONE: Final = "chunks_gone"
 """The reason of who does not find the chunks of a contribution where it looks."""
+SENDING: Final = b"-sending"
+NOTHING_KEPT: Final = b"+0"
 KeeperVerb = Literal["send", "drop"]
 
 

@@ -125,6 +125,10 @@ class Subjects:
         """Return where the chunks of a region's sum go: nobody else may write below its name there."""
         return f"{self.prefix}.up.c.{SUM}.{fragment}.{region}.{base_version}-{nonce}"
 
+    def partial_stems(self, region: str, fragment: int) -> str:
+        """Return the filter of the stems of all sums of a region for a fragment."""
+        return f"{self.prefix}.up.c.{SUM}.{fragment}.{region}.*"
+
     def contribution(self, shard: int, fragment: int, learner: str) -> str:
         """Return where the manifest of a contribution is queued."""
         return f"{self.prefix}.up.m.{shard}.{fragment}.{learner}"
@@ -256,6 +260,10 @@ class Subjects:
         levels = stem.removeprefix(f"{self.prefix}.up.c.").split(".")
         named = len(levels) >= 3 and levels[0] != SUM and _PUSH.fullmatch(levels[2]) is not None
         return named and stem.startswith(f"{self.prefix}.up.c.")
+
+    def is_partial(self, stem: str) -> bool:
+        """Return whether the chunks of a region's sum lie there."""
+        return stem.startswith(f"{self.prefix}.up.c.{SUM}.")
 
     def tap(self, tail: str = ">") -> str:
         """Return a read-only tap subject."""

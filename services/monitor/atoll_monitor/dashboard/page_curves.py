@@ -1,21 +1,24 @@
 """The curves of a page, from `atoll.run.curves`, and the row of a run among others.
 
 The goodput of the whole run is that of the report and of `atoll why` (`atoll.story.goodput`). What it was in a short time is
-reckoned from samples.
+reckoned from samples, and a learner that is silent has none: until it is back or left it counts as present without steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from atoll.report.comparison import ComparedRun
-from atoll.run.curves import POINTS_MAX, learner_curve, lines_of, rates, stretches, thinned
+from atoll.run.curves import POINTS_MAX, PresentTime, learner_curve, lines_of, rates, silence, stretches, thinned
+from atoll.run.samples import SampleLine
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
-from atoll_monitor.dashboard.page_facts import PageFacts, shown_learners
+from atoll_monitor.dashboard.page_facts import PageFacts, learner_state, shown_learners
+
+STEPPING: Final = ("training", "draining")
 
 
 def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, Any]:
@@ -24,7 +27,9 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
     began_s = facts.began_s(timeline)
     lines = {name: lines_of(one, timeline.recent.get(name, ())) for name, one in view.learners.items()}
     parts = [part for name, one in view.learners.items() for part in stretches(one, lines[name])]
-    made, goodput = rates(parts), goodput_of(history).share
+    parts += _silences(view, lines, facts)
+    made = rates(parts, now_s=None if facts.saved else facts.wall_s)
+    goodput = goodput_of(history).share
     validated = thinned(list(timeline.validated), POINTS_MAX)
     losses, lags = [], []
     for one in shown_learners(view):
@@ -50,6 +55,22 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
         },
         "goodput": {"now": made.now, "whole": None if goodput is None else round(goodput, 4)},
     }
+
+
+def _silences(view: RunView, lines: Mapping[str, Sequence[SampleLine]], facts: PageFacts) -> Iterator[PresentTime]:
+    """Yield the time that learners have been silent, of a run that goes on and whose broker answers: else nobody is heard.
+
+    It ends where the samples of those that train end, for a step may last minutes: what they do since is not known yet, and a
+    curve must not fall for want of a sample. Where nobody trains it ends now.
+    """
+    if facts.saved or facts.over or not facts.answered:
+        return
+    states = {name: learner_state(one, facts) for name, one in view.learners.items()}
+    known_s = [lines[name][-1].at_s for name, state in states.items() if state in STEPPING and lines[name]]
+    until_s = min(facts.wall_s, max(known_s, default=facts.wall_s))
+    for name, state in states.items():
+        if state == "silent":
+            yield from silence(lines[name], until_s)
 
 
 def compared(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 Nothing here ends the monitor once it serves: a sink that fails is told of once and left alone from then on, and a disk that is
 full costs lines (`atoll_monitor_dropped_lines_total`). Files are written in one thread, in the order of what they hold.
+
+A run that is founded anew under the same id is another run: the sinks of the former one end, and it has sinks of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +20,7 @@ import msgspec
 from atoll.base.extras import require
 from atoll.base.logs import get
 from atoll.settings.sections import MonitorSettings
-from atoll.wire.messages import Event
+from atoll.wire.messages import Event, RunRecord
 from atoll_monitor.metrics import families
 from atoll_monitor.records.journal import RecordJournal
 from atoll_monitor.records.sampling import named, tagged
@@ -31,6 +34,21 @@ log = get(__name__)
 
 FLUSH_S: Final = 1.0
 FOLDER: Final = Path("runs/monitor")
+NONCE_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSample:
+    """A sample for sinks: of which founding, at how many tokens of the run, and a number for each tag."""
+
+    record: RunRecord
+    tokens: int
+    values: Mapping[str, float]
+
+
+def sink_name(record: RunRecord) -> str:
+    """Return the name of a founding's curves: two foundings of one run id would else lie in one curve, one over the other."""
+    return f"{record.run}-{record.nonce[:NONCE_SHOWN]}"
 
 
 class RecordKeeper:
@@ -43,8 +61,9 @@ class RecordKeeper:
         self._watched, self._settings = watched, settings
         self._folder = settings.folder or FOLDER
         self._journal = RecordJournal(self._folder, watched.run, settings.files)
-        self._sinks: dict[str, MetricSink] | None = None
+        self._sinks: dict[str, MetricSink] = {}
         self._tracer = self._traced()
+        self._nonce: str | None = None
         self._step = -1
         watched.dropped_lines = lambda: self._journal.dropped
         watched.view.observers.append(self.on_event)
@@ -63,48 +82,50 @@ class RecordKeeper:
             try:
                 while True:
                     await asyncio.sleep(FLUSH_S)
-                    curves = None
+                    sample = None
                     if clock.monotonic() >= next_s:
                         next_s = clock.monotonic() + self._settings.sample_s
-                        curves = self._sampled()
-                    await loop.run_in_executor(thread, self._write, self._journal.taken(), curves)
+                        sample = self._sampled()
+                    await loop.run_in_executor(thread, self._write, self._journal.taken(), sample)
             finally:
                 thread.submit(self._close)
 
-    def _sampled(self) -> dict[str, float] | None:
-        """Put a sample of all metrics into the journal, and return it for the sinks; None while no run is known."""
+    def _sampled(self) -> CurveSample | None:
+        """Put a sample of all metrics into the journal, and return it for the sinks; None while no run is known.
+
+        Called in the event loop: what the thread writes later must be of one founding, and the loop may forget it meanwhile.
+        """
         watched = self._watched
         if watched.record is None:
             return None
         told = list(families(watched))
         self._journal.put("metrics", {"at_s": watched.clock.wall(), "values": named(told)})
-        return tagged(told) if self._settings.sinks else None
+        return CurveSample(watched.record, watched.view.run_tokens, tagged(told)) if self._settings.sinks else None
 
-    def _write(self, lines: list[bytes], curves: Mapping[str, float] | None) -> None:
+    def _write(self, lines: list[bytes], sample: CurveSample | None) -> None:
         self._journal.write(lines)
-        if curves is None:
+        if sample is None:
             return
-        if self._sinks is None:
-            self._sinks = self._begun()
-        step = self._watched.view.run_tokens
-        if step < self._step:
-            return  # the event log is being read again from its beginning
-        self._step = step
+        if self._nonce != sample.record.nonce:
+            self._end_sinks()
+            self._nonce, self._step, self._sinks = sample.record.nonce, -1, self._begun(sample.record)
+        if sample.tokens < self._step:
+            return  # a sink takes no step back, and a view that forgets the oldest lives of a learner knows fewer tokens
+        self._step = sample.tokens
         for name, sink in list(self._sinks.items()):
             try:
-                sink.log(step, curves)
+                sink.log(sample.tokens, sample.values)
             except Exception as error:  # noqa: BLE001  (whatever a library raises)
                 log.warning("sink.failed", sink=name, reason=str(error))
                 del self._sinks[name]
 
-    def _begun(self) -> dict[str, MetricSink]:
+    def _begun(self, record: RunRecord) -> dict[str, MetricSink]:
         """Begin every sink that was asked for; one that cannot is told of."""
-        record = self._watched.record
-        config: dict[str, Any] = {} if record is None else msgspec.to_builtins(record.protocol)
+        config: dict[str, Any] = msgspec.to_builtins(record.protocol)
         found: dict[str, MetricSink] = {}
         for name in self._settings.sinks:
             try:
-                found[name] = SINKS[name](self._folder, self._watched.run, config)
+                found[name] = SINKS[name](self._folder, sink_name(record), config)
             except Exception as error:  # noqa: BLE001  (whatever a library raises)
                 log.warning("sink.failed", sink=name, reason=str(error))
         return found
@@ -121,8 +142,12 @@ class RecordKeeper:
         self._journal.close()
         if self._tracer is not None:
             self._tracer.close()
-        for name, sink in (self._sinks or {}).items():
+        self._end_sinks()
+
+    def _end_sinks(self) -> None:
+        for name, sink in self._sinks.items():
             try:
                 sink.close()
             except Exception as error:  # noqa: BLE001  (whatever a library raises)
                 log.warning("sink.failed", sink=name, reason=str(error))
+        self._sinks = {}

@@ -1,7 +1,8 @@
 """Where curves go beside the journal: W&B (offline), TensorBoard, trackio. Each is an extra, loaded when it is asked for.
 
 All of them write files on this machine and speak to nobody: who wants W&B's pages sends them with `wandb sync` afterwards. The
-step is the number of tokens that the run has trained, so that curves of different runs lie over each other.
+step is the number of tokens that the run has trained, so that curves of different runs lie over each other. A sink holds one
+founding of a run, under a name of its own (`RUN-1a2b3c4d`), and goes on under it when the monitor begins anew.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class MetricSink(Protocol):
 class WandbSink:
     """A run of W&B below `folder/wandb`, offline; `config` is what it shows as the run's settings."""
 
-    def __init__(self, folder: Path, run: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         """Begin it."""
         import wandb  # noqa: PLC0415  (an extra)
 
         # Without its own view of this process: console and system are the monitor's, which nobody asked for.
         settings = wandb.Settings(console="off", x_disable_stats=True, silent=True)
         self._run = wandb.init(
-            project="atoll", name=run, dir=str(folder), config=dict(config), mode="offline", settings=settings
+            project="atoll", name=name, dir=str(folder), config=dict(config), mode="offline", settings=settings
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -45,16 +46,16 @@ class WandbSink:
 
 
 class TensorBoardSink:
-    """Event files for TensorBoard in `folder/tensorboard/RUN`."""
+    """Event files for TensorBoard in `folder/tensorboard/NAME`."""
 
-    def __init__(self, folder: Path, run: str, _config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, name: str, _config: Mapping[str, Any]) -> None:
         """Begin a file."""
         from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  (an extra)
         from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder / "tensorboard" / run))
+        self._writer = EventFileWriter(str(folder / "tensorboard" / name))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take a sample."""
@@ -69,14 +70,14 @@ class TensorBoardSink:
 class TrackioSink:
     """A run of trackio, where trackio keeps its own: `TRACKIO_DIR`, or the cache of Hugging Face."""
 
-    def __init__(self, _folder: Path, run: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, _folder: Path, name: str, config: Mapping[str, Any]) -> None:
         """Begin it."""
         import trackio  # noqa: PLC0415  (an extra)
 
         # Curves of the run, and none of this machine.
         self._run = trackio.init(
             project="atoll",
-            name=run,
+            name=name,
             config=dict(config),
             resume="allow",
             embed=False,

@@ -32,13 +32,17 @@ NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class PlannedSpan:
-    """A span before it is told, and those inside it. It has a name, begins and ends in seconds since the epoch."""
+    """A span before it is told, and those inside it. It has a name, begins and ends in seconds since the epoch.
+
+    `place` tells it from others of its name in the same span; its id follows from it.
+    """
 
     name: str
     begin_s: float
     end_s: float
     known: dict[str, str | int | float]
     inside: tuple[PlannedSpan, ...] = field(default=())
+    place: str = ""
 
 
 def planned(event: Event, line: RoundView) -> PlannedSpan:
@@ -69,12 +73,15 @@ def _contribution(one: Contributor, begin_s: float) -> PlannedSpan:
     known: dict[str, str | int | float] = {
         "atoll.learner": one.learner,
         "atoll.incarnation": one.incarnation,
+        "atoll.push": one.push,
         "atoll.age": one.age,
         "atoll.weight": one.weight,
         "atoll.cause_id": one.cause_id,
     }
     inside = (PlannedSpan("upload", sent_s, arrived_s, {}), PlannedSpan("read", arrived_s, read_s, {}))
-    return PlannedSpan(f"contribution of {one.learner}/{one.incarnation}", sent_s, read_s, known, inside)
+    # A learner may have two contributions in one round: the push tells them apart.
+    name, place = f"contribution of {one.learner}/{one.incarnation}", str(one.push)
+    return PlannedSpan(name, sent_s, read_s, known, inside, place)
 
 
 class DerivedIds(IdGenerator):
@@ -126,7 +133,7 @@ class RoundTracer:
         context: Any = None if parent is None else set_span_in_context(parent)
         told = self._tracer.start_span(span.name, context, attributes=span.known, start_time=round(span.begin_s * NS))
         for one in span.inside:
-            self._tell(one, (*path, one.name), told)
+            self._tell(one, (*path, one.name, one.place), told)
         told.end(round(span.end_s * NS))
 
     def close(self) -> None:

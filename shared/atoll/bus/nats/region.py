@@ -186,6 +186,9 @@ class RegionBus:
     # --- what may wait there ----------------------------------------------------------------------------------------
 
     def _may_wait(self, subject: str) -> bool:
+        """Return whether something may come late; a sum of the region may not: its shard is waiting for it."""
+        if self._subjects.is_partial(subject):
+            return False
         return subject.startswith((f"{self._subjects.prefix}.up.", f"{self._subjects.prefix}.ev."))
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:

@@ -15,7 +15,7 @@ It runs beside the leaf, in the process of `atoll broker --leaf-of`, and serves 
   which nobody in the region may speak.
 
 A run that the hub has no more is removed here, too. One that nobody has wanted for `UNWANTED_S` is given up, unless its outbox
-holds something: a mirror costs the link what it copies, whether anybody reads it or not.
+holds something, or chunks stay here: a mirror costs the link what it copies, whether anybody reads it or not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from nats.aio.msg import Msg
@@ -50,7 +51,7 @@ from atoll.bus.nats.region import ASK_AGAIN_S, READY
 from atoll.bus.options import BusOptions, Credentials
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, outbox_plan, stream_of, stream_plan
-from atoll.wire.premerge import heard_by_keeper
+from atoll.wire.premerge import SENDING, heard_by_keeper
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 
@@ -60,6 +61,7 @@ WINDOW: Final = 8
 LOOK_S: Final = 0.25
 LOOK_AT_HUB_S: Final = 30.0
 PREPARED_S: Final = 2.0
+ANSWER_S: Final = 1.0
 _CONNECT_S: Final = 15.0
 _NS: Final = 1_000_000_000
 _CREATED: Final = "atoll.created"
@@ -87,6 +89,7 @@ class KeptRun:
         self._global = stream_of(stream_plan(run), self._subjects.run_record).name
         self._outbox, self._kept = outbox_plan(run, self._domain), kept_plan(run, self._domain)
         self._now_s = connection.loop.time
+        self._sends: dict[str, asyncio.Task[int]] = {}
 
     async def keep(self) -> None:
         """Have mirror and outbox, and forward; return once both are removed, because the run is over or unwanted."""
@@ -144,9 +147,9 @@ class KeptRun:
                 await self._near.api(f"STREAM.DELETE.{name}")
 
     async def _waiting(self) -> int:
-        """Return how many messages wait in the outbox."""
-        outbox = await _info(self._near, self._outbox.name)
-        return 0 if outbox is None else told(outbox, int, "state", "messages")
+        """Return how many messages wait: in the outbox, or as chunks for which a shard may yet ask."""
+        streams = [await _info(self._near, name) for name in (self._outbox.name, self._kept.name)]
+        return sum(told(each, int, "state", "messages") for each in streams if each is not None)
 
     async def _forward(self) -> None:
         """Send what waits, and return when nothing does."""
@@ -158,8 +161,28 @@ class KeptRun:
         if sent:
             log.info("region.caught_up", run=self.run, messages=sent)
 
-    async def send_kept(self, stem: str) -> int:
+    async def sent_kept(self, stem: str) -> int | None:
+        """Return how many chunks of the contribution `stem` stay here once all are at the hub; None while they are being sent.
+
+        Whoever asks again joins what is under way: a second sending would take half of the link from the first.
+        """
+        sending = self._sends.get(stem)
+        if sending is None:
+            sending = self._sends[stem] = asyncio.create_task(self._send_kept(stem))
+            sending.add_done_callback(partial(self._sent, stem))
+        done, _ = await asyncio.wait({sending}, timeout=ANSWER_S)
+        return sending.result() if done else None
+
+    def _sent(self, stem: str, sending: asyncio.Task[int]) -> None:
+        """Forget a sending that has ended; one that failed after its last question was answered is told here."""
+        del self._sends[stem]
+        if not sending.cancelled() and (reason := sending.exception()) is not None:
+            log.debug("region.not_sent", run=self.run, stem=stem, reason=str(reason))
+
+    async def _send_kept(self, stem: str) -> int:
         """Send the chunks that stay here of the contribution `stem` to the hub; return how many there are."""
+        if await _info(self._near, self._kept.name) is None:
+            return 0
         here, sent, after = self._subjects.kept(self._domain, stem), 0, 0
         while (message := await stored(self._near, self._kept.name, _next(after, f"{here}.*"))) is not None:
             await next(self._bulk).store(f"{stem}{message.subject.removeprefix(here)}", message.data, {})
@@ -329,7 +352,7 @@ class RegionKeeper:
             log.debug("region.unsaid", run=kept.run, reason=str(reason))
 
     async def _told(self, message: Msg) -> None:
-        """Send or drop the chunks that a shard names, and say how many were sent; say nothing if that fails."""
+        """Send or drop the chunks that a shard names, and say how far that is; say nothing if it fails."""
         run = message.subject.split(".")[1]
         if run not in self._runs:
             return
@@ -341,7 +364,7 @@ class RegionKeeper:
             if verb == "drop":
                 await kept.drop_kept(stem)
                 return
-            sent = await kept.send_kept(stem)
-            await self._connection.send(message.reply, b"+%d" % sent, timeout_s=0.0)
+            sent = await kept.sent_kept(stem)
+            await self._connection.send(message.reply, SENDING if sent is None else b"+%d" % sent, timeout_s=0.0)
         except (*AWAY, PeerMisbehaved) as reason:
             log.debug("region.not_done", run=kept.run, asked=bytes(message.data)[:80], reason=str(reason))

@@ -13,6 +13,21 @@ function span(from, until) {
   return until === null ? `since ${at(from)}, to the end of what is known` : `${at(from)} to ${at(until)}`;
 }
 
+/* A finding is told from others by cause and culprit, and from one of the same by which of them came first. Its beginning is no
+   part of its key: on a run that goes on it moves with the oldest round that is known. */
+export function findingKeys(findings) {
+  const times = new Map();
+  const keys = [];
+  const inTime = findings.map((each, place) => ({ each, place })).sort((one, other) => one.each.from_s - other.each.from_s || one.place - other.place);
+  for (const { each, place } of inTime) {
+    const same = JSON.stringify([each.cause, each.who]);
+    const former = times.get(same) ?? 0;
+    times.set(same, former + 1);
+    keys[place] = `${same} ${former}`;
+  }
+  return keys;
+}
+
 export class Causes {
   constructor(host) {
     this.host = host;
@@ -24,8 +39,7 @@ export class Causes {
   set(causes) {
     const none = causes.rounds ? `Nothing stands out in ${plural(causes.rounds, "round")}: no slow link or learner, no quarantine, no lost shard, no full disk.` : "No round has ended yet: causes are found by comparing learners, and shards with their usual pace.";
     if (empty(this.host, causes.findings.length ? null : none)) return;
-    const keys = causes.findings.map((each) => `${each.cause} ${each.who} ${each.from_s}`);
-    keyed(this.list, keys, () => this.#item(), (item, _, index) => this.#show(item, causes.findings[index]));
+    keyed(this.list, findingKeys(causes.findings), () => this.#item(), (item, _, index) => this.#show(item, causes.findings[index]));
     say(this.note, `Found in ${plural(causes.rounds, "round")}; the gravest first.`);
   }
 
@@ -71,6 +85,9 @@ export class Slow {
   }
 }
 
+/* An alert is told from others as Prometheus does it, by name and labels; its words may have a figure that changes. */
+export const alertKey = (alert) => JSON.stringify([alert.name, alert.labels]);
+
 const SEVERITIES = { critical: ["▼", "fault"], warning: ["◆", "warning"] };
 
 export class Alerts {
@@ -83,7 +100,7 @@ export class Alerts {
   set(state) {
     const none = state.saved ? "This run is over and read from its folder: nothing holds now." : "None of the monitor's alert rules holds.";
     if (empty(this.host, state.alerts.length ? null : none)) return;
-    keyed(this.list, state.alerts.map((each) => `${each.name} ${each.summary.replace(/[\d.]+/g, "")}`), () => this.#item(), (item, _, index) => this.#show(item, state.alerts[index], state.at_s));
+    keyed(this.list, state.alerts.map(alertKey), () => this.#item(), (item, _, index) => this.#show(item, state.alerts[index], state.at_s));
   }
 
   #item() {

@@ -24,7 +24,7 @@ export class Tiles {
       ["merged model", loss(state.bits_per_byte), "bits/byte", state.bits_per_byte === null ? "the evaluator has not measured yet" : first ? `from ${loss(first)}` : ""],
       ["tokens trained", count(state.tokens), "", state.target ? `${share(done, 0)} of ${count(state.target)}${left}` : "no target", done],
       ["speed", count(state.tokens_per_s), "tokens/s", state.status === "live" ? "all learners, now" : "nobody trains now"],
-      ["goodput", share(goodput?.whole), "", goodput && goodput.now !== null ? `${share(goodput.now)} in the last minute` : "no samples yet"],
+      ["goodput", share(goodput?.whole), "", recently(state, goodput)],
       ["learners training", `${training}`, `of ${everybody}`, few],
       ["commits", exact(state.commits), "", plural(state.fragments, "fragment")],
       ["traffic", state.traffic.bytes_per_token === null ? NONE : bytes(state.traffic.bytes_per_token), "/token", less === null ? "over the learners' links" : `1/${count(less)} of data-parallel`],
@@ -42,6 +42,13 @@ export class Tiles {
       }
     });
   }
+}
+
+/* What the goodput was lately. It is unknown where nobody's samples are of the last minute; a run that is over has no "lately". */
+export function recently(state, goodput) {
+  if (goodput && goodput.now !== null) return `${share(goodput.now)} in the last minute`;
+  if (!goodput || goodput.whole === null) return "no samples yet";
+  return state.saved || state.status === "over" ? "of the whole run" : "no samples in the last minute";
 }
 
 export class Learners {

@@ -1,0 +1,151 @@
+"""Panels of the page without a browser: Node runs the page's own scripts on a document of a few lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import playwright
+import pytest
+
+from atoll_monitor.alerts import HoldingAlert
+from atoll_monitor.dashboard.routes import STATIC
+
+NODES = (Path(playwright.__file__).parent / "driver" / "node", shutil.which("node"))
+NODE = next((str(each) for each in NODES if each is not None and Path(each).exists()), "")
+DEADLINE_S = 60.0
+DOCUMENT = """
+class Element {
+  constructor(tag) { Object.assign(this, { tag, children: [], attributes: {}, own: "", hidden: false }); }
+  get textContent() { return this.own + this.children.map((each) => each.textContent).join(""); }
+  set textContent(text) { this.own = text; this.children = []; }
+  get lastChild() { return this.children.at(-1); }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  getAttribute(name) { return this.attributes[name] ?? null; }
+  removeAttribute(name) { delete this.attributes[name]; }
+  append(...more) { more.forEach((each) => typeof each === "string" ? (this.own += each) : this.insertBefore(each, null)); }
+  prepend(each) { each.remove(); each.parent = this; this.children.unshift(each); }
+  insertBefore(each, next) {
+    each.remove();
+    each.parent = this;
+    this.children.splice(next === null ? this.children.length : this.children.indexOf(next), 0, each);
+  }
+  remove() { if (this.parent) this.parent.children = this.parent.children.filter((each) => each !== this); this.parent = null; }
+}
+globalThis.document = { createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag) };
+const rows = (host) => host.children[0].children;
+"""
+
+pytestmark = pytest.mark.skipif(not NODE, reason="no Node: neither on the path nor with playwright")
+
+
+def told_by(folder: Path, script: str, **given: object) -> Any:  # noqa: ANN401  (JSON)
+    """Return what a script of the page says: `tell` takes it; what is `given` are its constants."""
+    for file in STATIC.glob("*.js"):
+        shutil.copy(file, folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+    constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in given.items())
+    imports = 'import { Alerts, Causes } from "./causes.js";\nimport { recently } from "./panels.js";\n'
+    tell = "const tell = (what) => console.log(JSON.stringify(what));\n"
+    (folder / "script.js").write_text(imports + DOCUMENT + tell + constants + script, encoding="utf-8")
+    done = subprocess.run(
+        [NODE, "script.js"], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def alert(learner: str) -> dict[str, Any]:
+    """Return an alert as the page gets it."""
+    labels = {"run": "r", "learner": learner, "region": ""}
+    summary = f"Learner {learner} of run r fell silent"
+    return HoldingAlert("AtollLearnerLost", "warning", labels, summary, "", 20.0, pending=False).as_json(0.0)
+
+
+def finding(from_s: float, text: str, who: str = "learner-1") -> dict[str, Any]:
+    """Return a finding as the page gets it."""
+    more = {"evidence": ["e"], "until_s": None, "command": "atoll why"}
+    return {"cause": "link was slow", "who": who, "text": text, "from_s": from_s, **more}
+
+
+def test_alerts_that_differ_in_a_digit_are_two(tmp_path: Path) -> None:
+    """Learners, nodes of a broker, certificates by address: their names often differ in nothing else."""
+    script = """
+      const panel = new Alerts(new Element("section"));
+      panel.set({ alerts, at_s: 30, saved: false });
+      tell(rows(panel.host).map((item) => item.name.textContent));
+    """
+
+    assert told_by(tmp_path, script, alerts=[alert("learner-1"), alert("learner-2")]) == [
+        "Learner learner-1 of run r fell silent",
+        "Learner learner-2 of run r fell silent",
+    ]
+
+
+def test_an_alert_whose_figure_changes_stays_in_its_place(tmp_path: Path) -> None:
+    """What counts up is no other alert: the line is written anew and not made anew."""
+    known, later = alert("a"), alert("a") | {"summary": "Learner a has been silent for 17m"}
+    script = """
+      const panel = new Alerts(new Element("section"));
+      panel.set({ alerts: [known], at_s: 30, saved: false });
+      const [first] = rows(panel.host);
+      panel.set({ alerts: [later], at_s: 31, saved: false });
+      const [second] = rows(panel.host);
+      tell([first === second, second.name.textContent]);
+    """
+
+    assert told_by(tmp_path, script, known=known, later=later) == [True, "Learner a has been silent for 17m"]
+
+
+def test_a_finding_whose_beginning_moves_stays_open(tmp_path: Path) -> None:
+    """Of a long run only the newest rounds are known, so what lasts begins later each time."""
+    script = """
+      const panel = new Causes(new Element("section"));
+      panel.set({ rounds: 320, findings: before });
+      const [first, other] = rows(panel.host);
+      panel.set({ rounds: 320, findings: after });
+      const shown = rows(panel.host);
+      tell([shown.length, shown[0] === other, shown[1] === first, shown.map((item) => item.text.textContent)]);
+    """
+    before = [finding(10.0, "slow"), finding(10.0, "slow, too", "learner-2")]
+    after = [finding(14.0, "slow, too", "learner-2"), finding(14.0, "slow")]
+
+    assert told_by(tmp_path, script, before=before, after=after) == [2, True, True, ["Slow, too.", "Slow."]]
+
+
+def test_two_times_of_one_cause_and_culprit_are_two_findings(tmp_path: Path) -> None:
+    """They are told apart by which came first, whichever of them is graver."""
+    script = """
+      const panel = new Causes(new Element("section"));
+      panel.set({ rounds: 320, findings: before });
+      const [first, second] = rows(panel.host);
+      panel.set({ rounds: 320, findings: after });
+      const shown = rows(panel.host);
+      tell([shown.length, shown[0] === second, shown[1] === first, shown.map((item) => item.text.textContent)]);
+    """
+    before = [finding(10.0, "early"), finding(90.0, "late")]
+    after = [finding(90.0, "late"), finding(12.0, "early")]
+
+    assert told_by(tmp_path, script, before=before, after=after) == [2, True, True, ["Late.", "Early."]]
+
+
+@pytest.mark.parametrize(
+    ("state", "goodput", "words"),
+    [
+        ({"status": "live", "saved": False}, None, "no samples yet"),
+        ({"status": "live", "saved": False}, {"now": None, "whole": None}, "no samples yet"),
+        ({"status": "live", "saved": False}, {"now": 0.5, "whole": 0.9}, "50.0\u202f% in the last minute"),
+        ({"status": "still", "saved": False}, {"now": 0.0, "whole": 0.9}, "0.0\u202f% in the last minute"),
+        ({"status": "away", "saved": False}, {"now": None, "whole": 0.9}, "no samples in the last minute"),
+        ({"status": "over", "saved": False}, {"now": None, "whole": 0.9}, "of the whole run"),
+        ({"status": "over", "saved": True}, {"now": None, "whole": 0.9}, "of the whole run"),
+    ],
+)
+def test_the_tile_says_what_its_figure_is_of(
+    tmp_path: Path, state: dict[str, Any], goodput: dict[str, Any] | None, words: str
+) -> None:
+    """A figure of the last minute is shown only where there is one."""
+    assert told_by(tmp_path, "tell(recently(state, goodput));", state=state, goodput=goodput) == words

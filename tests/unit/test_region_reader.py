@@ -1,0 +1,198 @@
+"""What a shard makes of a region's words: it waits for one that is at work, and leaves one alone that is not to be believed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from atoll.base.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.protocol.events import Event, PushKey
+from atoll.wire.blobs import BlobRef
+from atoll.wire.messages import Contribution, decode, encode
+from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
+from atoll_synchronizer import regions
+from atoll_synchronizer.aggregator import Aggregator
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.regions import RegionReader, Surroundings
+from atoll_synchronizer.shard_context import ShardContext
+from support.founded_run import run_record
+from support.links import unique_run
+
+KEY = PushKey("a", 1, 0, 1)
+DIGEST = "0" * 32
+
+
+class AnsweringBus(MemoryBus):
+    """A bus on which a region gives these answers, one after the other; the last one again and again."""
+
+    def __init__(self, run: str, *answers: bytes | None) -> None:
+        """Note what is asked and what is removed."""
+        super().__init__(run, MemoryBroker())
+        self.answers = list(answers)
+        self.asked: list[tuple[float, bytes]] = []
+        self.removed: list[str] = []
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
+        """Answer."""
+        del subject, answer_at
+        self.asked.append((asyncio.get_running_loop().time(), data))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            await asyncio.sleep(timeout_s)
+        return answer
+
+    async def purge(self, subject_filter: str) -> int:
+        """Note it."""
+        self.removed.append(subject_filter)
+        return 0
+
+
+@dataclass
+class RegionDesk:
+    """A reader of one region, and what it told its machine."""
+
+    bus: AnsweringBus
+    reader: RegionReader
+    manifest: Contribution
+    facts: list[Event] = field(default_factory=list)
+
+    async def take(self) -> bool:
+        """Have the contribution taken."""
+        return await self.reader.take("eu", KEY, self.manifest, "cause")
+
+
+Opened = Callable[..., RegionDesk]
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Open a desk whose region gives these answers; all waits are a hundredth as long."""
+    for name in ("ASK_S", "TURN_S", "SILENT_S", "WORK_S", "AWAY_S", "BACK_S", "BACK_S_MAX"):
+        monkeypatch.setattr(regions, name, getattr(regions, name) / 100)
+
+    def open_desk(*answers: bytes | None, norms: tuple[float, ...] | None = None) -> RegionDesk:
+        run = run_record(unique_run())
+        bus, clock = AnsweringBus(run.run, *answers), SystemClock()
+        sure: list[asyncio.Task[None]] = []
+        facts: list[Event] = []
+        around = Surroundings(
+            spawn=lambda work: sure.append(asyncio.ensure_future(work)),
+            tell=facts.append,
+            region_of=lambda _: "eu",
+            live_of=lambda _: {"a"},
+            step_s=lambda: 0.01,
+            state_of=lambda _: None,
+            norm_of=lambda _: 1.0,
+        )
+        slices = run.layout.slices(0)
+        manifest = Contribution(
+            learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
+            norms=(1.0,) * len(slices) if norms is None else norms, layout=run.layout.fingerprint, run_nonce=run.nonce,
+            blob=BlobRef(run.subjects.contribution_stem("a", 0, 1, 1), 1, 8, DIGEST),
+        )  # fmt: skip
+        reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), around)
+        return RegionDesk(bus, reader, manifest, facts)
+
+    return open_desk
+
+
+def said(**fields: Any) -> bytes:  # noqa: ANN401
+    """Return an answer of a region."""
+    return encode(RegionAnswer(**fields))
+
+
+def verbs(bus: AnsweringBus) -> list[str]:
+    """Return what the region was asked for, in order."""
+    return [decode(RegionAsk, data).verb for _, data in bus.asked]
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [(), (1.0,) * 65_536, (-1.0, 1.0), (1.7e308, 1.7e308), (1e15,) * 60_000],
+    ids=["none", "many", "negative", "inf", "long"],
+)
+async def test_claims_that_cannot_be_are_read_here(desk: Opened, norms: tuple[float, ...]) -> None:
+    """A sum could not be checked by them, and their length would stand in a ledger that no owner can read."""
+    one = desk(said(done=True), norms=norms)
+    assert await one.take() is False
+    assert one.bus.asked == []
+
+
+async def test_a_question_that_is_too_large_ends_no_shard(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contribution is read here."""
+    monkeypatch.setattr("atoll.wire.messages.MESSAGE_BYTES_MAX", 64)
+    one = desk(b"")
+    assert await one.take() is False
+    assert one.bus.asked == []
+
+
+@pytest.mark.parametrize("reason", ["corrupt", "checksum", "chunks_gone", "a" * 64])
+async def test_a_region_refuses_nothing(desk: Opened, reason: str) -> None:
+    """Whatever it says of a contribution, the shard looks at it; its words reach no ledger."""
+    one = desk(said(done=True, reason=reason))
+    assert await one.take() is False
+    assert one.facts == []
+
+
+async def test_a_region_that_is_not_done_is_asked_at_a_pace(desk: Opened) -> None:
+    """It answers at once, again and again; the shard has other things to do."""
+    one = desk(said(done=False))
+    assert await one.take() is False
+    times = [at_s for at_s, _ in one.bus.asked]
+    assert len(times) > 10
+    assert min(later - sooner for sooner, later in itertools.pairwise(times)) >= 0.9 * regions.TURN_S
+
+
+async def test_silence_is_borne_for_a_while(desk: Opened) -> None:
+    """An answer may wait behind megabytes on a link; one that comes after all is taken, here "gone"."""
+    one = desk(None, None, said(done=False), None, said(done=True, reason="chunks_gone"))
+    assert await one.take() is False
+    assert len(one.bus.asked) == 5
+    silent = desk(None)
+    assert await silent.take() is False
+    assert regions.SILENT_S / regions.ASK_S <= len(silent.bus.asked) <= regions.SILENT_S / regions.ASK_S + 2
+
+
+async def test_who_does_not_listen_is_asked_once(desk: Opened) -> None:
+    """The broker says so at once, and the region is left alone for a while."""
+    one = desk(None)
+    one.bus.ask = nobody(one.bus)  # type: ignore[method-assign]
+    assert await one.take() is False
+    assert await one.take() is False
+    assert len(one.bus.asked) == 1
+
+
+def nobody(bus: AnsweringBus) -> Callable[..., Any]:
+    """Return an `ask` that is answered by nobody, at once."""
+
+    async def ask(subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> None:
+        del subject, timeout_s, answer_at
+        bus.asked.append((0.0, data))
+
+    return ask
+
+
+async def test_sums_that_nobody_waited_for_are_removed(desk: Opened) -> None:
+    """Soon, and once more before the region is asked for the next one: it may have been at it still."""
+    one = desk(said(done=True), said(done=True, reason="failed"))
+    assert await one.take() is False
+    assert verbs(one.bus) == ["read", "fold"]
+    await asyncio.sleep(1.2 * regions.AWAY_S)
+    one.bus.answers = [said(done=True), said(done=True, reason="failed")]
+    assert await one.take() is False
+    prefix, _, _ = one.manifest.blob.stem.partition(".up.")
+    assert one.bus.removed == [f"{prefix}.up.c.sum.0.eu.*.*"]
+
+
+async def test_a_keeper_that_sends_is_waited_for(desk: Opened) -> None:
+    """However often it says that it is at it; then the chunks are looked for."""
+    one = desk(*[SENDING] * 5, b"+3")
+    assert await one.reader.fetch_back("eu", one.manifest) is True
+    assert len(one.bus.asked) == 6
+    assert await desk(NOTHING_KEPT).reader.fetch_back("eu", one.manifest) is False
