@@ -21,7 +21,8 @@ from benchmarks.text import first_try
 
 BUDGETS: Final = (614_400, 2_457_600)
 SEEDS: Final = 3
-SHORT: Final = {"syncs": 6, "budgets": (102_400,), "seeds": 1}
+SHORT_SYNCS: Final = 6
+SHORT_BUDGETS: Final = (102_400,)
 
 
 def main() -> int:
@@ -34,9 +35,9 @@ def main() -> int:
     parser.add_argument("--seed", type=natural, default=0, help="the first one")
     parser.add_argument("--only", choices=("syncs", "training"), help="one of the two tables")
     options = parser.parse_args()
-    syncs, budgets, seeds = (
-        tuple(SHORT.values()) if options.short else (options.syncs, tuple(options.tokens), options.seeds)
-    )
+    syncs, budgets, seeds = options.syncs, tuple(options.tokens), options.seeds
+    if options.short:
+        syncs, budgets, seeds = SHORT_SYNCS, SHORT_BUDGETS, 1
     told: list[Figure] = []
     if options.only != "training":
         told += sync_race.figures_of(sync_race.race(syncs))

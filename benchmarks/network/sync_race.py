@@ -199,7 +199,13 @@ def measured(workers: Workers, found: SyncTurns, syncs: int) -> list[list[dict[s
 def peer(role: str, found: SyncTurns, syncs: int) -> None:
     """Let one of the others take a turn."""
     with gathered() as workers:
-        request = {"elements": ELEMENTS, "columns": COLUMNS, "pause_s": PAUSE_S, "world": 2, "port": free_port()}
+        request: dict[str, Any] = {
+            "elements": ELEMENTS,
+            "columns": COLUMNS,
+            "pause_s": PAUSE_S,
+            "world": 2,
+            "port": free_port(),
+        }
         request |= {"interval_steps": 2, "meeting": str(workers.folder / "meeting.json")}
         if role in ("quorum", "diloco"):
             bind, lighthouse = f"127.0.0.1:{free_port()}", Path(environment("racing")).with_name("torchft_lighthouse")
@@ -227,9 +233,15 @@ def atoll(codecs: tuple[str, str], learners: int, found: SyncTurns, syncs: int) 
     with ExitStack() as stack:
         workers = stack.enter_context(gathered())
         broker = stack.enter_context(EmbeddedBroker(workers.folder / "broker"))
-        protocol = {"fragments": 1, "shards": 1, "quorum": learners, "interval_steps": INTERVAL_STEPS}
+        protocol: dict[str, Any] = {"fragments": 1, "shards": 1, "quorum": learners, "interval_steps": INTERVAL_STEPS}
         protocol |= {"codec_up": codecs[0], "codec_down": codecs[1]}
-        request = {"elements": ELEMENTS, "columns": COLUMNS, "step_s": STEP_S, "broker": broker.url, "run": RUN}
+        request: dict[str, Any] = {
+            "elements": ELEMENTS,
+            "columns": COLUMNS,
+            "step_s": STEP_S,
+            "broker": broker.url,
+            "run": RUN,
+        }
         request["protocol"] = protocol
         place = {"ATOLL_RUN": RUN, "ATOLL_BROKER__URL": broker.url}
         workers.start("shard", [sys.executable, "-m", "atoll.cli", "synchronizer"], participant=False, **place)
