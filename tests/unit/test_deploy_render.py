@@ -679,6 +679,8 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
         ("protocol.fragments = 4", "protocol.fragments = 0", "fragments"),
         ("protocol.fragments = 4", 'broker.url = "nats://x:1"', "decides this setting"),
         ("settings.train.rate = 1e-3", "settings.learner.id = 'x'", "decides this setting"),
+        ("protocol.fragments = 4", 'synchronizer = "x"', "this is a table of settings"),
+        ("protocol.fragments = 4", "learner = 3", "this is a table of settings"),
         ("model.size", "modle.size", "modle"),
         ("[settings]", "[settings", "not TOML"),
     ],

@@ -39,6 +39,8 @@ DECIDED: Final = (
     "monitor.folder",
     "monitor.port",
 )
+TABLES: Final = ("learner", "synchronizer", "data", "monitor", "broker", "log")
+"""What the description writes into."""
 MONITOR: Final = "monitor"
 MONITOR_PORT: Final = 9464
 CONTAINED: Final = ("compose", "kubernetes")
@@ -247,6 +249,12 @@ def _told(
 ) -> dict[str, Any]:
     """Return the tables of a service's run file, its own settings above those of all."""
     given = merged(merged({"log": {"format": "json"}}, described.settings), more or {})
+    if flat := next((one for one in TABLES if not isinstance(given.get(one, {}), Mapping)), None):
+        raise SettingsError(
+            "this is a table of settings",
+            got=f"{flat} = {given[flat]!r}",
+            todo=f"write [settings.{flat}] and its settings",
+        )
     if wrong := next((one for one in DECIDED if _has(given, one)), None):
         raise SettingsError(
             "the description itself decides this setting", got=f"{wrong} in the settings of {place}", todo="take it out"
