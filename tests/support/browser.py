@@ -25,12 +25,18 @@ TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 GRAVE = {"moderate", "serious", "critical"}
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Yield a browser that is closed afterwards."""
+def program_or_skip() -> str:
+    """Return the browser's program; skip the test where there is none."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the path (apt-get install chromium)")
+    return program
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Yield a browser that is closed afterwards."""
+    program = program_or_skip()
     # Root has no sandbox in Chromium; the page is ours and loads nothing.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
@@ -43,7 +49,8 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def shown(*folders: Path) -> Iterator[str]:
-    """Yield the address of `atoll dashboard` on some folders."""
+    """Yield the address of `atoll dashboard` on some folders, for a browser: without one the test is skipped."""
+    program_or_skip()  # before a page begins to serve that would be stopped at once
     command = [sys.executable, "-m", "atoll.cli", "dashboard", *map(str, folders), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

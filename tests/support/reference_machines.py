@@ -301,6 +301,8 @@ class FateModel:
         self._versions = dict(versions)
         self._arrived: dict[PushKey, ContributionArrived] = {}
         self._folded: dict[int, list[PushKey]] = {fragment: [] for fragment in versions}
+        self._being_made: set[int] = set()
+        """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
 
     def see(self, fact: Event, actions: Iterable[Action]) -> None:
@@ -310,6 +312,7 @@ class FateModel:
         elif isinstance(fact, Committed):
             require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
             self._versions[fact.fragment] = fact.version
+            self._being_made.discard(fact.fragment)
         for action in actions:
             if isinstance(action, Fetch):
                 require(not self._unfit(action.key), "what cannot be merged is not read", action)
@@ -343,7 +346,7 @@ class FateModel:
             return "implausible"
         age = self._versions[key.fragment] - arrived.base_version
         onward = self._settings.ending == "together" and arrived.final and age == -1
-        if age < 0 and not onward:
+        if age < 0 and not onward and not (age == -1 and key.fragment in self._being_made):
             return "future_base"
         if age > self._settings.age_max:
             return "stale"
@@ -366,6 +369,7 @@ class FateModel:
 
     def _see_commit(self, commit: Commit) -> None:
         folded, self._folded[commit.fragment] = self._folded[commit.fragment], []
+        self._being_made.add(commit.fragment)
         require([share.key for share in commit.shares] == folded, "a commit is of what was folded", (commit, folded))
         learners = {share.key.learner for share in commit.shares}
         judged = self._settings.robust == "none" or len(learners) >= JUDGES_MIN

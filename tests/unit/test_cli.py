@@ -17,6 +17,7 @@ from atoll import __version__
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
+from atoll.cli.reading import settings_of
 from atoll.run.folder import RunFile
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 from support.command_line import atoll
@@ -200,6 +201,21 @@ def test_a_folder_of_a_run_without_its_broker_is_told_apart_from_a_run_that_goes
     assert "another broker uses this directory" in silent.stderr
     assert answered.returncode == 2, answered.stderr
     assert "nobody has founded this run" in answered.stderr
+
+
+def test_two_verbs_read_the_folder_of_a_run_that_is_over_at_a_time(tmp_path: Path) -> None:
+    """The first starts the broker; the second finds it, whatever address a former one has left."""
+    record = RunFile(run="r", learners=1, settings={}, broker="embedded")
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(record))
+    (tmp_path / "nats").mkdir()
+    left = tmp_path / "nats" / "url"
+    left.write_text("nats://127.0.0.1:9", encoding="utf-8")
+    with settings_of(tmp_path, None, None, None, None):
+        answered = atoll("why", "--out", str(tmp_path))
+
+    assert answered.returncode == 2, answered.stderr
+    assert "nobody has founded this run" in answered.stderr
+    assert left.read_text(encoding="utf-8") == "nats://127.0.0.1:9", "a run that is continued takes its former port"
 
 
 def test_config_says_where_each_value_comes_from() -> None:

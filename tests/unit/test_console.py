@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from rich.console import Console
 
+from atoll.base.clock import SystemClock
 from atoll.base.units import as_size
-from atoll.local.console import WIDE, ConsolePicture, draw, status_line
+from atoll.local.console import WIDE, ConsolePicture, draw, draw_once, status_line
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.timeline import TimedView
 from atoll.run.view import RunView
-from atoll.wire.messages import Beat, Presence
+from atoll.wire.messages import Beat, Presence, event
 from atoll.wire.traffic import LinkTraffic
 
 
@@ -90,3 +95,26 @@ def test_bytes_for_people() -> None:
         "1.5 MB",
         "2000.0 TB",
     ]
+
+
+def test_a_watcher_tells_the_age_of_the_run_and_the_goodput_of_now() -> None:
+    """It has listened for two seconds; the process that began the run keeps its own clock."""
+    begun = ConsolePicture(running(), "r", ProtocolSettings(), 0.0, 2.0)
+    own, watching = status_line(begun), status_line(replace(begun, run_s=3_600.0))
+
+    assert own.startswith("0:02 · ")
+    assert watching.startswith("1:00:00 · ")
+    assert begun.goodput is not None
+    assert ("goodput now" in own, "goodput now" in watching) == (False, True)
+
+
+def test_a_picture_that_is_drawn_once_has_the_age_of_the_event_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`atoll top --once` has no clock of the run but its first entry."""
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: 10_000.0))
+    view = TimedView()
+    view.on_event(event("joined", "a", 2_800.0, incarnation=1, founder=True, took_s=0.5))
+    draw_once(ConsolePicture(view, "r", ProtocolSettings(), 0.0, 2.0))
+
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2:00:00 · ")

@@ -214,3 +214,22 @@ def test_what_is_vendored_is_what_its_note_says() -> None:
 
 def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def test_a_request_for_the_numbers_has_fates_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as a look for a while, and its answer waits for the first ones, but not for ever."""
+    async with serving() as server:
+        monkeypatch.setattr(RunScene, "lacks_fates", property(lambda scene: scene.fates is None))
+        assert not server.feed.is_looked_at
+        asking = asyncio.create_task(server.get("/data.json"))
+        await until(lambda: server.feed.is_looked_at)
+        server.scene.fates = {"merged": 7}
+        _, _, told = await asking
+        server.scene.fates = None
+        monkeypatch.setattr(feeds, "FATES_WAIT_S", 0.01)
+        _, _, later = await server.get("/data.json")
+        monkeypatch.setattr(feeds, "ASKED_S", 0.0)
+
+        assert json.loads(told)["state"]["fates"] == {"merged": 7}
+        assert json.loads(later)["state"]["fates"] is None
+        assert not server.feed.is_looked_at

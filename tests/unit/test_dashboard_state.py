@@ -166,6 +166,20 @@ def test_a_goodbye_is_no_fault(told: ToldRun) -> None:
     assert not [mark for mark in told.state(33.0)["marks"] if mark["group"] != "change"]
 
 
+@pytest.mark.parametrize(
+    ("closed", "over", "hosts"), [(True, True, []), (False, True, ["silent"]), (True, False, ["silent"])]
+)
+def test_a_shard_that_has_finished_is_not_silent(told: ToldRun, *, closed: bool, over: bool, hosts: list[str]) -> None:
+    """An open page shows the same as one that is opened afterwards; a shard that did not close its ledger is still missed."""
+    told.view.on_presence(Presence(name="p", host="h", pid=7, wants=(), owns=(0,)), 8.0)
+    if closed:
+        told.log("ledger", "shard-0", 9.0, ledger={}, reason="finished")
+    facts = replace(told.facts(60.0), over=over)
+    state = state_of(told.view, told.timeline, facts)
+
+    assert [one["state"] for one in state["hosts"]] == hosts
+
+
 def test_a_shard_that_dies_is_marked_live_and_from_the_log(told: ToldRun) -> None:
     """Silent processes are seen at once; a later tenure without a closing ledger says so for good."""
     told.view.on_presence(Presence(name="p1", host="h", pid=7, wants=(), owns=(0,)), 8.0)

@@ -681,6 +681,7 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
         ("settings.train.rate = 1e-3", "settings.learner.id = 'x'", "decides this setting"),
         ("protocol.fragments = 4", 'synchronizer = "x"', "this is a table of settings"),
         ("protocol.fragments = 4", "learner = 3", "this is a table of settings"),
+        ('data = "/srv/corpus"', 'data = "/srv/${x}"', "compose cannot mount"),
         ("model.size", "modle.size", "modle"),
         ("[settings]", "[settings", "not TOML"),
     ],

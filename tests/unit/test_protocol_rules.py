@@ -40,6 +40,7 @@ from atoll.protocol.events import (
     PushRefused,
     PushSettled,
     QueueDrained,
+    Refuse,
     StandDown,
     StepDone,
     TimerFired,
@@ -194,6 +195,26 @@ def test_too_old_and_future_contributions_are_refused_whole() -> None:
     assert [a.reason for a in stale if isinstance(a, Acknowledge)] == ["stale"]
     assert [a.reason for a in future if isinstance(a, Acknowledge)] == ["future_base"]
     assert desk.shard.ledger.account("a", 1).refused == {"stale": 80}
+
+
+def test_a_last_contribution_on_the_version_that_is_being_committed_waits_for_it() -> None:
+    """Its head is visible before the shard hears that its commit is through; what is two versions ahead is of no run."""
+    desk = RulesDesk(tokens_target=10, grace_gamma=0.0, grace_cap_steps=0.0)
+    for name in ("a", "b"):
+        desk.beat(name)
+    desk.call(1.0)
+    [commit] = the(Commit, desk.offer(key("a"), 2.0))
+    assert isinstance(commit, Commit)
+
+    early = desk.offer(key("a", push=2), 2.1, base=1, final=True)
+    absurd = desk.offer(key("b", push=2), 2.1, base=2, final=True)
+    actions = desk.tell(Committed(at_s=2.2, fragment=0, version=1))
+
+    assert [type(action) for action in early] == [Fetch]
+    assert [action.reason for action in the(Refuse, absurd)] == ["future_base"]  # type: ignore[attr-defined]
+    (fold,) = the(Fold, actions)
+    assert isinstance(fold, Fold)
+    assert (fold.key, fold.age) == (key("a", push=2), 0)
 
 
 def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> None:

@@ -50,3 +50,8 @@ def test_a_death_is_explained_by_the_servers_words(tmp_path: Path) -> None:
     assert isinstance(cause_of_death(f"{OWN}\n{lie}", *place), BrokerUnavailable)
     true = "[7] 2026/11/25 09:00:58.7 [FTL] Error listening on port: address already in use"
     assert isinstance(cause_of_death(f"{lie}\n{true}", *place), InUse)
+    leaf = true.replace("on port", "on leafnode port: 4462 - listen tcp 127.0.0.1:4462: bind")
+    told = str(cause_of_death(leaf, *place))
+    assert "4462" in told
+    assert "--leaf-port" in told
+    assert "4222" not in told

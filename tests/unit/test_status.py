@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from atoll.base.errors import SettingsError
+from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
+from atoll.cli.status import _check_founded
 from atoll.local.console import ConsolePicture
 from atoll.local.console_status import status_lines, status_of
 from atoll.local.console_tables import TopMoment
@@ -18,6 +21,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.standing import Standing, standing_of
 from atoll.run.status import RunStatus, status_schema
 from atoll.run.timeline import TimedView
+from atoll.settings import load
 from atoll.wire.messages import Presence, event
 from support.command_line import atoll
 from support.watched_runs import beat
@@ -104,8 +108,34 @@ def test_a_learner_that_has_not_left_and_is_not_heard_is_named() -> None:
 
 
 def test_the_lines_for_people_say_the_same() -> None:
-    """First what the run does, then its numbers."""
-    assert status_lines(moment(11.0)).splitlines()[0] == "demo: waiting for a synchronizer for shard 0"
+    """First what the run does, then its numbers, with the age of the run: since it was founded, or by its event log."""
+    told = moment(11.0)
+    lines = status_lines(told).splitlines()
+
+    assert lines[0] == "demo: waiting for a synchronizer for shard 0"
+    assert lines[1].startswith("16:42 · 2 training")
+    assert status_lines(told, founded_at_s=411.0).splitlines()[1].startswith("10:00 · ")
+    assert status_lines(told, founded_at_s=2000.0).splitlines()[1].startswith("0:00 · ")
+
+
+def test_a_run_that_has_ended_grows_no_older() -> None:
+    """Its last entry in the event log is its end."""
+    told = moment(11.0)
+    told.timeline.newest_s = 71.0
+
+    assert status_lines(replace(told, closing=True), founded_at_s=11.0).splitlines()[1].startswith("1:00 · ")
+
+
+async def test_a_run_that_is_still_being_founded_is_no_mistake_of_the_user(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """In the first seconds of `atoll up` its folder is there, and the run is not: options that nobody gave are not named."""
+    settings = load(None, [f"broker.url={broker.url}", "run=unfounded"]).settings
+    with pytest.raises(SettingsError, match="still being founded") as found:
+        await _check_founded(settings, tmp_path)
+
+    assert "try again" in str(found.value)
+    assert "--run" not in str(found.value)
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from atoll.base.clock import SystemClock
@@ -11,6 +12,7 @@ from atoll.local.run_probe import last_facts
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
+from atoll.report.write import summary
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.ledger import closing_ledger
 from atoll.run.view import LearnerLife, LearnerView, RunView
@@ -132,6 +134,9 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     assert closing_ledger(told).accounts == fragment_ledger.accounts
 
 
+LOST_GRACE = {"share": 0.5, "seconds": 3.29, "what": "grace", "sentence": "waited after the quorum"}
+
+
 def reported(average: float | None) -> tuple[dict[str, Any], str]:
     """Return the report of a run with two validations, and its page."""
     view = RunView()
@@ -142,6 +147,20 @@ def reported(average: float | None) -> tuple[dict[str, Any], str]:
     settings = {"protocol.fragments": 2, "protocol.shards": 1}
     report = collect(view, Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash=""))
     return report, page(report, view, "")
+
+
+def test_figures_that_look_alike_say_which_they_are() -> None:
+    """Grace that was granted is not grace that was waited, and payload is not what the wire carries."""
+    report, shown = reported(None)
+    waited = {**LOST_GRACE, "of": "rounds", "who": "", "command": "atoll why grace"}
+    report["slow"] = {"lost": [waited], "findings": [], "notes": []}
+    slow = page(report, RunView(), "")
+
+    assert "grace that was granted per round" in shown
+    assert "3.29 s (grace that was waited): " in slow
+    assert "payload bytes that the learners sent, read" in shown
+    assert "bytes on the wire of the learners&#x27; links, up, down" in shown
+    assert "on the wire of the learners' links" in summary(report, Path("out"))
 
 
 def test_an_average_is_a_second_curve_and_a_second_number() -> None:

@@ -120,7 +120,7 @@ async def monitor(
     announce(settings, url_of(listening))
     work = [asyncio.create_task(follow(watched[name], each)) for name, each in live.items()]
     work += [
-        asyncio.create_task(poll_fates(scene, live[name], lambda: len(feed) > 0))
+        asyncio.create_task(poll_fates(scene, live[name], lambda: feed.is_looked_at))
         for name, scene in scenes.items()
         if isinstance(scene, RunScene)
     ]

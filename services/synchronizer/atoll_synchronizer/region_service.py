@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, FrameRejected, PeerMisbehaved, RunReplaced
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
@@ -132,8 +133,7 @@ class RegionService:
         name = hashlib.blake2b(msgspec.json.encode(asked), digest_size=16).hexdigest()
         work = self._works.get(name)
         if work is None or (work.task.done() and self._is_spent(asked, work.task.result())):
-            doing = self._read(asked) if asked.verb == "read" else self._fold(asked, name)
-            work = self._works[name] = Work(asyncio.create_task(doing), 0.0)
+            work = self._works[name] = Work(asyncio.create_task(self._done(asked, name)), 0.0)
         work.asked_s = self._clock.monotonic()
         await asyncio.wait({work.task}, timeout=ANSWER_S)
         answer = work.task.result() if work.task.done() else AT_WORK
@@ -153,9 +153,17 @@ class RegionService:
         for push in asked.pushes:
             self._held.pop(PushKey(push.learner, push.incarnation, asked.fragment, push.push), None)
 
+    async def _done(self, asked: RegionAsk, name: str) -> RegionAnswer:
+        """Do what is asked for; a question that nobody should have asked ends nothing but itself."""
+        try:
+            return await (self._read(asked) if asked.verb == "read" else self._fold(asked, name))
+        except Exception as error:  # noqa: BLE001  (whatever a peer brings about; the shard reads by itself then)
+            log.warning("region.failed", asked=asked.verb, fragment=asked.fragment, reason=repr(error))
+            return RegionAnswer(done=True, reason="failed")
+
     async def _read(self, asked: RegionAsk) -> RegionAnswer:
         manifest = asked.manifest
-        if manifest is None or manifest.fragment >= len(self._run.layout.fragments):
+        if manifest is None or not is_of(manifest, self._run):
             return RegionAnswer(done=True, reason="malformed")
         async with self._reading:
             read = await read_contribution(self._bus, self._run, manifest)
@@ -182,7 +190,7 @@ class RegionService:
             stem = run.subjects.partial_stem(self._region, p, asked.base_version, name)
             upload = Upload(frame)
             blob = await patiently(lambda: self._bus.put_blob(stem, upload), "a region's sum")
-        except (AtollError, FrameRejected) as error:
+        except AtollError as error:
             log.warning("region.sum_failed", fragment=p, pushes=len(keys), reason=str(error))
             return RegionAnswer(done=True, reason="failed")
         for key in keys:
@@ -211,8 +219,12 @@ class RegionService:
         if state is None or correction_of(self._run.protocol.of(fragment)) is None:
             return None
         if state.stem not in self._momenta:
-            arrays = await read_outer_state(self._bus, state, self._run.layout.fragment_sizes()[fragment])
-            reference = MomentumReference.of(arrays[MOMENTUM], self._run.layout.slices(fragment))
+            elements = self._run.layout.fragment_sizes()[fragment]
+            arrays = await read_outer_state(self._bus, state, elements)
+            momentum = arrays.get(MOMENTUM)
+            if momentum is None or momentum.shape != (elements,) or momentum.dtype != np.float32:
+                raise PeerMisbehaved("an outer state without the run's momentum", got=sorted(arrays), allowed=MOMENTUM)
+            reference = MomentumReference.of(momentum, self._run.layout.slices(fragment))
             while len(self._momenta) >= MOMENTA_KEPT:
                 self._momenta.pop(next(iter(self._momenta)))
             self._momenta[state.stem] = reference
@@ -231,6 +243,15 @@ class RegionService:
     def _on_failure(self, error: BaseException) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
+
+
+def is_of(manifest: Contribution, run: RunRecord) -> bool:
+    """Return whether a manifest can be one of a run: of its founding and layout, and naming its own chunks."""
+    if manifest.fragment >= len(run.layout.fragments):
+        return False
+    stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
+    ours = manifest.run_nonce == run.nonce and manifest.layout == run.layout.fingerprint
+    return ours and manifest.blob.stem == stem
 
 
 def key_of(manifest: Contribution) -> PushKey:

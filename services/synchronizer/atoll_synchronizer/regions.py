@@ -306,10 +306,11 @@ class RegionReader:
         """Return what a region answers when it is done, None if it does not."""
         bus, clock, subjects = self._context.bus, self._context.clock, self._run.subjects
         began_s = heard_s = clock.monotonic()
+        patience_s = self._patience_s()
         reason = "it is at work for too long"
         try:
             data = encode(asked)
-            while (asked_s := clock.monotonic()) < began_s + WORK_S:
+            while (asked_s := clock.monotonic()) < began_s + patience_s:
                 answer_at = subjects.premerge_answer(region, self._new_nonce())
                 told = await bus.ask(subjects.premerge(region), data, timeout_s=ASK_S, answer_at=answer_at)
                 now_s = clock.monotonic()
@@ -326,6 +327,12 @@ class RegionReader:
             reason = str(error)
         self._leave_alone(region, reason)
         return None
+
+    def _patience_s(self) -> float:
+        """Return how long a region may be at work: while what it reads is not too old yet, at a run's own pace."""
+        settings = self._run.protocol
+        interval_s = settings.interval_steps * self._around.step_s()
+        return min(WORK_S, max(ASK_S, settings.age_max * interval_s))
 
     def _new_nonce(self) -> str:
         """Return what no question has had: an answer to another one is none."""

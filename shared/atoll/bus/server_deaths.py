@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 from atoll.base.errors import AtollError, BrokerUnavailable, InUse, SettingsError, StorageFull
 from atoll.bus.server_log import own_words
+
+_TAKEN: Final = re.compile(r"listen tcp \S*?:(\d+): bind: address already in use")
 
 
 def cause_of_death(words: str, place: str, store_dir: Path, log_path: Path) -> AtollError:
@@ -15,9 +19,13 @@ def cause_of_death(words: str, place: str, store_dir: Path, log_path: Path) -> A
     """
     log, words = words, "\n".join(own_words(words)) or words
     if "address already in use" in words:
+        named = _TAKEN.search(words)
+        own = place.rpartition(":")[2]
+        port = own if named is None else named[1]
+        which = "the broker's port" if port == own else "another port of the broker (--leaf-port, --cluster-port)"
         return InUse(
-            "something else listens on the broker's port",
-            got=place.rpartition(":")[2],
+            f"something else listens on {which}",
+            got=port,
             allowed="a free port",
             todo="stop that process, choose another port, or give its url if it is a broker",
         )

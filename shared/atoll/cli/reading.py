@@ -1,17 +1,20 @@
 """How verbs that read a run reach its broker: by its address, or by the folder of a run of `atoll up`.
 
 `atoll up` stops its broker at the end, and the broker's store stays in the run's folder. With `--out` a verb asks the broker of
-that folder; if none runs, it starts one on the store for as long as it reads.
+that folder; if none runs, it starts one on the store for as long as it reads. Who runs it writes its address into the store,
+so that several verbs can read at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from atoll.settings import Settings
 
 HINT_S: Final = 2.0
+BEGINS_S: Final = 5.0
+LOOK_S: Final = 0.1
+ADDRESS: Final = "url"
 WATCHERS: Final[tuple[Kind, ...]] = ("reader", "evaluator", "synchronizer", "operator")
 B = TypeVar("B", bound="Bus")
 
@@ -49,7 +55,9 @@ def settings_of(
         return
     if run is not None or broker is not None:
         raise SettingsError(
-            "a folder says which run it holds, and where its broker is", got=f"--out {out} beside --run or --broker"
+            "a folder says which run it holds, and where its broker is",
+            got=f"the folder {out} beside --run or --broker",
+            todo="give the folder alone, or a run on a broker by --run and --broker",
         )
     file = read_run_file(out)
     if file is None:
@@ -87,7 +95,9 @@ def _stores(out: Path) -> list[Path]:
 @contextmanager
 def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     """Yield the address of the broker that has a store, locked by `keys`; if none runs, start one meanwhile."""
+    from atoll.base.atomic_files import write_whole  # noqa: PLC0415
     from atoll.base.errors import InUse  # noqa: PLC0415
+    from atoll.bus.addresses import addresses  # noqa: PLC0415
     from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
@@ -102,22 +112,42 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     try:
         here.start()
     except InUse as error:
-        # The run goes on, and its own broker answers; it writes its address when it does, of a cluster each node its own.
-        try:
-            url = ",".join(
-                file.read_text(encoding="utf-8")
-                for file in sorted(store.glob("url")) or sorted(store.glob("node-*/url"))
-            )
-        except OSError:
-            raise error from None
+        url = _address_beside(store)
         if not url:
-            raise
+            raise error from None
         yield url
         return
+    files = [node.store_dir / ADDRESS for node in (here.nodes if isinstance(here, LocalCluster) else [here])]
+    former = {file: file.read_bytes() for file in files if file.exists()}
     try:
+        for file, address in zip(files, addresses(here.url), strict=True):
+            write_whole(file, address.encode())
         yield here.url
     finally:
+        for file in files:  # a run that is continued takes its former port
+            write_whole(file, former[file]) if file in former else file.unlink(missing_ok=True)
         here.stop()
+
+
+def _address_beside(store: Path) -> str:
+    """Return the address of the broker that has a store, as its host wrote it; of a cluster each node has its own.
+
+    A host writes it once its broker answers. Until then what is there may be the address of a former one.
+    """
+    from atoll.bus.addresses import addresses  # noqa: PLC0415
+    from atoll.bus.greeting import greeting  # noqa: PLC0415
+
+    until_s = time.monotonic() + BEGINS_S
+    while True:
+        files = sorted(store.glob(ADDRESS)) or sorted(store.glob(f"node-*/{ADDRESS}"))
+        try:
+            url = ",".join(file.read_text(encoding="utf-8") for file in files)
+        except OSError:  # its host ends just now
+            url = ""
+        parts = [urlsplit(address) for address in (addresses(url) if url else [])]
+        if any(greeting(part.hostname or "", part.port or 0) for part in parts) or time.monotonic() > until_s:
+            return url
+        time.sleep(LOOK_S)
 
 
 def check_kind(settings: Settings, kinds: Sequence[Kind], what: str) -> None:

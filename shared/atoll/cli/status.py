@@ -16,10 +16,12 @@ import typer
 
 from atoll.cli.histories import agreement_of, saved_in, view_of_saved
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, settings_of
+from atoll.cli.reading import Out, opened, settings_of
 from atoll.cli.watching import watched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atoll.local.console_tables import TopMoment
     from atoll.protocol.settings import ProtocolSettings
     from atoll.run.timeline import TimedView
@@ -53,28 +55,50 @@ def status(  # noqa: PLR0913  (one argument for each option)
     if schema:
         sys.stdout.write(json_text.dumps(status_schema(), indent=2) + "\n")
         return
+    founded_at_s = None
     if (saved := saved_in(out, run, broker)) is not None:
         moment, url = _ended(view_of_saved(saved), saved.run, agreement_of(saved)), f"file:{saved.folder}"
     else:
         with settings_of(out, run, broker, config, assignments) as settings:
             configure(settings.log.format, "error", role="status", run=settings.run)
-            moment, url = asyncio.run(_moment(settings)), settings.broker.url
+            moment, founded_at_s = asyncio.run(_moment(settings, out))
+            url = settings.broker.url
     from atoll.local.console_status import status_lines, status_of  # noqa: PLC0415
     from atoll.local.environment import redacted  # noqa: PLC0415
 
     told = status_of(moment, redacted(url))
-    text = msgspec.json.format(msgspec.json.encode(told)).decode() if json else status_lines(moment)
+    text = msgspec.json.format(msgspec.json.encode(told)).decode() if json else status_lines(moment, founded_at_s)
     sys.stdout.write(f"{text}\n")
     if told.standing == "waiting" or told.unheard:
         raise typer.Exit(WAITS)
 
 
-async def _moment(settings: Settings) -> TopMoment:
+async def _moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:
+    """Return the run as it is now, and when it was founded."""
     from atoll.local.console_tables import TopMoment  # noqa: PLC0415
 
+    if out is not None:
+        await _check_founded(settings, out)
     async with watched(settings, "status") as there:
         await there.hear()
-        return TopMoment(there.picture(), there.view.timeline, there.clock.wall(), there.record.closing)
+        moment = TopMoment(there.picture(), there.view.timeline, there.clock.wall(), there.record.closing)
+        return moment, there.record.founded_at_s
+
+
+async def _check_founded(settings: Settings, out: Path) -> None:
+    """Raise `SettingsError` if the run of this folder is not founded yet: that takes `atoll up` some seconds."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.run.record import read_run  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+
+    async with opened(settings, "status") as bus:
+        if await read_run(bus, Subjects(settings.run)) is not None:
+            return
+    raise SettingsError(
+        "the run of this folder is still being founded, or ended before it was",
+        got=f"{out} without a run record",
+        todo="try again in some seconds: the first learner of `atoll up` founds the run once it has its model",
+    )
 
 
 def _ended(view: TimedView, run: str, protocol: ProtocolSettings) -> TopMoment:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import HUB, DeploymentDescription
 from atoll.deploy.services import (
@@ -156,7 +157,18 @@ def _archive(described: DeploymentDescription) -> list[dict[str, Any]]:
 
 
 def _here(path: str) -> str:
-    """Return a path as compose takes it for a folder and not for a volume."""
+    """Return a path as compose takes it for a folder and not for a volume.
+
+    Raises:
+        SettingsError: compose would split it, or put the value of a variable into it.
+    """
+    if any(letter in ":$" or not letter.isprintable() for letter in path):
+        raise SettingsError(
+            "compose cannot mount a folder of this name",
+            got=f"data = {path!r}",
+            allowed="a path without ':', '$' and control characters",
+            todo="rename the folder, or name a link to it",
+        )
     return path if path.startswith(("/", "./", "../", "~")) else f"./{path}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from rich.columns import Columns
@@ -19,11 +19,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, SystemClock
 from atoll.base.units import as_duration, as_size
 from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
+from atoll.run.timeline import TimedView
 from atoll.run.view import HostView, LearnerView, RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
@@ -51,13 +52,18 @@ _ONLY_WIDE: Final = ("life", "overhead")
 
 @dataclass(frozen=True, slots=True)
 class ConsolePicture:
-    """A run at one moment: `now_s` by the clock of the view's arrivals, `began_s` likewise."""
+    """A run at one moment: `now_s` by the clock of the view's arrivals, `began_s` likewise.
+
+    `began_s` is when the process that draws began to listen. `run_s` is the age of the run for a process that came later,
+    such as a watcher; None for the process that began the run.
+    """
 
     view: RunView
     run: str
     protocol: ProtocolSettings
     began_s: float
     now_s: float
+    run_s: float | None = None
 
     @property
     def target(self) -> int:
@@ -76,7 +82,7 @@ class ConsolePicture:
 
     @property
     def goodput(self) -> float | None:
-        """Return the session's goodput so far, None before there is any."""
+        """Return the goodput since this process began to listen, None before there is any."""
         present_s = self.view.present_s
         return self.view.stepping_s / present_s if present_s > 0 else None
 
@@ -207,7 +213,10 @@ def make_face(clock: Clock) -> RunConsole:
 
 
 def draw_once(picture: ConsolePicture) -> None:
-    """Print the picture to standard output; nothing is left out for a file or a pipe."""
+    """Print the picture of a watcher to standard output; nothing is left out for a file or a pipe."""
+    if picture.run_s is None:
+        began_s = picture.view.timeline.began_s if isinstance(picture.view, TimedView) else None
+        picture = replace(picture, run_s=0.0 if began_s is None else max(0.0, SystemClock().wall() - began_s))
     console = Console()
     if not console.is_terminal:
         console.width = WIDE
@@ -276,7 +285,9 @@ def status_line(picture: ConsolePicture) -> str:
     """Return the run in one line."""
     view = picture.view
     target = f" of {picture.target:,}" if picture.target else ""
-    goodput = "" if picture.goodput is None else f" · goodput {100 * picture.goodput:.0f}%"
+    # A watcher has listened for a few heartbeats: what it counts says nothing of the run's beginning.
+    age_s, now = (picture.now_s - picture.began_s, "") if picture.run_s is None else (picture.run_s, " now")
+    goodput = "" if picture.goodput is None else f" · goodput{now} {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
     states = [picture.state(learner) for learner in view.learners.values()]
@@ -290,7 +301,7 @@ def status_line(picture: ConsolePicture) -> str:
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{as_duration(picture.now_s - picture.began_s)} · {training} training{unheard}{few} · "
+        f"{as_duration(age_s)} · {training} training{unheard}{few} · "
         f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}"
         f"{goodput}{quality}{left}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from atoll.local.console import status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
 from atoll.run.links import byte_ledger
@@ -47,9 +49,21 @@ def status_of(moment: TopMoment, broker: str) -> RunStatus:
     )
 
 
-def status_lines(moment: TopMoment) -> str:
-    """Return what a person reads: what the run does and waits for, and the run in one line."""
-    return f"{heading(moment)}\n{status_line(moment.picture)}"
+def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
+    """Return the lines for a person: what the run does and waits for, and the run in one line.
+
+    `founded_at_s` is from the run record. Without it the run began with the first entry of its event log.
+    """
+    return f"{heading(moment)}\n{status_line(replace(moment.picture, run_s=_age_s(moment, founded_at_s)))}"
+
+
+def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
+    """Return the age of the run, or how long it lasted if it has ended."""
+    timeline = moment.timeline
+    until_s = timeline.newest_s if moment.has_ended and timeline.newest_s else moment.wall_s
+    began_s = timeline.began_s if founded_at_s is None else founded_at_s
+    # Two machines may disagree about the time: an age is never below zero.
+    return 0.0 if began_s is None else max(0.0, until_s - began_s)
 
 
 def _learner(moment: TopMoment, learner: LearnerView) -> LearnerStatus:

@@ -133,7 +133,7 @@ def numbers(moment: TopMoment) -> list[tuple[str, str]]:
         ("bits/byte", f"{view.validations[-1].validation.bits_per_byte:.3f}" if view.validations else UNKNOWN),
         ("tokens", f"{as_count(view.run_tokens)}{of}"),
         ("tokens/s", as_count(round(picture.tokens_per_s))),
-        ("goodput", UNKNOWN if picture.goodput is None else f"{100 * picture.goodput:.0f}%"),
+        ("goodput now", UNKNOWN if picture.goodput is None else f"{100 * picture.goodput:.0f}%"),
         ("training", f"{training} of {len(view.learners)}"),
         ("commits", f"{view.commits:,}"),
         ("bytes/token", UNKNOWN if per_token is None else f"{per_token:.3g}"),

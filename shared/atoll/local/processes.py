@@ -164,8 +164,9 @@ class ProcessGroup:
         """Return the error that a child's log ends with, or the end of the log as far as it is plain text."""
         try:
             with self.log_path(name).open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
+                skipped = log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
+                lines = lines[1:] if skipped else lines  # the first one is the rest of one
         except OSError:
             return ""
         told = next((word for line in reversed(lines) if (word := last_word_in(line))), "")
@@ -184,6 +185,8 @@ class ProcessGroup:
         code = self.codes(name)[-1] if self.codes(name) else 1
         kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
         words = self.last_words(name).removeprefix("atoll: ").replace("\n", "\n           ")
+        if code < 0:  # what it said last is not why it ended
+            words = Exit(name, code).what
         return kind(what, got=words or Exit(name, code).what, todo=f"look at {self.log_path(name)}")
 
     def _spawn(self, child: _Child) -> None:

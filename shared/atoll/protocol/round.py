@@ -150,7 +150,9 @@ class FragmentRound:
     def refusal(self, offer: Offer) -> str:
         """Return why the offer cannot enter this round, or the empty string when it can."""
         age = self.age(offer)
-        if age < 0 and not self.ahead(offer):
+        # A learner may read a version, answer it and leave before the shard has heard that its own commit is through.
+        being_made = age == -1 and self.phase is Phase.COMMITTING
+        if age < 0 and not being_made and not self.ahead(offer):
             return "future_base"
         if age > self.settings.age_max:
             return "stale"

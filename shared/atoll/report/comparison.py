@@ -111,7 +111,8 @@ def read_report(path: Path) -> tuple[Path, ReportFigures]:
             "there is no report",
             got=path,
             allowed="the folder of a run that has ended, or its report.json",
-            todo="let the run end (Ctrl-C, or `atoll up --minutes`): its report is written then",
+            todo="`atoll up` and `atoll sim` write one when the run ends (Ctrl-C, or `--minutes`), nothing else does; "
+            "of any other run `atoll status`, `fates`, `why` and `dashboard` have the facts (--run, --broker)",
         ) from error
     except OSError as error:
         raise SettingsError(

@@ -16,6 +16,8 @@ from atoll.run.curves import first_s, thinned
 from atoll.run.view import RoundLine, RunView
 
 POINTS_MAX: Final = 3000
+_WAITED: Final = {"grace": "grace that was waited"}
+"""Parts of lost time whose name alone could be read as another figure of the page: the grace that was granted."""
 SAMPLE_CHARS_MAX: Final = 20_000
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = """
@@ -85,13 +87,17 @@ def _summary(report: Mapping[str, Any]) -> str:
         ["goodput", "-" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"],
         ["commits", f"{report['commits']:,}"],
         ["contributors per round, mean", _number(rounds["contributors_mean"])],
-        ["grace per round, mean", _number(rounds["grace_s_mean"], " s")],
+        [
+            "grace that was granted per round (a round that needs less waits less), mean",
+            _number(rounds["grace_s_mean"], " s"),
+        ],
         [
             "call to commit, median and 95%",
             f"{_number(rounds['waited_s_p50'], ' s')}, {_number(rounds['waited_s_p95'], ' s')}",
         ],
-        ["bytes the learners sent, read", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
-        ["bytes merged, published", f"{report['bytes_merged']:,}, {report['bytes_published']:,}"],
+        ["payload bytes that the learners sent, read", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
+        ["bytes on the wire of the learners' links, up, down", _on_the_wire(report["moved"]["learners"])],
+        ["payload bytes merged, published", f"{report['bytes_merged']:,}, {report['bytes_published']:,}"],
         [
             f"{report['clock']} time",
             f"{report['wall_s']:,.1f} s in {report['sessions']} session(s), ended: {report['ended']}",
@@ -146,6 +152,10 @@ def _over_time(curves: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _on_the_wire(sums: Mapping[str, Any]) -> str:
+    return f"{sums['wire_up']:,}, {sums['wire_down']:,} (payload, and what carries it)"
+
+
 def _slow(told: Mapping[str, Any] | None) -> str:
     """Return the largest shares of time lost, each with the command that tells more."""
     if told is None:
@@ -160,7 +170,8 @@ def _slow(told: Mapping[str, Any] | None) -> str:
         ("rounds", "of the rounds' time", "Where rounds spent their time; learners do not wait for it:"),
     ):
         items = "".join(
-            f"<li><b>{100 * one['share']:.1f}%</b> {whole}, {one['seconds']:,.3g} s ({escape(one['what'])}): "
+            f"<li><b>{100 * one['share']:.1f}%</b> {whole}, {one['seconds']:,.3g} s "
+            f"({escape(_WAITED.get(one['what'], one['what']))}): "
             f"{escape(one['who'] or 'rounds')} {_code(one['sentence'])}. {_more(one['command'])}</li>"
             for one in told["lost"]
             if one["of"] == of

@@ -74,7 +74,9 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
 def _moved(moved: Mapping[str, Any]) -> str:
     """Return what the learners' links carried, and how much less that is than data-parallel training would have moved."""
     learners = moved["learners"]
-    both = f"{as_size(learners['wire_up'])} up, {as_size(learners['wire_down'])} down over the learners' links"
+    both = (
+        f"{as_size(learners['wire_up'])} up, {as_size(learners['wire_down'])} down on the wire of the learners' links"
+    )
     if moved["times_less"] is None:
         return both
     return (

@@ -25,6 +25,7 @@ from typing import Final
 from atoll.story.attribution import shares_of
 from atoll.story.history import History
 from atoll.story.learner_findings import (
+    absent_learners,
     bad_directions,
     many_refusals,
     quarantines,
@@ -41,13 +42,14 @@ SAME_CULPRIT: Final[Mapping[Cause, tuple[Cause, ...]]] = {
     "quarantine": ("refusals", "nothing merged"),
     "slow link": ("stale refusals", "nothing merged"),
     "slow learner": ("stale refusals", "nothing merged"),
+    "learner was gone": ("nothing merged",),
     "refusals": ("nothing merged",),
     "stale refusals": ("nothing merged",),
 }
 """What a cause explains of its own culprit."""
 SAME_TIME: Final[Mapping[Cause, tuple[Cause, ...]]] = {
-    "disk was full": ("shard without owner", "slow link", "stale refusals"),
-    "broker was away": ("shard without owner", "slow link", "stale refusals"),
+    "disk was full": ("shard without owner", "slow link", "learner was gone", "stale refusals"),
+    "broker was away": ("shard without owner", "slow link", "learner was gone", "stale refusals"),
     "shard without owner": ("stale refusals",),
 }
 """What a cause explains of everybody, if most of it fell into the time of the cause."""
@@ -60,12 +62,13 @@ GRAVITY: Final[tuple[Cause, ...]] = (
     "quarantine",
     "slow link",
     "slow learner",
+    "learner was gone",
     "refusals",
     "stale refusals",
     "nothing merged",
 )
 """The causes, the gravest first: what stops everybody, what harms the model, what harms one learner."""
-ENDS: Final[frozenset[Cause]] = frozenset({"shard without owner", "quarantine", "nothing merged"})
+ENDS: Final[frozenset[Cause]] = frozenset({"shard without owner", "quarantine", "learner was gone", "nothing merged"})
 """Findings of which an event tells the end. Of the others `until_s` is only the newest measurement that they rest on."""
 RECENT_S: Final = 60.0
 """Such a measurement of the last minute, or of the last usual pauses between rounds: what was measured goes on."""
@@ -84,6 +87,7 @@ def findings(history: History) -> list[RunFinding]:
         *quarantines(history),
         *slow_links(history, shares),
         *slow_learners(history, shares),
+        *absent_learners(history),
         *many_refusals(history),
         *without_contributions(history),
     ]

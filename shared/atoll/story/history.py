@@ -18,8 +18,10 @@ from typing import Final, Generic, TypeVar
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.bus.interface import Bus
+from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import (
+    ClosedEvent,
     Contributor,
     JoinedEvent,
     LeftEvent,
@@ -106,7 +108,7 @@ class History:
     A page that follows a run keeps few `rounds` and `samples`. What must be true of the whole run is kept beside them:
     `newest_samples` has the newest sample of each incarnation (the one heard longest ago first), `merged` the names of all
     learners of which a contribution was merged. `sighted` has the shards whose owner has written other things than rounds: a
-    sample of its presence, or why a round waits.
+    sample of its presence, or why a round waits. `ledgers` has the closing ledgers of the shards in `closed`.
     """
 
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
@@ -121,6 +123,7 @@ class History:
     merged: set[str] = field(default_factory=set)
     sighted: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     last_s: dict[str, float] = field(default_factory=dict)
     newest_s: float = 0.0
@@ -271,6 +274,16 @@ class History:
 
     def _on_ledger(self, event: Event) -> None:
         self.closed.add(event.who)
+        try:
+            told = fields_of(event, ClosedEvent)
+        except PeerMisbehaved:
+            return  # the shard has closed its ledger all the same; what was lost is then not told
+        former = self.ledgers.get(event.who)
+        if former is None and len(self.ledgers) >= WRITERS_MAX:
+            return
+        if told.part and former is not None and len(former.accounts) >= WRITERS_MAX:
+            return
+        self.ledgers[event.who] = continued(former, told.ledger, told.part)
 
     def _on_joined(self, event: Event) -> None:
         self.joined.append(Noted(event.at_s, event.who, fields_of(event, JoinedEvent)))
@@ -285,6 +298,7 @@ class History:
         told, former_s = fields_of(event, ServingEvent), self.last_s.get(event.who)
         self.tenures.append(ServedTenure(event.who, event.at_s, told, former_s, event.who in self.closed))
         self.closed.discard(event.who)
+        self.ledgers.pop(event.who, None)
 
     def _on_moved(self, event: Event) -> None:
         """Take the sample of a synchronizer's presence: its shards were alive then. No learner tells of shards."""

@@ -1,4 +1,4 @@
-"""What stands out of learners: slow links and steps, refusals, quarantine, directions of their own, nothing merged.
+"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, nothing merged.
 
 A learner is compared with the *other* learners, because there is no absolute measure of a good step time or a good link.
 """
@@ -10,6 +10,7 @@ from statistics import median
 from typing import Final
 
 from atoll.run.event_fields import QuarantineEvent, RefusedContribution
+from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import LearnerShare, middle, of_others, points_away
 from atoll.story.history import History, Noted, push_id
 from atoll.story.run_finding import RunFinding, finding
@@ -22,6 +23,7 @@ REFUSED_MIN: Final = 3
 TOO_LATE: Final = frozenset({"stale", "chunks_gone"})
 """Reasons of refusals that a learner meets because it is late, and for no fault in what it sent."""
 NAMED_MAX: Final = 4
+GONE_MIN_S: Final = 1.0
 
 
 def quarantines(history: History) -> list[RunFinding]:
@@ -153,6 +155,35 @@ def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunF
                 ),
             )
         )
+    return found
+
+
+def absent_learners(history: History) -> list[RunFinding]:
+    """Return when learners were gone without a farewell: the newest absences of each, and how many there were before."""
+    by_learner: dict[str, list[LearnerAbsence]] = {}
+    for each in absences_of(history):
+        if each.gone_s >= GONE_MIN_S:
+            by_learner.setdefault(each.learner, []).append(each)
+    found = []
+    for learner, every in by_learner.items():
+        for each in every[-NAMED_MAX:]:
+            evidence = [f"the last sign of incarnation {each.former} was at {history.clock.at(each.from_s)}"]
+            if each.joined_s is not None:
+                evidence.append(f"event joined of incarnation {each.heir} at {history.clock.at(each.joined_s)}")
+            if each is every[-1] and len(every) > NAMED_MAX:
+                evidence.append(f"it was gone {len(every) - NAMED_MAX} times before, which are not told here")
+            ended = "it is still gone" if each.heir is None else f"then incarnation {each.heir} began"
+            found.append(
+                finding(
+                    "learner was gone",
+                    learner,
+                    f"incarnation {each.former} left no word, and nothing was heard of the learner for {each.gone_s:.3g} s; "
+                    f"{ended}{each.lost_told()}",
+                    from_s=each.from_s,
+                    until_s=each.until_s,
+                    evidence=tuple(evidence),
+                )
+            )
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.run.event_fields import QuarantineEvent
+from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import of_others, points_away, shares_of
 from atoll.story.history import History
 from atoll.story.learner_findings import measure_told
@@ -26,6 +27,7 @@ def learner_story(history: History, learner: str) -> list[str]:
         for each in history.left
         if each.who == learner
     ]
+    lives += [(each.from_s, _gone(each)) for each in absences_of(history) if each.learner == learner]
     lives += [
         (each.at_s, f"{each.who} put incarnation {each.fields.incarnation} into quarantine: {_offences(each.fields)}")
         for each in history.quarantined
@@ -68,6 +70,15 @@ def learner_story(history: History, learner: str) -> list[str]:
     told += ["", "its latest contributions"]
     told += [f"  {answer_told(line, share)}" for line, share in history.contributions(learner)[-LATEST:]]
     return told
+
+
+def _gone(each: LearnerAbsence) -> str:
+    """Return when a learner was gone: the last sign of a life, for how long nothing was heard, and what was lost."""
+    told = f"was last heard: incarnation {each.former} left no word; it was gone for {each.gone_s:.3g} s"
+    if each.joined_s is None or each.until_s is None:
+        return f"{told}, to the end of the event log{each.lost_told()}"
+    joined = f"incarnation {each.heir} began, which joined {each.joined_s - each.until_s:.3g} s later"
+    return f"{told}, until {joined}{each.lost_told()}"
 
 
 def _offences(told: QuarantineEvent) -> str:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from math import inf, isfinite
-from statistics import median
+from math import ceil, inf, isfinite
+from statistics import fmean, median
 from typing import Final
 
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
 from atoll.run.view import RoundLine
-from atoll.story.attribution import middle, of_others, points_away, shares_of
+from atoll.story.attribution import of_others, points_away, shares_of
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
 from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
@@ -41,7 +41,10 @@ REASONS: Final = {
 
 JUMP_MIN: Final = 0.02
 """A rise of the loss by this share is called a jump."""
-WHAT_IFS: Final = (0.5, 1.0, 2.0, 4.0)
+QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
+"""A row for the grace that this share of the contributions that missed their round would have needed."""
+OFTEN_LATE: Final = 0.25
+"""A learner with this share of its contributions late is late by rule, and not by chance."""
 
 
 def goodput(history: History) -> list[str]:
@@ -105,16 +108,48 @@ def behind(history: History, learner: str | None) -> list[str]:
             of_others(shares, learner, lambda each: each.step_s),
             of_others(shares, learner, lambda each: each.upload_s),
         )
-        told.append(
-            f"neither its steps ({_beside(own.step_s, step_s)}) nor its uploads ({_beside(own.upload_s, upload_s)}) explain it"
-            if own.step_s is not None and own.upload_s is not None
-            else f"{SILENT} its step time or its upload time"
-        )
+        beside = f"its steps ({_beside(own.step_s, step_s)}) nor its uploads ({_beside(own.upload_s, upload_s)})"
+        not_waited = _not_waited_for(history, learner) if own.late >= OFTEN_LATE * own.contributions else []
+        if own.step_s is None or own.upload_s is None:
+            told.append(f"{SILENT} its step time or its upload time")
+        elif not_waited:
+            told.append(f"neither {beside} are much slower than the others'")
+        else:
+            told.append(f"neither {beside} explain it")
+        told += not_waited
     late = [(line, share) for line, share in history.contributions(learner) if share.age]
     told += [_missed(history, line, share) for line, share in late[-3:]]
     if adoptions := adoption_delays(history, learner):
         told.append(f"it adopts a version {median(adoptions):.3g} s after that is visible (by two clocks)")
     return told + _who_is(history, learner)
+
+
+def _not_waited_for(history: History, learner: str) -> list[str]:
+    """Return that the rounds which a learner missed did not wait for it, because their quorum was met without it.
+
+    A learner whose steps and link are like the others' is late by what the rounds wait for alone.
+    """
+    missed = [
+        line.round.why
+        for late, share in history.contributions(learner)
+        if share.age
+        and (line := history.find(late.round.fragment, base_of(late, share) + 1)) is not None
+        and line.round.why is not None
+        and line.round.why.met_by
+    ]
+    everybody = len({share.learner for _, share in history.contributions()})
+    if not missed:
+        return []
+    quorum, count = Counter(why.quorum for why in missed).most_common(1)[0]
+    if quorum >= everybody:
+        return []
+    met = f"{count} of the {len(missed)} rounds that it missed needed a quorum of {quorum} of {everybody} learners"
+    longer = "a longer grace (protocol.grace_gamma, protocol.grace_cap_steps) for a bounded time"
+    return [
+        f"rounds end without waiting for it: {met}, and the others met it",
+        f"    a quorum of {everybody} (protocol.quorum) waits for all, {longer}; `atoll why grace` says how long",
+        f"    what it gives this run: `atoll what-if` with `--set protocol.quorum={everybody}`",
+    ]
 
 
 def refused(history: History, learner: str | None) -> list[str]:
@@ -217,14 +252,12 @@ def grace(history: History, fragment: int | None) -> list[str]:
         f"{len(rounds)} rounds with a median grace of {usual_s:.3g} s; {missed}",
         *([f"{SILENT} when {untold} more of those arrived"] if untold else []),
         "",
-        f"  {'grace':>10}{'in time of those':>18}{'more waiting in each of their rounds':>40}",
+        f"  {'grace':>10}{'in time of those':>18}{'more waiting, mean of their rounds':>40}",
     ]
-    wanted = sorted(
-        {round(usual_s * factor, 3) for factor in WHAT_IFS} | ({round(max(delays), 3) + 0.001} if delays else set())
-    )
-    for grace_s in wanted:
+    for grace_s in _graces(delays, usual_s):
         caught = [delay for delay in delays if delay <= grace_s]
-        more_s = middle(max(0.0, min(delay, grace_s) - usual_s) for delay in delays) or 0.0
+        # The mean: with a fast loop most rounds would wait hardly longer, and their median would tell nothing.
+        more_s = fmean(max(0.0, min(delay, grace_s) - usual_s) for delay in delays) if delays else 0.0
         told.append(f"  {grace_s:>8.3g} s{len(caught):>18}{more_s:>38.3g} s")
     told += [
         "",
@@ -233,6 +266,17 @@ def grace(history: History, fragment: int | None) -> list[str]:
         f"{SILENT} what that does to the loss: try it in `atoll sim train`",
     ]
     return told
+
+
+def _graces(delays: list[float], usual_s: float) -> list[float]:
+    """Return the graces worth a row: the usual one, and those by which a quarter, half, ... of `delays` would be in time.
+
+    Multiples of the usual grace are no rows: a fast loop has a usual grace of 0.
+    """
+    ordered = sorted(delays)
+    reached = {ordered[ceil(share * len(ordered)) - 1] for share in QUANTILES} if ordered else set()
+    # Rounded upwards to 1 ms, so that the contribution that a row is made for is in time.
+    return sorted({usual_s} | {ceil(delay_s * 1e3) / 1e3 for delay_s in reached})
 
 
 def _delays(history: History, fragment: int | None) -> list[float]:

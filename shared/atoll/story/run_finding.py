@@ -22,6 +22,7 @@ Cause = Literal[
     "bad direction",
     "slow link",
     "slow learner",
+    "learner was gone",
     "nothing merged",
 ]
 
@@ -35,6 +36,7 @@ TELLS_MORE: Final[Mapping[Cause, str]] = {
     "bad direction": "atoll story learner {culprit}",
     "slow link": "atoll why behind {culprit}",
     "slow learner": "atoll why behind {culprit}",
+    "learner was gone": "atoll story learner {culprit}",
     "nothing merged": "atoll story learner {culprit}",
 }
 """The command that tells more of each cause; it takes the run (`--out`) as well."""

@@ -11,6 +11,7 @@ is not told apart.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +19,7 @@ from statistics import median
 from typing import Final, Literal
 
 from atoll.run.view import RoundLine
+from atoll.story.absences import absences_of
 from atoll.story.attribution import of_others, shares_of
 from atoll.story.findings import findings
 from atoll.story.goodput import TimePresent, presences, summed
@@ -85,9 +87,13 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
     """Yield, by learner, the time present that was no stepping; its parts are cut so that they never exceed it."""
     # The newest sample of each learner (the last one of its lives): the share of its time that it was inside `island.step`.
     overheads = {each.who: each.fields.overhead for each in history.newest_samples.values()}
+    gone_s: defaultdict[str, float] = defaultdict(float)
+    for each in absences_of(history):
+        if each.until_s is not None:
+            gone_s[each.learner] += each.gone_s
     for learner, one in there.items():
         left_s = max(0.0, one.present_s - one.stepping_s)
-        away_s = _away_s(history, learner)
+        away_s = gone_s[learner]
         inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.joining_s - away_s)
         told = (
             ("joining", one.joining_s, f"joined {_times(one.lives)}: started, compiled, read the run's values"),
@@ -140,21 +146,6 @@ def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime
 def _lost(of: Whole, what: str, who: str, seconds: float, whole_s: float, sentence: str, command: str) -> LostTime:  # noqa: PLR0913, PLR0917  (one field each)
     share = min(1.0, max(0.0, seconds / whole_s)) if whole_s > 0.0 else 0.0
     return LostTime(of, what, who, max(0.0, seconds), share, sentence, command)
-
-
-def _away_s(history: History, learner: str) -> float:
-    """Return for how long a learner was gone between two incarnations of which the first never left."""
-    took_s = {(each.who, each.at_s): each.fields.took_s for each in history.joined}
-    away_s, lost_s = 0.0, None
-    for mark in history.timeline.marks:
-        if mark.who != learner:
-            continue
-        if mark.kind == "lost":
-            lost_s = mark.at_s
-        elif mark.kind == "back" and lost_s is not None:
-            away_s += max(0.0, mark.at_s - took_s.get((learner, mark.at_s), 0.0) - lost_s)
-            lost_s = None
-    return away_s
 
 
 def _length_s(line: RoundLine) -> float:

@@ -34,6 +34,10 @@ CURVES_SHARE: Final = 0.05
 """Of hundreds of learners curves and causes take half a second to make, so they come less often: the loop has other work."""
 SLOW_S: Final = 0.25
 VIEWERS_MAX: Final = 128
+ASKED_S: Final = 10.0
+"""For how long fates are kept current after a request for the numbers: a script that asks again soon gets them at once."""
+FATES_WAIT_S: Final = 3.0
+FATES_LOOK_S: Final = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -70,10 +74,24 @@ class Feed:
         self._viewers: set[Mailbox] = set()
         self._newest: dict[str, tuple[float, dict[str, bytes]]] = {}
         self._failing: dict[str, str] = {}
+        self._asked_s: float | None = None
 
     def __len__(self) -> int:
         """Return how many look."""
         return len(self._viewers)
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Return whether anybody looks, or asked for the numbers a short while ago."""
+        asked_s = self._asked_s
+        return len(self) > 0 or (asked_s is not None and self._clock.monotonic() - asked_s < ASKED_S)
+
+    async def ask(self, run: str) -> None:
+        """Count as a look at a run, and wait for what is only read for those who look; `FATES_WAIT_S` at most."""
+        self._asked_s = self._clock.monotonic()
+        until_s = self._asked_s + FATES_WAIT_S
+        while self.scenes[run].lacks_fates and self._clock.monotonic() < until_s:  # noqa: ASYNC110  (a scene tells nobody)
+            await asyncio.sleep(FATES_LOOK_S)
 
     @property
     def first(self) -> str:

@@ -96,13 +96,28 @@ def is_heard(host: HostView, facts: PageFacts) -> bool:
     return host.heard_s is not None and facts.now_s - host.heard_s <= bound_s
 
 
+def is_over(view: RunView, facts: PageFacts) -> bool:
+    """Return whether the run has reached its end, or all its learners have left."""
+    states = [learner_state(one, facts) for one in view.learners.values()]
+    return bool(states) and (facts.over or all(state == "left" for state in states))
+
+
+def has_finished(host: HostView, view: RunView, facts: PageFacts) -> bool:
+    """Return whether the run is over and all shards of this process have closed their ledgers."""
+    return is_over(view, facts) and all(f"shard-{shard}" in view.closed for shard in host.shards)
+
+
 def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
-    """Return the synchronizer processes that are heard, and silent ones whose shards nobody serves."""
+    """Return the synchronizer processes that are heard, and silent ones whose shards nobody serves.
+
+    A process that has finished its shards in a run that is over is left out, as on a page that is opened afterwards.
+    """
     heard = [host for host in view.hosts.values() if is_heard(host, facts)]
     served = {shard for host in heard if host.serving for shard in host.shards}
     silent = [
         host
         for host in view.hosts.values()
-        if host.heard_s is not None and host not in heard and host.serving and not host.shards <= served
+        if host.heard_s is not None and host not in heard and host.serving
+        if not host.shards <= served and not has_finished(host, view, facts)
     ]
     return sorted([*heard, *silent], key=name_of)

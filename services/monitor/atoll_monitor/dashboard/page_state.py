@@ -20,6 +20,7 @@ from atoll_monitor.dashboard.page_facts import (
     FRAGMENTS_MAX,
     PageFacts,
     is_heard,
+    is_over,
     learner_state,
     shown_hosts,
     shown_learners,
@@ -98,7 +99,7 @@ def _status(view: RunView, facts: PageFacts) -> str:
     states = [learner_state(one, facts) for one in view.learners.values()]
     if any(state in ("joining", "training", "draining") for state in states):
         return "live"
-    return "over" if states and (facts.over or all(state == "left" for state in states)) else "still"
+    return "over" if is_over(view, facts) else "still"
 
 
 def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:

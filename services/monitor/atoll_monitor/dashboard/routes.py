@@ -101,6 +101,7 @@ def page_routes(feed: Feed) -> list[BaseRoute]:
         run = request.query_params.get("run", feed.first)
         if run not in feed.scenes:
             return _unknown(feed, run)
+        await feed.ask(run)
         scene = feed.scenes[run]
         told = {"state": scene.state(), "curves": scene.curves(), "causes": scene.causes()}
         return JSONResponse(told, headers={"Cache-Control": "no-store"})

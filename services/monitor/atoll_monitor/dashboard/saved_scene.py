@@ -59,6 +59,11 @@ class SavedScene:
             reached_by=f"--out {shlex.quote(str(self.saved.folder))}",
         )
 
+    @property
+    def lacks_fates(self) -> bool:
+        """Return False: the event log has been read."""
+        return False
+
     def tick(self) -> None:
         """Take nothing: nothing comes any more."""
 

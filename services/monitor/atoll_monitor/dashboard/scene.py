@@ -31,6 +31,10 @@ HISTORY_SAMPLES: Final = 512
 class PageScene(Protocol):
     """What a feed shows of a run; each part in plain JSON values."""
 
+    @property
+    def lacks_fates(self) -> bool:
+        """Return whether fates can be read, and have not been yet."""
+
     def tick(self) -> None:
         """Take what comes by itself; called about every second."""
 
@@ -78,6 +82,12 @@ class RunScene:
     def timeline(self) -> Timeline:
         """Return what happened when."""
         return self.history.timeline
+
+    @property
+    def lacks_fates(self) -> bool:
+        """Return whether the run is founded, its broker answers, and nobody has read its ledger yet."""
+        self._follow_view()
+        return self.fates is None and self.watched.record is not None and self.watched.connected
 
     def tick(self) -> None:
         """Take what comes by itself: heartbeats, whether the broker and its nodes answer, what the metrics say of alerts."""
