@@ -289,6 +289,7 @@ async def found(url: str, record: RunRecord) -> None:
     await bus.close()
 
 
+@pytest.mark.second_tier
 def test_runs_whose_brokers_are_away_are_listed_and_removed(broker: EmbeddedBroker, tmp_path: Path, run: str) -> None:
     """The list says so and does not wait; removing them takes --force, and with all brokers there it takes none."""
     with EmbeddedBroker(tmp_path / "second") as second:

@@ -55,6 +55,7 @@ async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIter
         await bus.close()
 
 
+@pytest.mark.second_tier
 async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: EmbeddedBroker, run: str) -> None:
     """Eight megabytes up and eight down at four a second keep a link busy for seconds; a core message waits for none.
 
@@ -88,6 +89,7 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
         assert link.accepted == 3
 
 
+@pytest.mark.second_tier
 async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: EmbeddedBroker, run: str) -> None:
     """What the lane is for: without it the same at-most-once message comes after most of the blob."""
     data, subjects = bytes(8 * MIB), Subjects(run)

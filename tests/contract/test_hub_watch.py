@@ -55,6 +55,7 @@ async def _so(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
+@pytest.mark.second_tier
 def test_a_leaf_without_its_hub_is_unhealthy(tmp_path: Path) -> None:
     """The file of `atoll broker --leaf-of` is touched while the hub answers, and not after the hub has gone."""
     health = tmp_path / "health"

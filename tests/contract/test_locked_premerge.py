@@ -215,6 +215,7 @@ async def patiently_read(bus: Bus, run: str) -> None:
             await bus.get_record(Subjects(run).run_record)
 
 
+@pytest.mark.second_tier
 async def test_a_revoked_premerger_is_cut_off_and_another_is_let_in(there: LockedRelayed, opened: Opened) -> None:
     """At once, at its leaf; learners beside it notice nothing."""
     learner, region = await opened("a", there.leaf), await opened(EU, there.leaf)

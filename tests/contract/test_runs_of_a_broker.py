@@ -68,6 +68,7 @@ async def tap_of_a_head(bus: JetStreamBus, version: int) -> bytes:
     return heard.data
 
 
+@pytest.mark.second_tier
 async def test_taps_get_bodies_and_lose_them_while_a_run_lives(
     broker: EmbeddedBroker, bus: JetStreamBus, run: str
 ) -> None:
@@ -114,6 +115,7 @@ async def test_a_run_is_listed_with_its_size_and_removed_whole(bus: JetStreamBus
     assert await read_run(bus, Subjects(run)) is None
 
 
+@pytest.mark.second_tier
 def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBroker, run: str) -> None:
     """A run whose learner is heard stays unless it is forced; a run that is not there is named, and nothing is removed."""
     at = ("--broker", broker.url)
@@ -152,6 +154,7 @@ def test_the_model_of_an_own_loop_is_exported_from_its_layout(broker: EmbeddedBr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.second_tier
 def test_a_mistyped_run_leaves_nothing_behind(broker: EmbeddedBroker, run: str) -> None:
     """Readers create nothing: the run is named, and the broker is as it was."""
     with pytest.raises(SettingsError, match="nobody has founded this run"):

@@ -15,6 +15,8 @@ from atoll_learner.beginning import first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_settings import ModelSettings, model_settings
 
+pytestmark = pytest.mark.second_tier
+
 FOLDERS = sorted(path for path in Path(__file__).with_name("written_by_transformers").iterdir() if path.is_dir())
 TOLERANCE = 1e-4
 

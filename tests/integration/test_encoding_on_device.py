@@ -20,6 +20,8 @@ from atoll.protocol.ledger import settle
 from support.links import unique_run
 from support.memory_world import MemoryWorld, settings
 
+pytestmark = pytest.mark.second_tier
+
 DEADLINE_S = 240.0
 
 

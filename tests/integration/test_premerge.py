@@ -119,6 +119,7 @@ def test_a_region_without_a_synchronizer_costs_time_only(run: str) -> None:
     assert not told(lines, "region.sum_read")
 
 
+@pytest.mark.second_tier
 def test_a_region_that_dies_while_it_folds_loses_nothing(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had read and not sent is read by the shards; a new one goes on where it is asked."""
     monkeypatch.setattr(region_reader, "AWAY_S", 0.1)

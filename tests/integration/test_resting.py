@@ -10,6 +10,7 @@ import pytest
 from support.islands import DEADLINE_S, IslandProcess
 
 
+@pytest.mark.second_tier
 @pytest.mark.connected
 def test_after_the_run_services_rest_also_those_that_are_started_again(island: IslandProcess) -> None:
     """They are healthy, as after a reboot of their host, and leave with 0 when they are told to."""

@@ -51,6 +51,7 @@ def test_no_schedule_breaks_anything_and_none_is_empty() -> None:
     assert happened["versions computed again"] == happened["commits"] > 0
 
 
+@pytest.mark.second_tier
 def test_a_schedule_is_decided_by_its_seed_alone() -> None:
     """Another process with another hash seed writes the identical log."""
     ours = play(11, log=True)

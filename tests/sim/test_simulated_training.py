@@ -69,6 +69,7 @@ def check_schema(out: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.second_tier
 def test_rare_heartbeats_make_as_many_rounds_from_the_first_second_on(simulate: Simulate) -> None:
     """Learners that compile for 3 s and tell of themselves every 12 s are called as often as those that tell every second."""
 
@@ -228,6 +229,7 @@ def killed(who: str, at_s: float) -> str:
     return f"[sim]\nkills = [{table}]\n"
 
 
+@pytest.mark.second_tier
 @pytest.mark.parametrize(
     ("who", "at_s", "said"),
     [
@@ -254,6 +256,7 @@ def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
     assert not [line for line in report["fates_errors"] if "after the ledgers were closed" in line]
 
 
+@pytest.mark.second_tier
 def test_a_run_in_which_nobody_ever_trains_fails(simulate: Simulate) -> None:
     """There is nothing to report, and that is an error."""
     with pytest.raises(AtollError, match="nothing was trained"):
@@ -315,6 +318,7 @@ def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_pat
     assert [line.split()[0] for line in scenario.slow_links()] == ["sim.links.shard-0"]
 
 
+@pytest.mark.second_tier
 def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
     """Neither by another simulation nor by `atoll up`, which could not continue it."""
     with pytest.raises(SettingsError, match="holds a run already"):

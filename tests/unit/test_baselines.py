@@ -27,6 +27,8 @@ from benchmarks.baselines.__main__ import baseline
 from benchmarks.baselines.lockstep import BaselineResult, Feeds, Method, report_of, train_baseline
 from benchmarks.baselines.run import Request, baseline_settings, run_baseline
 
+pytestmark = pytest.mark.second_tier
+
 TINY = ["model.size=1", "model.context=32", "train.batch=2", "data.lease_blocks=2"]
 STEP = 64
 FILES = ("model", "model-average")

@@ -135,6 +135,7 @@ async def test_frames_come_as_the_run_goes_on() -> None:
     assert (first["commits"], second["commits"]) == (1, 2)
 
 
+@pytest.mark.second_tier
 async def test_a_browser_that_fetches_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames replace each other in its mailbox, others go on seeing every one, and in the end it is sent away."""
     monkeypatch.setattr(feeds, "FRAME_S", 0.01)

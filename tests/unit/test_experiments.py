@@ -570,6 +570,7 @@ def test_a_published_page_can_be_made_again(tmp_path: Path) -> None:
     assert len(page_differences(kept, folder)) == 2
 
 
+@pytest.mark.second_tier
 def test_the_command_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--list` runs nothing; an unknown name and a wrong file end with 2 and a sentence. Published cells of this text count."""
     (tmp_path / "which.toml").write_text(GRID, encoding="utf-8")

@@ -20,6 +20,7 @@ async def _nothing(_: BufferedSubscription) -> None:
     return
 
 
+@pytest.mark.second_tier
 async def test_a_flood_takes_turns_with_the_rest_of_the_loop() -> None:
     """Between two turns of another task a reader takes no more than one run of messages, however many wait."""
     feed = BufferedSubscription(1 << 16, on_drop=lambda: None, on_close=_nothing)

@@ -136,6 +136,7 @@ def test_moving_averages_go_on_from_what_the_step_returned(a_run: MemoryRun, mon
     assert all(before[name].min() > 0.9 for name in before)
 
 
+@pytest.mark.second_tier
 def test_what_the_island_holds_is_not_donated(a_run: MemoryRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keras donates its state to every batch; the arrays that were handed over are there with their values."""
     stepping = Stepping(monkeypatch)

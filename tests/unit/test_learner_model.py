@@ -163,6 +163,7 @@ def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
         assert (got[name] == again[name]).all()
 
 
+@pytest.mark.second_tier
 def test_accumulated_gradients_equal_one_larger_batch() -> None:
     """Two micro-batches of four are one batch of eight."""
     model, train = small(), TrainSettings(batch=4, sequence=16, accumulation=2)
