@@ -218,7 +218,8 @@ def peer(role: str, found: SyncTurns, syncs: int) -> None:
                 if role == "hivemind"
                 else [environment("racing"), str(HERE / "syncing.py"), role, told]
             )
-            workers.start("participant", words, OMP_NUM_THREADS="1")
+            # hivemind leaves sockets in the folder of temporary files when it is ended.
+            workers.start("participant", words, OMP_NUM_THREADS="1", TMPDIR=str(workers.folder))
         lines = measured(workers, found, syncs)
     # A sync is over when it is over for everybody, and took from when the last one began.
     found.took_s += [
