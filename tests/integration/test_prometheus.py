@@ -9,6 +9,7 @@ import pytest
 
 from atoll.bus.interface import Bus
 from atoll.run.record import read_run
+from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import encode, event
 from atoll.wire.subjects import Subjects
 from support.deployments import open_signed
@@ -96,7 +97,7 @@ async def test_every_query_of_every_dashboard_has_data(watched: Watched) -> None
     evaluator = run.broker.add(run.run, "judge", "evaluator")
     judge = await open_signed(run.broker.url, run.run, evaluator)
     try:
-        await tell(judge, run.run, "validation", "judge", run_tokens=1, bits_per_byte=3.5)
+        await tell(judge, run.run, "validation", EVALUATOR, run_tokens=1, bits_per_byte=3.5)
     finally:
         await judge.close()
     lacking = dict(queries(run.run, "10s"))
