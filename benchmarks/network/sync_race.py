@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from atoll.story.history import History, RoundMoments
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure
+from support.regions import free_port
 
 ELEMENTS: Final = 1 << 24
 COLUMNS: Final = 4096
@@ -174,13 +174,6 @@ def gathered() -> Iterator[Workers]:
             yield workers
         finally:
             workers.end()
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def measured(workers: Workers, found: SyncTurns, syncs: int) -> list[list[dict[str, Any]]]:

@@ -40,7 +40,7 @@ from atoll_learner.train import learning_rate, make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure
-from benchmarks.network.sync_race import free_port
+from support.regions import free_port
 
 LEARNERS: Final = 2
 TRAIN: Final = TrainSettings(sequence=128)

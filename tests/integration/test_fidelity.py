@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.fleet.fidelity import RUN, compare, pace_of, run_real, run_simulated
 from support import caches
+from support.simulated_runs import SMALL_MODEL
 
 pytestmark = pytest.mark.second_tier
 
@@ -20,15 +21,7 @@ UNSTEADY: Final = {"commits"}
 """A fragment's median interval is steady beside other tests; how many there were is not, when everybody stalls at times."""
 SMALL: Final[dict[str, Any]] = {
     "run": RUN,
-    "model.layers": 1,
-    "model.width": 32,
-    "model.heads": 2,
-    "model.kv_heads": 1,
-    "model.ffn": 64,
-    "model.context": 32,
-    "train.batch": 4,
-    "train.sequence": 32,
-    "protocol.fragments": 4,
+    **SMALL_MODEL,
     "protocol.interval_steps": 16,
     "protocol.silence_s": 3,
 }

@@ -37,6 +37,17 @@ class PendingContribution:
         return math.hypot(*self.norms)
 
 
+def check_manifest(manifest: Contribution, run: RunRecord) -> None:
+    """Raise `PeerMisbehaved` unless a manifest is of this founding and layout of a run, and names its own chunks."""
+    if manifest.run_nonce != run.nonce:
+        raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
+    if manifest.layout != run.layout.fingerprint:
+        raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
+    stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
+    if manifest.blob.stem != stem:
+        raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
+
+
 async def read_contribution(
     bus: Bus, run: RunRecord, manifest: Contribution, keep: dict[int, bytes] | None = None
 ) -> PendingContribution | str:

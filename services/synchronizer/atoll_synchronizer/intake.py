@@ -30,6 +30,7 @@ from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, Learn
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.contributions import check_manifest
 from atoll_synchronizer.hearsay import Hearsay
 from atoll_synchronizer.junk import JunkReport
 from atoll_synchronizer.pending import PendingAcknowledgements, PendingManifest
@@ -301,13 +302,7 @@ def read_manifest(delivery: Delivery, subjects: Subjects, run: RunRecord, shard:
     ours = subjects.contribution(shard, manifest.fragment, manifest.learner)
     if delivery.subject != ours or manifest.fragment not in run.protocol.fragments_of(shard):
         raise PeerMisbehaved("a manifest on a foreign subject", got=delivery.subject, allowed=ours)
-    if manifest.run_nonce != run.nonce:
-        raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
-    if manifest.layout != run.layout.fingerprint:
-        raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
-    stem = subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
-    if manifest.blob.stem != stem:
-        raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
+    check_manifest(manifest, run)
     return manifest
 
 

@@ -34,7 +34,7 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk
 from atoll.wire.subjects import matches
-from atoll_synchronizer.contributions import PendingContribution, corrections_of, read_contribution
+from atoll_synchronizer.contributions import PendingContribution, check_manifest, corrections_of, read_contribution
 
 log = get(__name__)
 
@@ -163,7 +163,11 @@ class RegionService:
 
     async def _read(self, asked: RegionAsk) -> RegionAnswer:
         manifest = asked.manifest
-        if manifest is None or not is_of(manifest, self._run):
+        if manifest is None or manifest.fragment >= len(self._run.layout.fragments):
+            return RegionAnswer(done=True, reason="malformed")
+        try:
+            check_manifest(manifest, self._run)
+        except PeerMisbehaved:
             return RegionAnswer(done=True, reason="malformed")
         async with self._reading:
             read = await read_contribution(self._bus, self._run, manifest)
@@ -243,15 +247,6 @@ class RegionService:
     def _on_failure(self, error: BaseException) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
-
-
-def is_of(manifest: Contribution, run: RunRecord) -> bool:
-    """Return whether a manifest can be one of a run: of its founding and layout, and naming its own chunks."""
-    if manifest.fragment >= len(run.layout.fragments):
-        return False
-    stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
-    ours = manifest.run_nonce == run.nonce and manifest.layout == run.layout.fingerprint
-    return ours and manifest.blob.stem == stem
 
 
 def key_of(manifest: Contribution) -> PushKey:

@@ -184,9 +184,8 @@ class ProcessGroup:
         """Return an error for a child that is needed and gone: with its own last words and its own exit code."""
         code = self.codes(name)[-1] if self.codes(name) else 1
         kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
-        words = self.last_words(name).removeprefix("atoll: ").replace("\n", "\n           ")
-        if code < 0:  # what it said last is not why it ended
-            words = Exit(name, code).what
+        last = "" if code < 0 else self.last_words(name)  # what a killed one said last is not why it ended
+        words = last.removeprefix("atoll: ").replace("\n", "\n           ")
         return kind(what, got=words or Exit(name, code).what, todo=f"look at {self.log_path(name)}")
 
     def _spawn(self, child: _Child) -> None:
