@@ -42,7 +42,7 @@ from atoll.codec.encoded import Encoded  # noqa: E402
 from atoll.codec.formats import FORMATS, Format  # noqa: E402
 from atoll.codec.formats.interface import BLOCK, TILE  # noqa: E402
 from atoll.codec.kernels import compiled  # noqa: E402
-from atoll.merge.nesterov import compiled_step  # noqa: E402
+from atoll.merge.nesterov import DERIVE, NAME, compiled_derive, compiled_step  # noqa: E402
 from atoll.merge.outer import MOMENTUM, Nesterov  # noqa: E402
 
 RUNTIME = Path(__file__).with_name("kernels.c")
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         for form in FORMATS.values()
         for kernel in compiled.loops(form)
         if not isinstance(kernel, functools.partial)
-    } | {"nesterov": compiled_step.now()}
+    } | {NAME: compiled_step.now(), DERIVE: compiled_derive.now()}
     with tempfile.TemporaryDirectory() as objects:
         machine = Machine()
         paths = [machine.compile(kernel, name, Path(objects) / f"{name}.o") for name, kernel in kernels.items()]
@@ -150,9 +150,15 @@ def _try_steps(folder: Path) -> None:
     carry = draw.integers(0, 1 << 14, 3000).astype(np.uint16)
     after, kept, same, same_kept = (np.empty_like(values) for _ in range(4))
     Nesterov(0.6, 0.3).step(values, carry, gradient, {MOMENTUM: before}, after, {MOMENTUM: kept})
-    opened(folder)["nesterov"](values, carry, gradient, before, 0.6, 0.3, same, same_kept)
+    opened(folder)[NAME](values, carry, gradient, before, 0.6, 0.3, same, same_kept)
     if after.tobytes() + kept.tobytes() != same.tobytes() + same_kept.tobytes():
         raise SystemExit("outer steps have other bits than NumPy's")
+    optimizer = Nesterov(0.6, 0.3)
+    optimizer.derive(before, values, gradient, kept)
+    per_lr, share = (np.float32(each) for each in (1.0 / 0.6, 1.0 / 1.3))
+    opened(folder)[DERIVE](before, values, gradient, 0.3, per_lr, share, same_kept)
+    if kept.tobytes() != same_kept.tobytes():
+        raise SystemExit("derived momenta have other bits than NumPy's")
 
 
 if __name__ == "__main__":

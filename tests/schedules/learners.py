@@ -20,8 +20,10 @@ from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
+from atoll.merge.global_update import derivable
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
+from atoll.wire.version import founded_in
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
 from schedules import values
@@ -38,6 +40,8 @@ BATCH = 2
 RECOVER_S = 5.0
 DRAIN_S = 90.0
 CHECKPOINT_STEPS = 5
+OLD_RUNS = 4
+"""One run of so many is founded as by a release that stored outer state with every version."""
 LOOK_S = 0.2
 
 
@@ -112,6 +116,7 @@ class Learner:
             protocol=world.settings,
             data="corpus",
             seed=world.seed,
+            schema=founded_in(bulk=False, derived=derivable(world.settings) and world.seed % OLD_RUNS > 0),
         )
         return JoinRequest(
             learner=self.name,

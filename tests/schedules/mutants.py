@@ -362,9 +362,14 @@ async def keyframe_once(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: 
 
 
 async def carry_forgotten(bus: Any, ref: Any, elements: int) -> Any:  # noqa: ANN401
-    """An heir begins without what rounding took from the versions before."""
+    """An heir begins without what rounding took from the versions before, where it is stored with them."""
     state = await READ_STATE(bus, ref, elements)
     return {name: np.zeros_like(array) if name == CARRY else array for name, array in state.items()}
+
+
+def momentum_of_the_keyframe(self: Any, start: int, stop: int, before: Any, after: Any) -> None:  # noqa: ANN401
+    """An heir takes the momentum of the keyframe for that of the newest version."""
+    del self, start, stop, before, after
 
 
 def nothing_settled(self: DownlinkQuantiser, values: Any, following: Any, delta: Any, carry: Any) -> None:  # noqa: ANN401
@@ -373,11 +378,18 @@ def nothing_settled(self: DownlinkQuantiser, values: Any, following: Any, delta:
     delta.codes[:], delta.scales[:], carry[:] = 0, 0.0, 0
 
 
-async def chain_unchecked(bus: Any, run: Any, head: Head, held: Any, values: Any) -> bool:  # noqa: ANN401
+async def chain_unchecked(
+    bus: Any,  # noqa: ANN401
+    run: Any,  # noqa: ANN401
+    head: Head,
+    held: Any,  # noqa: ANN401
+    values: Any,  # noqa: ANN401
+    follower: Any = None,  # noqa: ANN401
+) -> bool:
     """A reader that is two versions behind takes the newest delta alone, and does not compare what came out."""
     if len(head.deltas) > 1 and held[0] < head.version - 1:
         head = msgspec.structs.replace(head, deltas=head.deltas[-1:])
-    await ADVANCED(bus, run, head, held, values)
+    await ADVANCED(bus, run, head, held, values, follower)
     return True
 
 
@@ -565,7 +577,12 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "no keyframe beside deltas": ScheduleMutant(
         ((CommitAttempt, "stored", keyframe_once),), None, DELTAS | {"keyframe_versions": 2}
     ),
-    "carry lost at takeover": ScheduleMutant(((store_module, "read_outer_state", carry_forgotten),), CRASHES, DELTAS),
+    "carry lost at takeover": ScheduleMutant(
+        ((outer_state, "read_outer_state", carry_forgotten),), CRASHES, DELTAS | {"average_versions": 4}
+    ),
+    "keyframe's momentum at takeover": ScheduleMutant(
+        ((outer_state._StateReader, "follow", momentum_of_the_keyframe),), CRASHES, DELTAS | {"average_versions": 0}
+    ),
     "downlink not settled": ScheduleMutant(((DownlinkQuantiser, "settle", nothing_settled),), None, DELTAS),
     "chain unchecked": ScheduleMutant(((delta_chain, "_advanced", chain_unchecked),), None, DELTAS),
     "outer state bounded too low": ScheduleMutant(

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from atoll.archive.rebuild import REBUILDER
 from atoll.base.parsing import parsed
 from atoll.bus.memory.streams import StoredMessage
@@ -24,6 +26,7 @@ from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
 from atoll.wire.subjects import SUM, Subjects
+from atoll.wire.version import SCHEMA_OF_DERIVED_STATE
 from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.hostile import HOSTILE
@@ -246,12 +249,38 @@ class Safety:
         for each in self.on_head:
             each(head)
 
+    def _version(self, head: Head, before: Version | None) -> Version:
+        """Return what a head names; `before` is the version before it, None for the first that is seen."""
+        assert self.run is not None
+        chain = self._values(head, before)
+        protocol, derived = self.run.protocol, self._derived
+        if head.state is None:
+            state = values.initial_state(protocol, chain[0], derived=derived)
+        else:
+            state = values.state_of(b"".join(self._blob(head.state)))
+        if not derived:
+            return Version(head.version, chain[-1], state)
+        require(set(state) <= {"momentum"}, "a derived state is a momentum at most", sorted(state))
+        if "momentum" in state:
+            momentum = state["momentum"].astype(np.float64)
+            for former, following in itertools.pairwise(chain):
+                momentum = values.derived_momentum(protocol, momentum, former, following)
+            state = {"momentum": momentum}
+        kept = np.full(chain[-1].size, 0.0 if before is None else np.nan)  # until the step to it was computed
+        return Version(head.version, chain[-1], state, kept)
+
+    @property
+    def _derived(self) -> bool:
+        """Return whether the run derives its outer state; what that rests on is said here once more."""
+        assert self.run is not None
+        protocol = self.run.protocol
+        told = protocol.codec_down != KEYFRAME and protocol.outer == "nesterov" and not protocol.average_versions
+        return told and self.run.schema >= SCHEMA_OF_DERIVED_STATE
+
     def _see_first(self, head: Head) -> None:
         """A founder's version 0, or what an archive held: then what was merged stays merged."""
         assert self.run is not None
-        values_now = self._values(head, None)
-        state = self._state(head, values_now)
-        self.versions[head.fragment] = Version(head.version, values_now, state)
+        self.versions[head.fragment] = self._version(head, None)
         self.durable.versions[head.fragment] = head.version
         self.durable.tokens.setdefault(head.fragment, 0)
         fragment_ledger = (
@@ -294,14 +323,16 @@ class Safety:
                 self.durable.see_books(head.fragment, b"".join(self._blob(head.fragment_ledger)))
         elif head.epoch > before.epoch:
             self.tally["fences"] += 1
+        held = self.versions[head.fragment]
+        if head.epoch > before.epoch and held.kept is not None:  # a new owner begins without what the former one kept
+            held.kept = np.zeros(held.values.size)
 
     def _see_version(self, before: Head, head: Head) -> None:
         fragment = head.fragment
         require(head.epoch == before.epoch, "a version is written by the owner that has fenced", (before, head))
         require(head.version == before.version + 1, "visible versions follow one another", (before, head))
         self._see_frames(before, head)
-        values_now = self._values(head, self.versions[fragment])
-        after = Version(head.version, values_now, self._state(head, values_now))
+        after = self._version(head, self.versions[fragment])
         self._see_shares(head)
         if head.fragment_ledger is None:
             raise InvariantBroken("a version has a ledger", got=head)
@@ -359,8 +390,8 @@ class Safety:
         if len(head.included) > 1:
             self.tally["commits of several"] += 1
 
-    def _values(self, head: Head, before: Version | None) -> Vector:
-        """Return the values that a head names, put together in every way in which it names them."""
+    def _values(self, head: Head, before: Version | None) -> list[Vector]:
+        """Return the values of the versions since the keyframe of a head, put together in every way in which it names them."""
         assert self.run is not None
         size, codec = self.run.layout.fragment_sizes()[head.fragment], self.run.protocol.codec_down
         results: list[Vector] = []
@@ -373,22 +404,16 @@ class Safety:
             summed: Vector = base + values.decoded(self._blob(ref), size, codec)
             return summed
 
-        whole = values.decoded(self._blob(head.keyframe), size, KEYFRAME)
+        chain = [values.decoded(self._blob(head.keyframe), size, KEYFRAME)]
         for version in range(head.key_version + 1, head.version + 1):
-            whole = with_delta(version, whole)
-        results.append(whole)
+            chain.append(with_delta(version, chain[-1]))
+        results.append(chain[-1])
         if before is not None and head.version in deltas:
             results.append(with_delta(head.version, before.values))
         for result in results:
             got = values.digest_of(result)
             require(got == head.digest, "what a head names makes the values it says", (head.fragment, head.version))
-        return results[0]
-
-    def _state(self, head: Head, values_now: Vector) -> values.State:
-        assert self.run is not None
-        if head.state is None:
-            return values.initial_state(self.run.protocol, values_now)
-        return values.state_of(b"".join(self._blob(head.state)))
+        return chain
 
     def _see_values(self, head: Head, before: Version, after: Version) -> None:
         assert self.run is not None

@@ -1,7 +1,8 @@
 """What the numbers of a version must be, computed apart from production: float64, from the contributions that its head lists.
 
 Decoding a frame is production's (`atoll.codec`), all arithmetic is not: weights, staleness weights, means, radial averages, the
-correction, the outer step, its average, and the sum of what was rounded and what was kept for later.
+correction, the outer step, its average, and the sum of what was rounded and what was kept for later. Where a run derives its
+outer state, what was kept for later is nowhere to be read: it is computed here, from the beginning of each tenure.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from atoll.codec import KEYFRAME, FrameDecoder
+from atoll.codec import KEYFRAME, Encoded, FrameDecoder, format_of
 from atoll.codec.arrays import unpack_arrays
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.invariants import require
@@ -51,11 +53,15 @@ class Version:
     number: int
     values: Vector
     state: State
+    kept: Numbers | None = None
+    """What rounding took until now, where only the owner knows it; NaN where it cannot be known here."""
 
     @property
     def unrounded(self) -> Numbers:
         """Return what the values would be without rounding."""
         exact = self.values.astype(np.float64)
+        if self.kept is not None:
+            return exact + self.kept
         return exact + self.state["carry"].astype(np.float64) if "carry" in self.state else exact
 
 
@@ -199,6 +205,10 @@ def check_step(
     if momentum is not None:
         following = settings.outer_momentum * momentum + push
         target = target - settings.outer_lr * settings.outer_momentum * following
+    if before.kept is not None:
+        _check_rounded(settings, before, after, target)
+        return
+    if momentum is not None:
         kept = after.state["momentum"].astype(np.float64)
         _close("the momentum of a version is that of its step", kept, following, 1.0)
     slack = (
@@ -208,6 +218,31 @@ def check_step(
     )
     _close("the values of a version are those of its step", after.unrounded, target, slack)
     _check_average(settings, before, after)
+
+
+def _check_rounded(settings: ProtocolSettings, before: Version, after: Version, target: Numbers) -> None:
+    """Check that a version is its target, rounded as a delta in the run's codec, and note what rounding has kept."""
+    known = ~np.isnan(target)
+    wanted = np.where(known, target, before.values).astype(np.float32)
+    form = format_of(settings.codec_down)
+    delta, rounded = Encoded.blank(form, wanted.size), wanted.copy()
+    form.check(delta.settle(before.values, rounded, np.empty(wanted.size, np.uint16)))
+    # A number that this arithmetic sees on the other side of a rounding limit goes to the next one.
+    furthest = 2.1 * float(np.abs(wanted - rounded).max()) + CLOSE * (1.0 + float(np.abs(wanted).max()))
+    other = np.abs(after.values.astype(np.float64) - rounded)[known]
+    strayed = int((other > CLOSE * (1.0 + np.abs(wanted).max())).sum())
+    found = (strayed, float(other.max(initial=0.0)), furthest)
+    whole = bool(known.all())  # a number that is not known here may set the step of its whole block
+    require(not whole or strayed <= 1 + known.size // 50, "a version is its step, rounded to what is sent", found)
+    require(not whole or found[1] <= furthest, "a version is its step, but for rounding", found)
+    after.kept = (target - after.values).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def derived_momentum(settings: ProtocolSettings, momentum: Numbers, before: Vector, after: Vector) -> Numbers:
+    """Return the momentum after a version, by the values of both; the outer step solved for it."""
+    stepped = (before.astype(np.float64) - after.astype(np.float64)) / settings.outer_lr
+    found: Numbers = (settings.outer_momentum * momentum + stepped) / (1.0 + settings.outer_momentum)
+    return found
 
 
 def _check_average(settings: ProtocolSettings, before: Version, after: Version) -> None:
@@ -232,12 +267,12 @@ def state_of(data: bytes) -> State:
     return unpack_arrays(data, STATE_BYTES_MAX)
 
 
-def initial_state(settings: ProtocolSettings, values: Vector) -> State:
-    """Return the state of version 0."""
+def initial_state(settings: ProtocolSettings, values: Vector, *, derived: bool) -> State:
+    """Return the state of version 0, where the run derives it without what is kept."""
     state: State = {}
     if settings.outer_momentum:
         state["momentum"] = np.zeros(values.size, dtype=np.float32)
-    if settings.codec_down != KEYFRAME:
+    if settings.codec_down != KEYFRAME and not derived:
         state["carry"] = np.zeros(values.size, dtype=np.float32)
     if settings.average_versions:
         state["average"], state["average_weight"] = values, np.zeros(())

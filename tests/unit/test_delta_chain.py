@@ -14,12 +14,14 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY
-from atoll.merge.outer import make_outer
+from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import DELTAS_BEHIND, continued, frames_of, read_values
 from atoll.run.heads import GlobalFragment, fetch_frame, fetch_newest
+from atoll.run.outer_state import StatedVersion, read_version
 from atoll.wire.messages import Delta, Head, RunRecord, encode
+from atoll.wire.version import SCHEMA, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
@@ -34,14 +36,20 @@ class ChainRun:
 
     store: ShardStore
 
-    def __init__(self, codec: str) -> None:
+    def __init__(self, codec: str, schema: int) -> None:
         """Name a run."""
         protocol = ProtocolSettings(
             fragments=1, interval_steps=4, shards=1, codec_down=codec, keyframe_versions=EVERY
         ).check()
         layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
         self.run = RunRecord(
-            run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
+            run=unique_run(),
+            founder="a",
+            nonce="0" * 16,
+            founded_at_s=0.0,
+            layout=layout,
+            protocol=protocol,
+            schema=schema,
         )
         self.subjects = self.run.subjects
         self.broker = MemoryBroker()
@@ -90,10 +98,10 @@ def drawn(seed: int) -> Vector:
     return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
 
 
-@pytest.fixture(params=["int4", "bf16"])
+@pytest.fixture(params=[("int4", SCHEMA_OF_DERIVED_STATE), ("bf16", SCHEMA_OF_DERIVED_STATE), ("int4", SCHEMA)])
 async def founded(request: pytest.FixtureRequest) -> AsyncIterator[ChainRun]:
-    """A run at version 0."""
-    founded = ChainRun(request.param)
+    """A run at version 0, also one as a former release has founded it."""
+    founded = ChainRun(*request.param)
     await founded.found()
     yield founded
     await founded.bus.close()
@@ -112,7 +120,7 @@ async def test_a_follower_reads_deltas_only_and_holds_the_shards_bits(founded: C
 
 
 async def test_who_joins_reads_the_keyframe_and_every_delta_after_it(founded: ChainRun) -> None:
-    """At any version; and so does the shard's heir, who goes on with the same carry."""
+    """At any version; and so does the shard's heir, who goes on with the same momentum, and the same carry if it is stored."""
     for version in range(1, EVERY + 3):
         await founded.commit()
         values, read_bytes = await founded.read()
@@ -122,12 +130,48 @@ async def test_who_joins_reads_the_keyframe_and_every_delta_after_it(founded: Ch
         assert read_bytes == KEYFRAME_BYTES + sum(deltas)
     heir = await founded.owner(2)
     ours, theirs = founded.store.holdings[0].state, heir.holdings[0].state
-    assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
+    assert list(ours) == list(theirs) == [MOMENTUM, CARRY]
+    assert ours[MOMENTUM].tobytes() == theirs[MOMENTUM].tobytes()
+    assert np.abs(ours[MOMENTUM]).max() > 0
     assert np.abs(ours[CARRY].astype(np.float32)).max() > 0
+    if founded.run.derives_state:
+        assert not theirs[CARRY].astype(np.float32).any()
+    else:
+        assert ours[CARRY].tobytes() == theirs[CARRY].tobytes()
     commit = one_commit(founded.head.version)
     await heir.commit(commit, drawn(99))
     values = await read_values(founded.reader, founded.run, heir.holdings[0].head, (EVERY + 2, founded.values))
     assert values.tobytes() == heir.holdings[0].values.tobytes()
+
+
+async def test_a_derived_state_is_stored_with_keyframes_alone(founded: ChainRun) -> None:
+    """And goes when the next keyframe is there; version 0 has none."""
+    states: set[str | None] = set()
+    for version in range(1, 2 * EVERY + 2):
+        await founded.commit()
+        state = founded.head.state
+        states.add(None if state is None else state.stem)
+        there = await founded.bus.get_records(f"{founded.subjects.prefix}.st.c.>")
+        assert {record.subject.rpartition(".")[0] for record in there} == ({state.stem} if state is not None else set())
+        if founded.run.derives_state:
+            assert (state is None) == (version < EVERY)
+    assert len(states) == (3 if founded.run.derives_state else 2 * EVERY + 1)
+
+
+async def test_a_state_is_followed_from_a_version_that_is_held(founded: ChainRun) -> None:
+    """To the same bits as from the keyframe, and from the keyframe if what is held turns out to be wrong."""
+    await founded.commit(EVERY + 2)
+    update = founded.store.update_of(0)
+    held = await read_version(founded.reader, founded.run, founded.head, update)
+    await founded.commit(2)
+    wrong = StatedVersion(held.version, held.values + 1, {MOMENTUM: np.ones(SIZE, np.float32)})
+    before = held.values.tobytes(), held.state[MOMENTUM].tobytes()
+    for known in (None, held, wrong):
+        read = await read_version(founded.reader, founded.run, founded.head, update, known)
+        assert read.version == founded.head.version
+        assert read.values.tobytes() == founded.values.tobytes()
+        assert read.state[MOMENTUM].tobytes() == founded.store.holdings[0].state[MOMENTUM].tobytes()
+    assert before == (held.values.tobytes(), held.state[MOMENTUM].tobytes())
 
 
 @pytest.mark.parametrize("behind", [DELTAS_BEHIND, DELTAS_BEHIND + 1])

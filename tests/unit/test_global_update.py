@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.codec import pack_arrays, unpack_arrays
-from atoll.merge.global_update import AVERAGE, WEIGHT, GlobalUpdate
+from atoll.merge.global_update import AVERAGE, CARRY, WEIGHT, GlobalUpdate
 from atoll.merge.outer import MOMENTUM, make_outer
 from atoll.protocol.settings import ProtocolSettings
 
@@ -72,6 +72,49 @@ def test_an_average_changes_nothing_else() -> None:
         assert np.array_equal(values, same)
         assert set(more) == set(state) | {AVERAGE, WEIGHT}
         assert np.array_equal(state[MOMENTUM], more[MOMENTUM])
+
+
+@pytest.mark.parametrize("momentum", [0.3, 0.9])
+@pytest.mark.parametrize("size", [SIZE, 1 << 18])
+def test_a_derived_momentum_is_that_of_the_step_but_for_rounding(momentum: float, size: int) -> None:
+    """With a fine codec the two ways agree; with a coarse one they differ by what rounding took and will give back."""
+    for codec, differs in (("bf16", 0.02), ("int4", 1.0)):
+        asked = ProtocolSettings(codec_down=codec, outer_momentum=momentum).check()
+        outer = make_outer("nesterov", asked.outer_lr, momentum)
+        stored, derived = GlobalUpdate(outer, asked), GlobalUpdate(outer, asked, derived=True)
+        rng, values = np.random.default_rng(1), np.zeros(size, np.float32)
+        state = derived.init(values)
+        for _ in range(6):
+            push = rng.normal(size=size).astype(np.float32)
+            one, two = stored.step(values, push, state), derived.step(values, push, state)
+            assert one.values.tobytes() == two.values.tobytes(), "how the momentum is kept changes nothing of this step"
+            distance = np.abs(one.state[MOMENTUM] - two.state[MOMENTUM]).max()
+            assert 0 < distance < differs * np.abs(one.state[MOMENTUM]).max()
+            wanted = (momentum * state[MOMENTUM] + (values - two.values) / asked.outer_lr) / (1 + momentum)
+            np.testing.assert_allclose(two.state[MOMENTUM], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+            values, state = two.values, two.state
+
+
+def test_what_is_stored_of_a_derived_state() -> None:
+    """The momentum; what rounding took stays with its owner. Where values do not tell the state, all of it is stored."""
+    values = np.zeros(SIZE, np.float32)
+    derived = rules(codec_down="int4")
+    assert derived.stored(derived.init(values)).keys() == {MOMENTUM, CARRY}
+    for changes, kept in (
+        ({}, {MOMENTUM}),
+        ({"outer_momentum": 0.0}, set()),
+        ({"average_versions": 3}, {MOMENTUM, CARRY, AVERAGE, WEIGHT}),
+        ({"codec_down": "f32"}, {MOMENTUM}),
+    ):
+        said: dict[str, Any] = {"codec_down": "int4", "correction": "none", "outer_momentum": 0.9} | changes
+        asked = ProtocolSettings(**said).check()
+        update = GlobalUpdate(make_outer(asked.outer, asked.outer_lr, asked.outer_momentum), asked, derived=True)
+        state = update.init(values)
+        assert update.stored(state).keys() == kept
+        assert update.taken_over(values, update.stored(state)).keys() == state.keys()
+        assert update.derived == (changes.keys() <= {"outer_momentum"})
+    optax = ProtocolSettings(codec_down="int4", correction="none", outer="optax:sgd").check()
+    assert not GlobalUpdate(make_outer("optax:sgd", 0.5, 0.0), optax, derived=True).derived
 
 
 @pytest.mark.parametrize("outer", ["nesterov", "optax:adam"])

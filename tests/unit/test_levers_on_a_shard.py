@@ -16,16 +16,16 @@ from atoll.merge.fold import FragmentFold, Method
 from atoll.merge.global_update import AVERAGE
 from atoll.merge.norms import slice_norms
 from atoll.merge.outer import MOMENTUM, make_outer
-from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.merged_model import read_merged
+from atoll.run.outer_state import fitting
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.store import ShardStore, _fitting
+from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
 
@@ -231,9 +231,9 @@ async def test_an_outer_state_of_another_shape_is_not_taken(desk: LeverDesk) -> 
     owner = await desk.owner(1)
     await owner.advance()
     state = owner.store.holdings[0].state
-    assert _fitting(state, update_of(desk.run.protocol, 0, owner.store._outer).init(np.ones(SIZE, np.float32))) is state
+    assert fitting(state, owner.store.update_of(0).init(np.ones(SIZE, np.float32))) is state
     for wrong in (state[MOMENTUM][:-1], state[MOMENTUM].astype(np.float64)):
         with pytest.raises(BlobCorrupt, match="outer state"):
-            _fitting(state | {MOMENTUM: wrong}, state)
+            fitting(state | {MOMENTUM: wrong}, state)
     with pytest.raises(BlobCorrupt, match="outer state"):
-        _fitting({}, state)
+        fitting({}, state)

@@ -25,6 +25,7 @@ from atoll.wire.messages import (
     encode,
     event,
 )
+from atoll.wire.version import SCHEMA_NEWEST
 
 MANIFEST = Contribution(
     learner="a",
@@ -69,7 +70,7 @@ def test_a_message_survives_the_wire() -> None:
         {"norms": ["x"]},
         {"norms": [0.0] * 70_000},
         {"blob": None},
-        {"schema": 3},
+        {"schema": SCHEMA_NEWEST + 1},
     ],
     ids=str,
 )

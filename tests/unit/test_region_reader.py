@@ -14,7 +14,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.events import Event, PushKey
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import Contribution, decode, encode
+from atoll.wire.messages import Contribution, Head, decode, encode
 from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
 from atoll_synchronizer import regions
 from atoll_synchronizer.aggregator import Aggregator
@@ -81,16 +81,21 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
         bus, clock = AnsweringBus(run.run, *answers), SystemClock()
         sure: list[asyncio.Task[None]] = []
         facts: list[Event] = []
+        slices = run.layout.slices(0)
+        blob = BlobRef(run.subjects.global_stem(0, 0, "f"), 1, 8, DIGEST)
+        fingerprint = run.layout.fingerprint
+        head = Head(
+            fragment=0, version=0, epoch=1, nonce="f", layout=fingerprint, keyframe=blob, key_version=0, digest=DIGEST
+        )
         around = Surroundings(
             spawn=lambda work: sure.append(asyncio.ensure_future(work)),
             tell=facts.append,
             region_of=lambda _: "eu",
             live_of=lambda _: {"a"},
             step_s=lambda: 0.01,
-            state_of=lambda _: None,
+            head_of=lambda _: head,
             norm_of=lambda _: 1.0,
         )
-        slices = run.layout.slices(0)
         manifest = Contribution(
             learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
             norms=(1.0,) * len(slices) if norms is None else norms, layout=run.layout.fingerprint, run_nonce=run.nonce,

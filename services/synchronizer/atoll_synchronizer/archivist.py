@@ -32,12 +32,13 @@ from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.bus.signed import Signatures
 from atoll.codec import PackedArrays
+from atoll.merge.outer import State
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.record import read_members, readable
 from atoll.settings import ArchiveSettings
-from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, digest_of
+from atoll.wire.blobs import BlobRef, Cut, Pieces, Upload, ref_of
 from atoll.wire.messages import Head, RunRecord
 from atoll_synchronizer.store import Holding, ShardStore
 
@@ -146,7 +147,11 @@ class Archivist:
         for fragment, held in store.holdings.items():
             # Taken here without an await in between: one head and exactly what it names.
             taken = replace(held)
-            pieces[fragment] = await in_thread(partial(self._archive, fragment, taken, there, written))
+            update = store.update_of(fragment)
+            state = update.stored(taken.state)
+            pieces[fragment] = await in_thread(
+                partial(self._archive, taken, state if update.derived else None, there, written)
+            )
         known = Ledger()
         known.learn(reports())
         target = self._run.protocol.tokens_target
@@ -170,9 +175,12 @@ class Archivist:
         self._last = pieces
         return written
 
-    def _archive(self, fragment: int, held: Holding, there: set[CheckpointObject], written: _Written) -> Piece:
-        """Store what a head names and the last run checkpoint lacks; return the piece. Runs in the thread."""
-        head, last = held.head, self._last.get(fragment)
+    def _archive(self, held: Holding, derived: State | None, there: set[CheckpointObject], written: _Written) -> Piece:
+        """Store what a head names and the last run checkpoint lacks; return the piece. Runs in the thread.
+
+        `derived` is the outer state, where the run derives it: then the head names that of its keyframe.
+        """
+        head, last = held.head, self._last.get(held.head.fragment)
         known: dict[BlobRef, CheckpointObject] = {}
         if last is not None:
             pairs = (
@@ -188,28 +196,33 @@ class Archivist:
                 return known[ref]
             return self._store(ref, pieces(), written)
 
-        head = self._whole(head, held)
+        kept = held.state if derived is None else derived
+        if head.key_version != head.version:
+            head = self._whole(held, derived)
         return Piece(
             head=head,
             frame=stored(head.keyframe, lambda: keyframe_of(held.values)),
-            state=None if head.state is None else stored(head.state, lambda: PackedArrays(held.state)),
+            state=None if head.state is None else stored(head.state, lambda: PackedArrays(kept)),
             fragment_ledger=None
             if head.fragment_ledger is None
             else stored(head.fragment_ledger, lambda: Cut(held.fragment_ledger or b"")),
         )
 
-    def _whole(self, head: Head, held: Holding) -> Head:
-        """Return a head that names its values as a keyframe: a run checkpoint needs no deltas."""
-        if head.key_version == head.version:
-            return head
+    def _whole(self, held: Holding, derived: State | None) -> Head:
+        """Return a head that names its values as a keyframe, for a run checkpoint needs no deltas.
+
+        `derived` is the outer state of the values, where the head names that of an earlier keyframe.
+        """
+        head, collision_free = held.head, held.head.keyframe.collision_free
         values = digest_of_values(held.values)
         if values != head.digest:
             raise ProtocolMisuse("a shard holds other values than its head says", got=values, allowed=head.digest)
-        pieces = keyframe_of(held.values)
-        stem = self._run.subjects.global_stem(head.fragment, head.version, head.nonce)
-        digest = digest_of(pieces, collision_free=head.keyframe.collision_free)
-        keyframe = BlobRef(stem, len(pieces), pieces.framing.size_bytes, digest)
-        return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=())
+        subjects, named = self._run.subjects, (head.fragment, head.version, head.nonce)
+        keyframe = ref_of(keyframe_of(held.values), subjects.global_stem(*named), collision_free=collision_free)
+        state = head.state
+        if derived is not None:
+            state = ref_of(PackedArrays(derived), subjects.state_stem(*named), collision_free=collision_free)
+        return msgspec.structs.replace(head, keyframe=keyframe, key_version=head.version, deltas=(), state=state)
 
     def _store(self, ref: BlobRef, pieces: Pieces, written: _Written) -> CheckpointObject:
         """Return the object of a blob, which must be what `ref` names."""

@@ -1,8 +1,8 @@
 """What a commit stores before its head, over however many attempts.
 
 The shard takes the outer step once and measures its values while it stores them. The delta, the keyframe, the outer
-state and the fragment ledger are uploads that remember the broker's acknowledgements. So an attempt that failed for
-lack of room repeats only what is not stored yet. After a power cut a broker may have lost data that it acknowledged,
+state (if it is due) and the fragment ledger are uploads that remember the broker's acknowledgements. So an attempt that
+failed for lack of room repeats only what is not stored yet. After a power cut a broker may have lost data that it acknowledged,
 and a head must not name lost data. So after a lost connection the shard sends everything again.
 """
 
@@ -23,15 +23,15 @@ from atoll.wire.blobs import BlobRef, Upload
 class StoredBlobs:
     """The references of all blobs that the next head names and the former one does not."""
 
-    state: BlobRef
     fragment_ledger: BlobRef
     keyframe: BlobRef | None = None
     delta: BlobRef | None = None
+    state: BlobRef | None = None
 
     @property
     def refs(self) -> tuple[BlobRef, ...]:
         """Return all references."""
-        return tuple(ref for ref in (self.state, self.fragment_ledger, self.keyframe, self.delta) if ref is not None)
+        return tuple(ref for ref in (self.fragment_ledger, self.keyframe, self.delta, self.state) if ref is not None)
 
 
 @dataclass(slots=True)

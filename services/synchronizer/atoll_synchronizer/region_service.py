@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
@@ -23,18 +22,17 @@ from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, CoreMessage, Subscription
-from atoll.merge.correction import MomentumReference, correction_of
+from atoll.merge.correction import MomentumReference
 from atoll.merge.fold import FragmentFold, PartialMerge
-from atoll.merge.outer import MOMENTUM
 from atoll.merge.partial import PartialShape, is_partial, partial_codec
 from atoll.protocol.events import PushKey
-from atoll.run.outer_state import read_outer_state
 from atoll.run.record import read_run, recorded_progress
-from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.blobs import Upload
 from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk
 from atoll.wire.subjects import matches
 from atoll_synchronizer.contributions import PendingContribution, check_manifest, corrections_of, read_contribution
+from atoll_synchronizer.outer_momenta import OuterMomenta
 
 log = get(__name__)
 
@@ -44,8 +42,6 @@ KEPT_S: Final = 120.0
 """So long a contribution that was read, and an answer, wait for the shard to ask."""
 READS_AT_ONCE: Final = 8
 LOOK_S: Final = 2.0
-MOMENTA_KEPT: Final = 4
-"""Outer momenta that are kept: each is as large as its fragment, and the next version has another."""
 AT_WORK: Final = RegionAnswer(done=False)
 
 
@@ -69,7 +65,7 @@ class RegionService:
         self._held: dict[PushKey, tuple[PendingContribution, float]] = {}
         """What was read, and when."""
         self._works: dict[str, Work] = {}
-        self._momenta: dict[str, MomentumReference] = {}
+        self._momenta = OuterMomenta(bus, run)
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._background = BackgroundTasks(self._on_failure)
         self.sums = 0
@@ -186,7 +182,7 @@ class RegionService:
             return RegionAnswer(done=True, reason="malformed")
         elements, settings = run.layout.fragment_sizes()[p], run.protocol.of(p)
         try:
-            reference = await self._reference(asked.state, p)
+            reference = await self._momenta.of(p, asked.version, asked.state)
             waiting = [self._held[key][0] for key in keys]
             partial = await off_loop(elements, self._summed, waiting, asked, reference)
             shape = PartialShape.of(run.layout.slices(p), elements, settings)
@@ -217,22 +213,6 @@ class RegionService:
             corrections = corrections_of(run, fragment, one, reference)
             fold.add(one.pseudo_gradient, one.norms, push.weight, corrections=corrections)
         return fold.partial()
-
-    async def _reference(self, state: BlobRef | None, fragment: int) -> MomentumReference | None:
-        """Return the outer momentum that contributions are compared with, None where the run corrects none, or has none yet."""
-        if state is None or correction_of(self._run.protocol.of(fragment)) is None:
-            return None
-        if state.stem not in self._momenta:
-            elements = self._run.layout.fragment_sizes()[fragment]
-            arrays = await read_outer_state(self._bus, state, elements)
-            momentum = arrays.get(MOMENTUM)
-            if momentum is None or momentum.shape != (elements,) or momentum.dtype != np.float32:
-                raise PeerMisbehaved("an outer state without the run's momentum", got=sorted(arrays), allowed=MOMENTUM)
-            reference = MomentumReference.of(momentum, self._run.layout.slices(fragment))
-            while len(self._momenta) >= MOMENTA_KEPT:
-                self._momenta.pop(next(iter(self._momenta)))
-            self._momenta[state.stem] = reference
-        return self._momenta[state.stem]
 
     async def _keep_forgetting(self) -> None:
         """Forget what no shard has asked for lately: its owner has read it elsewhere, or is gone."""

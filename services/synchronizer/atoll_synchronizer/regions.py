@@ -45,8 +45,7 @@ from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_c
 from atoll.protocol.events import ContributionReady, Event, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
-from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import Contribution, decode, encode
+from atoll.wire.messages import Contribution, Head, decode, encode
 from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -92,7 +91,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a tenure offers: tasks that end with it, a region's live learners, the median step, a fragment's state and norm."""
+    """What a tenure offers: tasks that end with it, a region's live learners, the median step, a fragment's head and norm."""
 
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     tell: Callable[[Event], None]
@@ -100,7 +99,7 @@ class Surroundings:
     region_of: Callable[[str], str]
     live_of: Callable[[str], set[str]]
     step_s: Callable[[], float]
-    state_of: Callable[[int], BlobRef | None]
+    head_of: Callable[[int], Head]
     norm_of: Callable[[int], float]
 
 
@@ -226,13 +225,15 @@ class RegionReader:
             WeighedPush(key.learner, key.incarnation, key.push, token_weight(manifest.tokens, manifest.steps))
             for key, manifest in batch.manifests.items()
         )
+        head = self._around.head_of(kind.fragment)
         asked = RegionAsk(
             verb="fold",
             run_nonce=self._run.nonce,
             fragment=kind.fragment,
             base_version=kind.base_version,
             pushes=pushes,
-            state=self._around.state_of(kind.fragment),
+            state=head.state,
+            version=head.version,
         )
         partial = await self._summed(kind, asked, batch, pushes)
         if partial is None:

@@ -285,7 +285,7 @@ class ShardService:
                 if self.intake.region_of(learner) == region
             },
             step_s=lambda: self.machine.step_s(self.clock.monotonic()) or 0.0,
-            state_of=lambda fragment: self.store.holdings[fragment].head.state,
+            head_of=lambda fragment: self.store.holdings[fragment].head,
             norm_of=lambda fragment: self.store.holdings[fragment].norm,
         )
 

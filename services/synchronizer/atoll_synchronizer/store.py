@@ -3,9 +3,11 @@
 The commit of version v + 1 of a fragment is four writes in this order, and a crash between any two is harmless:
 
     1. chunks of the new delta, keyframe or both      (no reader sees them yet)
-    2. chunks of outer state, chunks of the ledger   (no reader sees them yet)
+    2. chunks of the ledger, and of outer state      (no reader sees them yet)
     3. the head, by compare-and-set                  <- the commit point: it names all three
     4. purge of what was superseded                  (housekeeping, when readers are done: `garbage_collector`)
+
+A run that derives its outer state from its values stores it with keyframes alone (`atoll.merge.global_update`).
 
 Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them.
 `keep` writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more
@@ -43,17 +45,17 @@ from atoll.base.parsing import parsed
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.bus.interface import Bus
 from atoll.codec import EncodedFrame, PackedArrays
+from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.round_merge import update_of
-from atoll.merge.values import MEMORY
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
-from atoll.run.delta_chain import continued, frames_of, keyframe_of, read_values
+from atoll.run.delta_chain import continued, frames_of, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.outer_state import read_outer_state
+from atoll.run.outer_state import read_version
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
@@ -74,7 +76,7 @@ class Holding:
     """One fragment as its shard holds it: values (of L2 length `norm`), outer state, frozen ledger, its head.
 
     The head (of `revision`) names exactly these. No code changes the arrays in place, so a caller that takes them
-    together has what the head names.
+    together has what the head names. Of the state the head may name less (`GlobalUpdate.stored`).
     """
 
     head: Head
@@ -167,24 +169,31 @@ class ShardStore:
         self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, attempt.norm, fragment_ledger)
         self.fragment_ledger[command.fragment] = durable
         await self.garbage_collector.sweep(command.fragment)
-        self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, held.head.state))
+        former = held.head.state if held.head.state != head.state else None
+        self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, former))
         await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
         return frame_bytes
 
+    def update_of(self, fragment: int) -> GlobalUpdate:
+        """Return the rules for a fragment's values."""
+        return update_of(self._run.protocol, fragment, self._outer, derived=self._run.derives_state)
+
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State) -> CommitAttempt:
-        """Take the outer step, and list what to store of it: a delta, a keyframe or both, outer state, ledger."""
+        """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol.of(fragment), self._subjects
-        new = await asyncio.to_thread(
-            update_of(self._run.protocol, fragment, self._outer).step, held.values, pseudo_gradient, state
-        )
+        update = self.update_of(fragment)
+        new = await asyncio.to_thread(update.step, held.values, pseudo_gradient, state)
         uploads = {
-            "state": (subjects.state_stem(fragment, version, nonce), Upload(PackedArrays(new.state))),
             "fragment_ledger": (subjects.ledger_stem(fragment, nonce), Upload(Cut(command.fragment_ledger))),
         }
-        if new.delta is None or version - held.head.key_version >= protocol.keyframe_versions:
+        at_keyframe = new.delta is None or version - held.head.key_version >= protocol.keyframe_versions
+        if at_keyframe:
             uploads["keyframe"] = subjects.global_stem(fragment, version, nonce), Upload(keyframe_of(new.values))
+        if at_keyframe or not update.derived:
+            stored = PackedArrays(update.stored(new.state))
+            uploads["state"] = subjects.state_stem(fragment, version, nonce), Upload(stored)
         if new.delta is not None:
             delta = EncodedFrame(protocol.codec_down, new.delta)
             uploads["delta"] = subjects.delta_stem(fragment, version, nonce), Upload(delta)
@@ -312,13 +321,9 @@ class ShardStore:
         )
 
     async def _read(self, fragment: int, head: Head, revision: int) -> Holding:
-        values, elements = await read_values(self._bus, self._run, head), self._run.layout.fragment_sizes()[fragment]
-        state = update_of(self._run.protocol, fragment, self._outer).init(values)
-        if head.state is not None:
-            stored = await read_outer_state(self._bus, head.state, elements)
-            if MEMORY.isdisjoint(stored):  # of a version without a memory: it begins empty
-                stored |= {name: state[name] for name in MEMORY & state.keys()}
-            state = _fitting(stored, state)
+        update = self.update_of(fragment)
+        read = await read_version(self._bus, self._run, head, update)
+        values, state = read.values, update.taken_over(read.values, read.state)
         fragment_ledger = (
             None if head.fragment_ledger is None else await self._bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
         )
@@ -344,7 +349,7 @@ class ShardStore:
             key_version=version if stored.keyframe is not None else former.key_version,
             digest=attempt.digest,
             deltas=deltas,
-            state=stored.state,
+            state=stored.state or former.state,
             fragment_ledger=stored.fragment_ledger,
             included=tuple(
                 Included(
@@ -370,11 +375,3 @@ class ShardStore:
 def _chunks(*blobs: BlobRef | None) -> list[str]:
     """Return the names of the chunks of blobs."""
     return [f"{blob.stem}.*" for blob in blobs if blob is not None]
-
-
-def _fitting(state: State, wanted: State) -> State:
-    """Return a state whose arrays have the wanted shapes and dtypes; raise `BlobCorrupt` for any other."""
-    there, due = ({name: (array.shape, array.dtype) for name, array in s.items()} for s in (state, wanted))
-    if there != due:
-        raise BlobCorrupt("an outer state that is not this run's", got=there, allowed=due)
-    return state

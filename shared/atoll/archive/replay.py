@@ -8,7 +8,8 @@ Each round is examined in this order, and every check that fails names what it i
 
 1. The machine, told the same facts, commands this commit of these contributions with these weights, and this ledger.
 2. Each contribution's frame has the bytes that its manifest names, is validated as by the shard, and is what the head lists.
-3. The arithmetic (`atoll.merge.round_merge`, the shard's own) gives the digests of the head.
+3. The arithmetic (`atoll.merge.round_merge`, the shard's own) gives the digests of the head. Each tenure goes on from what was
+   stored, as its owner did.
 
 A round whose inputs are not those of the run is not computed, and what stands on it is not either, until an anchor: a shard
 stored values there. The other two checks go on, so one damaged contribution hides no second one. One fragment is in memory at
@@ -28,7 +29,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import AtollError, CheckpointError, FrameRejected
 from atoll.codec import KEYFRAME, Encoded, FrameDecoder, PackedArrays, StoredFrame, decode_frame
 from atoll.codec.arrays import unpack_arrays
-from atoll.merge.global_update import state_bytes_max
+from atoll.merge.global_update import GlobalUpdate, state_bytes_max
 from atoll.merge.norms import validated_norms
 from atoll.merge.outer import OuterOptimizer, State, make_outer
 from atoll.merge.round_merge import RoundMerge, update_of
@@ -65,9 +66,16 @@ class _Standing:
     """The version that a chain has come to, None where it could not be computed; why not is in `lost`."""
 
     version: int = 0
+    epoch: int = 0
     values: Vector | None = None
     state: State = field(default_factory=dict)
     lost: str = ""
+
+    def enter(self, epoch: int, update: GlobalUpdate) -> None:
+        """Enter a tenure: its owner has taken the fragment over as it was stored."""
+        if self.values is not None and epoch != self.epoch:
+            self.state = update.taken_over(self.values, update.stored(self.state))
+        self.epoch = epoch
 
 
 class RunReplay:
@@ -98,6 +106,8 @@ class RunReplay:
         standing = _Standing()
         names = [name for name in self.rounds.rounds(fragment) if name.version <= version]
         for name, made, fault in self._chain(names):
+            if made is not None:
+                standing.enter(made.epoch, self._update(fragment))
             values, state = standing.values, standing.state
             again = self._replayed(name, made, fault, standing)
             if made is None or again.version != version:
@@ -137,11 +147,15 @@ class RunReplay:
             raise CheckpointError("nothing of this fragment is retained", got=fragment)
         return values
 
+    def _update(self, fragment: int) -> GlobalUpdate:
+        return update_of(self.run.protocol, fragment, self._outer, derived=self.run.derives_state)
+
     def _replayed(
         self, name: RoundName, made: RetainedRound | None, fault: Difference, standing: _Standing
     ) -> ReplayedRound:
         """Replay a round of a chain, which could not be read if it is None, on what `standing` has."""
         if made is not None:
+            standing.enter(made.epoch, self._update(name.fragment))
             return self._round(made, standing)
         standing.version, standing.values, standing.state = name.version, None, {}
         standing.lost = f"version {name.version} could not be made again"
@@ -207,12 +221,13 @@ class RunReplay:
             return []
         merged = merge.result(standing.state, head.version)
         state = standing.state | (merged.memory or {})
-        new = update_of(self.run.protocol, head.fragment, self._outer).step(values, merged.pseudo_gradient, state)
+        update = self._update(head.fragment)
+        new = update.step(values, merged.pseudo_gradient, state)
         digest = digest_of_values(new.values)
         if digest != head.digest:
             found.append(Difference("it makes other values", None, digest, head.digest))
-        if head.state is not None:
-            packed = digest_of(PackedArrays(new.state), collision_free=head.state.collision_free)
+        if head.state is not None and (not update.derived or head.key_version == head.version):
+            packed = digest_of(PackedArrays(update.stored(new.state)), collision_free=head.state.collision_free)
             if packed != head.state.digest:
                 found.append(Difference("it makes another outer state", None, packed, head.state.digest))
         standing.values, standing.state = new.values, new.state

@@ -97,7 +97,8 @@ class OpenRound:
         result = merge.result(self.state, self.made.head.version)
         state = self.state | (result.memory or {})
         direction = result.pseudo_gradient.copy()
-        return direction, update_of(self.run.protocol, fragment, self.outer).step(self.values, direction, state).values
+        update = update_of(self.run.protocol, fragment, self.outer, derived=self.run.derives_state)
+        return direction, update.step(self.values, direction, state).values
 
     def parts(self) -> list[RoundPart]:
         """Return every learner's part, by name."""

@@ -57,10 +57,11 @@ from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
+from atoll.merge.global_update import derivable
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
+from atoll.wire.version import founded_in
 
 if TYPE_CHECKING:
     from atoll.client.keeping import LoopCheckpoints
@@ -123,7 +124,7 @@ def join(
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
         bulk=tuple(options.bulk),
-        schema=SCHEMA_OF_BULK if options.bulk else SCHEMA,
+        schema=founded_in(bulk=bool(options.bulk), derived=derivable(settings)),
     )
     check_offer(record)
     request = JoinRequest(

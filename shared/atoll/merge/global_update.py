@@ -8,8 +8,22 @@ optimizer works on the values as they would be without rounding. A delta is sent
     \Theta = R + e \qquad \Theta' = outer(\Theta, \Delta) \qquad q = Q(\Theta' - R) \qquad R' = R + q \qquad e' = \Theta' - R'
 
 R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
-It is part of the outer state (`CARRY`, bfloat16), so the next owner goes on with the same bits. It is within half a
-step of the quantiser; its own rounding loses a thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'.
+It is part of the outer state (`CARRY`, bfloat16). It is within half a step of the quantiser; its own rounding loses a
+thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'.
+
+**Derived state.** Momentum and residue are six bytes per parameter, and a delta of four bits is half a byte. So where
+versions are sent as deltas the shard does not store its state with each. The momentum is *defined* by the values sent:
+
+.. math::
+
+    m' = (\mu m + (R - R') / \eta) / (1 + \mu)
+
+which is the outer step solved for its momentum (`Nesterov.derive`). Rounding's error is in it, as a difference of two residues,
+and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it back. A keyframe is
+stored with its momentum; who reads the keyframe and the deltas after it has that of the newest version, to the bit. The
+residue stays with the owner: the next one begins with e = 0, so at most half a quantiser's step of each parameter is lost
+with an owner. Where the state says more than the values do (an average, an optimizer of optax), it is stored with every
+version, residue included.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:
@@ -37,7 +51,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
-from atoll.merge.outer import NO_CARRY, Nesterov, OuterOptimizer, State
+from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
 CARRY: Final = "carry"
@@ -96,19 +110,41 @@ class DownlinkQuantiser:
         self.format.check(delta.settle(values, following, carry.view(np.uint16)))
 
 
-class GlobalUpdate:
-    """The rules of a run for its global values; pure, as the outer optimizer it wraps."""
+def derivable(settings: ProtocolSettings) -> bool:
+    """Return whether the values of versions tell the outer state: they are sent as deltas, and it is a momentum at most."""
+    return settings.codec_down != KEYFRAME and settings.outer == "nesterov" and not settings.average_versions
 
-    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
+
+class GlobalUpdate:
+    """The rules of a run for its global values; pure, as the outer optimizer it wraps.
+
+    `derived`: the outer state follows from the values, where these tell it; a run says so (`RunRecord.derives_state`).
+    """
+
+    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings, *, derived: bool = False) -> None:
         """Keep the rules."""
         self._outer = outer
         self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
+        self.derived = derived and isinstance(outer, Nesterov) and derivable(settings)
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
         averages: State = {AVERAGE: values, WEIGHT: np.zeros(())} if self._average_versions else {}
         return self._outer.init(values) | self._downlink.init(values) | averages
+
+    def stored(self, state: State) -> State:
+        """Return what of a state is stored with the version that it belongs to."""
+        return {name: array for name, array in state.items() if name != CARRY} if self.derived else state
+
+    def taken_over(self, values: Vector, stored: State) -> State:
+        """Return the state with which an owner goes on, from what is `stored` of a version, or was derived from that."""
+        return stored | self._downlink.init(values) if self.derived else stored
+
+    def derive(self, momentum: Vector, before: Vector, after: Vector) -> None:
+        """Move `momentum` on from the version with values `before` to that with values `after`; any stretch of a fragment."""
+        if isinstance(self._outer, Nesterov):
+            self._outer.derive(momentum, before, after, momentum)
 
     def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
@@ -133,10 +169,12 @@ class GlobalUpdate:
                 ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
                 carry = ours[CARRY].view(np.uint16) if CARRY in ours else NO_CARRY
                 outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
-                scratch_arrays.release_pages(*ours.values(), *newer.values())
             if delta is not None:
                 self._downlink.settle(former, target, delta.stretch(*part), kept[CARRY][now])
-            scratch_arrays.release_pages(former, target)
+            if outer is not None and self.derived and MOMENTUM in mine:
+                outer.derive(mine[MOMENTUM][now], former, target, kept[MOMENTUM][now])
+            states = [*mine.values(), *kept.values()] if outer is not None else []
+            scratch_arrays.release_pages(former, target, *(array[now] for array in states))
 
         each(take, parts(0, count), count)
         averages: State = self._averaged(state, following) if self._average_versions else {}

@@ -2,9 +2,10 @@
 
     momentum' = mu momentum + d        values' = (values + carry) - lr (d + mu momentum')        d: the pseudo-gradient
 
-An empty `momentum` means no momentum; an empty `carry` (bits of bfloat16) means `values` alone. No multiplication is
-fused with an addition. Momentum and carry are looked for once per stretch, not once per number. A stretch
-stays in the first cache between its loops: each loop is a vector loop, and memory is read and written once.
+An empty `momentum` means no momentum; an empty `carry` (bits of bfloat16) means `values` alone. Beside it is the momentum
+that two versions' values tell (`atoll.merge.outer.Nesterov.derive`). No multiplication is fused with an addition. Momentum
+and carry are looked for once per stretch, not once per number. A stretch stays in the first cache between its loops: each
+loop is a vector loop, and memory is read and written once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from atoll.codec.kernels.later import CompiledLater
 
 STRETCH = 1024
 NAME = "nesterov"
+DERIVE = "nesterov_derive"
 
 
 def _compiled() -> Callable[..., None] | None:
@@ -35,6 +37,21 @@ def _compiled() -> Callable[..., None] | None:
 
 
 compiled_step = CompiledLater(NAME, _compiled, brought=lambda: ready.function(NAME))
+
+
+def _compiled_derive() -> Callable[..., None] | None:
+    """Return `_derive` compiled, or None if there is no numba."""
+    try:
+        from numba import types  # noqa: PLC0415  (loaded when there is much to derive)
+
+        from atoll.codec.kernels.compiling import F32_IN, F32_OUT, compiled  # noqa: PLC0415
+    except ImportError:
+        return None
+    signature = types.void(F32_IN, F32_IN, F32_IN, types.float32, types.float32, types.float32, F32_OUT)
+    return compiled(signature)(_derive)
+
+
+compiled_derive = CompiledLater(DERIVE, _compiled_derive, brought=lambda: ready.function(DERIVE))
 
 
 def _step(
@@ -66,3 +83,11 @@ def _step(
         else:
             for i in range(now.size):
                 then[i] = now[i] - then[i]
+
+
+def _derive(
+    momentum: Vector, before: Vector, after: Vector, mu: float, per_lr: float, share: float, kept: Vector
+) -> None:
+    """Derive the momentum after a version from its values and those before it; compiled."""
+    for i in range(momentum.size):
+        kept[i] = (mu * momentum[i] + (before[i] - after[i]) * per_lr) * share

@@ -6,10 +6,16 @@ With outer learning rate eta and momentum mu (Sec. 2 of arXiv 2604.21428; the pa
 
     m \leftarrow \mu m + \Delta, \qquad \Theta \leftarrow \Theta - \eta(\Delta + \mu m)
 
-which is SGD with Nesterov momentum. With mu = 0 it is plain SGD and keeps no state; with eta = 1 as well, the new
-global value is the weighted average of the learners' values. Large vectors take the compiled step
-(`atoll.merge.nesterov`); it gives the same bits. Any optax transformation can replace it, by name or by
-`module:attribute`; only then does a shard need JAX.
+which is SGD with Nesterov momentum. Solved for m, the values of two versions tell the momentum of the later one:
+
+.. math::
+
+    m_{v+1} = (\mu m_v + (\Theta_v - \Theta_{v+1}) / \eta) / (1 + \mu)
+
+so whoever follows the values need not be sent the momentum (`Nesterov.derive`, `atoll.merge.global_update`). With mu = 0 it is
+plain SGD and keeps no state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large
+vectors take the compiled step (`atoll.merge.nesterov`); it gives the same bits. Any optax transformation can replace it, by
+name or by `module:attribute`; only then does a shard need JAX.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from atoll.base.parallel import each, parts
 from atoll.codec.formats.bf16 import widened
 from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
-from atoll.merge.nesterov import compiled_step
+from atoll.merge.nesterov import compiled_derive, compiled_step
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -54,6 +60,8 @@ class Nesterov:
         """Keep eta and mu."""
         self.lr = np.float32(lr)
         self.momentum = np.float32(momentum)
+        self._per_lr = np.float32(1.0 / lr)
+        self._share = np.float32(1.0 / (1.0 + momentum))
 
     def init(self, params: Vector) -> State:
         """Return zero momentum, or nothing when there is none."""
@@ -101,6 +109,21 @@ class Nesterov:
             step = pseudo_gradient + self.momentum * newer
         unrounded = params + widened(carry) if carry.size else params
         np.subtract(unrounded, self.lr * step, out=following)
+
+    def derive(self, momentum: Vector, before: Vector, after: Vector, kept: Vector) -> None:
+        """Write to `kept` the momentum of the version with values `after`, from that of the version with values `before`.
+
+        Each number depends only on the numbers at its index, so `kept` may be `momentum` itself, and any stretch can be taken.
+        """
+        compiled = compiled_derive.found(momentum.size) if momentum.size >= FAST_ELEMENTS else None
+        if compiled is not None:
+            compiled(momentum, before, after, self.momentum, self._per_lr, self._share, kept)
+            return
+        stepped = np.subtract(before, after)
+        np.multiply(stepped, self._per_lr, out=stepped)
+        np.multiply(momentum, self.momentum, out=kept)
+        np.add(kept, stepped, out=kept)
+        np.multiply(kept, self._share, out=kept)
 
 
 class OptaxOuter:

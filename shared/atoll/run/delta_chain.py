@@ -20,6 +20,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -81,6 +82,16 @@ class FrameReader:
                     keep |= {number: bytes(piece) for number, piece in portion}
 
 
+class ChainFollower(Protocol):
+    """Is told the values of every version that a reader comes through, for what follows from them (`atoll.run.outer_state`)."""
+
+    async def begin(self, version: int) -> None:
+        """Begin at a version, perhaps once more: the reader was misled before."""
+
+    def follow(self, start: int, stop: int, before: Vector, after: Vector) -> None:
+        """Go on to the next version, by its values and those before it, elements `start` to `stop`; called in a thread."""
+
+
 def keyframe_of(values: Vector) -> FrameEncoder:
     """Return the frame of float32 values; they must not change while it is sent."""
     return FrameEncoder(Framing(values.size, KEYFRAME), lambda start, stop: values[start:stop])
@@ -112,10 +123,17 @@ def continued(deltas: Sequence[Delta], newest: Delta, *, at_keyframe: bool) -> t
     return kept[-DELTAS_BEHIND:] if at_keyframe else kept
 
 
-async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector] | None = None) -> Vector:
+async def read_values(
+    bus: Bus,
+    run: RunRecord,
+    head: Head,
+    held: tuple[int, Vector] | None = None,
+    follower: ChainFollower | None = None,
+) -> Vector:
     """Return the values of `head`, flat float32 in layout order, in memory of their own.
 
-    `held` is a version of the fragment and its values; if it helps, only the deltas after it are read.
+    `held` is a version of the fragment and its values; if it helps, only the deltas after it are read. `follower` is told of
+    every version on the way.
 
     Raises:
         BlobGone: a blob of the head was superseded and removed while it was being read.
@@ -129,7 +147,7 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
     if held is not None and oldest <= held[0] <= head.version:
         values: Vector = await off_loop(elements, scratch_arrays.spare, elements, np.float32)
         try:
-            if await _advanced(bus, run, head, held, values):
+            if await _advanced(bus, run, head, held, values, follower):
                 return values
             reason = "other values than the head's"
         except (BlobGone, BlobCorrupt) as error:
@@ -139,19 +157,28 @@ async def read_values(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vec
         raise PeerMisbehaved("a head without its deltas", got=[delta.version for delta in head.deltas][:9])
     arriving = await _read(bus, head.keyframe, elements, KEYFRAME)
     values = await off_loop(elements, arriving.values)
-    if not await _advanced(bus, run, head, (head.key_version, values), values):
+    if not await _advanced(bus, run, head, (head.key_version, values), values, follower):
         got = f"fragment {head.fragment} version {head.version}"
         raise BlobCorrupt("a keyframe and its deltas do not make what their head says", got=got, allowed=head.digest)
     return values
 
 
-async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vector], values: Vector) -> bool:
+async def _advanced(
+    bus: Bus,
+    run: RunRecord,
+    head: Head,
+    held: tuple[int, Vector],
+    values: Vector,
+    follower: ChainFollower | None = None,
+) -> bool:
     """Do `values <- held + every delta after it`, reading ahead; return whether the head's values came out."""
     (since, base), codec = held, run.protocol.of(head.fragment).codec_down
     todo = deque(sorted((delta for delta in head.deltas if delta.version > since), key=lambda delta: delta.version))
     ahead: deque[asyncio.Task[FrameDecoder]] = deque()
     most = min(_AHEAD, 4 * values.size // max(1, Framing(values.size, codec).size_bytes))  # as large as the values
     digest = xxhash.xxh3_128()
+    if follower is not None:
+        await follower.begin(since)
     if not todo:
         await off_loop(values.size, _add, base, None, values, digest)
     try:
@@ -161,7 +188,7 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vecto
                 ahead.append(asyncio.create_task(_read(bus, ref, values.size, codec)))
             delta = (await ahead[0]).vector
             ahead.popleft()
-            await off_loop(values.size, _add, base, delta, values, None if todo or ahead else digest)
+            await off_loop(values.size, _add, base, delta, values, None if todo or ahead else digest, follower)
             base = values
     finally:
         for task in ahead:
@@ -170,17 +197,28 @@ async def _advanced(bus: Bus, run: RunRecord, head: Head, held: tuple[int, Vecto
     return digest.hexdigest() == head.digest
 
 
-def _add(base: Vector, delta: Encoded | None, values: Vector, digest: xxhash.xxh3_128 | None) -> None:
-    """Do `values <- base + delta` and update `digest` with the result; base and values may be one array.
+def _add(
+    base: Vector,
+    delta: Encoded | None,
+    values: Vector,
+    digest: xxhash.xxh3_128 | None,
+    follower: ChainFollower | None = None,
+) -> None:
+    """Do `values <- base + delta`, update `digest` with the result and tell `follower`; base and values may be one array.
 
     One thread works part by part: it touches cached data three times, and the digest needs the parts in order.
     """
     for start, stop in parts(0, values.size):
         here = slice(start, stop)
+        before = base[here]
         if base is not values:
-            values[here] = base[here]
+            values[here] = before
+        elif follower is not None:
+            before = before.copy()
         if delta is not None:
             delta.blend(values, start, stop, 1.0, 1.0)
+            if follower is not None:
+                follower.follow(start, stop, before, values[here])
         if digest is not None:
             digest.update(values[here].data)
         scratch_arrays.release_pages(base[here], values[here])

@@ -228,13 +228,18 @@ class Download:
             raise BlobCorrupt("a blob's bytes do not match their digest", got=digest, allowed=allowed)
 
 
-def digest_of(pieces: Pieces, *, collision_free: bool = False) -> str:
-    """Return the digest of a blob of these pieces, in one of the two forms."""
+def ref_of(pieces: Pieces, stem: str, *, collision_free: bool = False) -> BlobRef:
+    """Return the reference that a blob of these pieces would have, with the digest in one of the two forms."""
     upload = Upload(pieces)
     upload.collision_free = collision_free
     for number in range(len(pieces)):
         upload.make(number)
-    return upload.ref("").digest
+    return upload.ref(stem)
+
+
+def digest_of(pieces: Pieces, *, collision_free: bool = False) -> str:
+    """Return the digest of a blob of these pieces, in one of the two forms."""
+    return ref_of(pieces, "", collision_free=collision_free).digest
 
 
 class Source(Protocol):

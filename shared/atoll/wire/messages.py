@@ -54,7 +54,7 @@ from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
-from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, check_spoken
+from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, SCHEMA_OF_DERIVED_STATE, check_spoken
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 NORMS_MAX: Final = 1 << 16
@@ -90,7 +90,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
     broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
     `bulk` are the addresses of further brokers that keep fragments (`atoll.bus.spread`); who does not look there would read
-    an old model, so such a run has wire version `SCHEMA_OF_BULK`.
+    an old model, so such a run has wire version `SCHEMA_OF_BULK`. From `SCHEMA_OF_DERIVED_STATE` on shards store outer state
+    with keyframes alone, where the values of the versions after them tell it (`atoll.merge.global_update`).
     """
 
     run: PeerId
@@ -122,6 +123,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if there != agreed:
             return f"{there} fragments merged by value in the layout and {agreed} in the protocol"
         return self.layout.fault()
+
+    @property
+    def derives_state(self) -> bool:
+        """Return whether outer state is derived from values where these tell it."""
+        return self.schema >= SCHEMA_OF_DERIVED_STATE
 
     @cached_property
     def subjects(self) -> Subjects:
@@ -156,9 +162,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The record that makes version `version` of a fragment visible: the one commit point of a round.
 
     Its values are those of `keyframe`, at `key_version`, plus the `deltas` after it (`atoll.run.delta_chain`); `digest`
-    is theirs. `state` is the outer-optimizer state that belongs to them. `superseded` are frames that the head before
-    this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its round
-    end (`atoll.protocol.reasons`). `fragment_ledger` says which contributions of the fragment have a fate. An owner may
+    is theirs. `state` is the outer-optimizer state that belongs to them, None for that in which a run begins; where the run
+    derives it from the values (`RunRecord.derives_state`), it is the state of the keyframe. `superseded` are frames that the
+    head before this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its
+    round end (`atoll.protocol.reasons`). `fragment_ledger` says which contributions of the fragment have a fate. An owner may
     write the same version again with a newer ledger, and a new owner does so with its own epoch.
     """
 

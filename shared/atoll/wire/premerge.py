@@ -56,7 +56,8 @@ Places = Annotated[tuple[Count, ...], msgspec.Meta(max_length=LEARNERS_MAX)]
 class RegionAsk(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's request: to `read` a manifest's contribution, to `fold` `pushes` of one fragment and base, or to `drop` some.
 
-    `state` is the outer state of the version that they are merged into, where the run corrects by its momentum.
+    `version` is the version that they are merged into, and `state` its outer state, where the run corrects by its momentum.
+    Where the run derives its state from the values (`RunRecord.derives_state`), the region follows the fragment itself.
     """
 
     verb: Literal["read", "fold", "drop"]
@@ -66,6 +67,7 @@ class RegionAsk(msgspec.Struct, frozen=True, kw_only=True):
     base_version: Version = 0
     pushes: Pushes = ()
     state: BlobRef | None = None
+    version: Version = 0
     schema: int = SCHEMA
 
 

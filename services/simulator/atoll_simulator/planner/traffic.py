@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
+from atoll.merge.global_update import derivable
 from atoll.merge.partial import partial_codec
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.wire.blobs import BlobRef
@@ -33,7 +34,7 @@ class Traffic:
     Attributes:
         up: one learner's contribution, or a region's sum, with the manifests.
         down: what one learner reads, or a region, with its head.
-        state: outer state that a commit stores beside the frame.
+        state: outer state that a commit stores beside the frame; where it is stored with keyframes alone, its share of one.
         chunks_up, chunks_down: the number of their messages.
         hub_in, hub_out: traffic over the hub's link to all M learners.
         broker_in, broker_out: traffic of the broker's network card, shards included.
@@ -64,16 +65,18 @@ def traffic(question: Question) -> Traffic:
     codec_up = protocol.codec_up if question.per_region == 1 else partial_codec(protocol)
     frame_up, frame_down = Framing(elements, codec_up), Framing(elements, protocol.codec_down)
     up, down = frame_up.size_bytes, frame_down.size_bytes
-    state = round(4 * elements * question.state_numbers)
+    state = 4.0 * elements * question.state_numbers
+    if derivable(protocol):  # the residue stays with its shard
+        state = (state - 2.0 * elements) / protocol.keyframe_versions
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
     manifest = len(_manifest(_blob(frame_up)))
     sent, collected = up + question.per_region * manifest, senders * up + question.learners * manifest
     read = down + len(_head(question, _blob(frame_down)))
-    commit = read + state + keyframe // protocol.keyframe_versions
+    commit = read + round(state) + keyframe // protocol.keyframe_versions
     return Traffic(
         up=sent,
         down=read,
-        state=state,
+        state=round(state),
         chunks_up=frame_up.segments,
         chunks_down=frame_down.segments,
         hub_in=collected,
