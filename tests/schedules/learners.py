@@ -20,7 +20,7 @@ from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
-from atoll.merge.global_update import derivable
+from atoll.merge.derived import derivable
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import founded_in

@@ -57,7 +57,7 @@ from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
-from atoll.merge.global_update import derivable
+from atoll.merge.derived import derivable
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord

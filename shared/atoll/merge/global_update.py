@@ -11,19 +11,7 @@ R' is what learners compute from R and q, to the bit, so it is also the shard's 
 It is part of the outer state (`CARRY`, bfloat16). It is within half a step of the quantiser; its own rounding loses a
 thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'.
 
-**Derived state.** Momentum and residue are six bytes per parameter, and a delta of four bits is half a byte. So where
-versions are sent as deltas the shard does not store its state with each. The momentum is *defined* by the values sent:
-
-.. math::
-
-    m' = (\mu m + (R - R') / \eta) / (1 + \mu)
-
-which is the outer step solved for its momentum (`Nesterov.derive`). Rounding's error is in it, as a difference of two residues,
-and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it back. A keyframe is
-stored with its momentum; who reads the keyframe and the deltas after it has that of the newest version, to the bit. The
-residue stays with the owner: the next one begins with e = 0, so at most half a quantiser's step of each parameter is lost
-with an owner. Where the state says more than the values do (an average, an optimizer of optax), it is stored with every
-version, residue included.
+Momentum and e are stored with a version, or derived from the values (`atoll.merge.derived`).
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:
@@ -51,6 +39,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
+from atoll.merge.derived import derivable
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov, OuterOptimizer, State
 from atoll.protocol.settings import ProtocolSettings
 
@@ -108,11 +97,6 @@ class DownlinkQuantiser:
             FrameRejected: `not_finite`; the codec cannot hold the difference.
         """
         self.format.check(delta.settle(values, following, carry.view(np.uint16)))
-
-
-def derivable(settings: ProtocolSettings) -> bool:
-    """Return whether the values of versions tell the outer state: they are sent as deltas, and it is a momentum at most."""
-    return settings.codec_down != KEYFRAME and settings.outer == "nesterov" and not settings.average_versions
 
 
 class GlobalUpdate:

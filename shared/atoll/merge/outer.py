@@ -12,7 +12,7 @@ which is SGD with Nesterov momentum. Solved for m, the values of two versions te
 
     m_{v+1} = (\mu m_v + (\Theta_v - \Theta_{v+1}) / \eta) / (1 + \mu)
 
-so whoever follows the values need not be sent the momentum (`Nesterov.derive`, `atoll.merge.global_update`). With mu = 0 it is
+so whoever follows the values need not be sent the momentum (`Nesterov.derive`, `atoll.merge.derived`). With mu = 0 it is
 plain SGD and keeps no state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large
 vectors take the compiled step (`atoll.merge.nesterov`); it gives the same bits. Any optax transformation can replace it, by
 name or by `module:attribute`; only then does a shard need JAX.

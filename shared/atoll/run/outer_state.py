@@ -1,6 +1,6 @@
 """Reads the outer-optimizer state that a head names, or that its values tell.
 
-Where the run derives its state (`atoll.merge.global_update`), a head names the state of its keyframe. Each delta after that
+Where the run derives its state (`atoll.merge.derived`), a head names the state of its keyframe. Each delta after that
 moves the momentum on by the values before and after it, so values and momentum of the newest version are read together:
 
     keyframe k, state k ── delta k+1 ── ... ── delta v          momentum k ──► momentum k+1 ──► ... ──► momentum v

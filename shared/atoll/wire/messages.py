@@ -91,7 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
     `bulk` are the addresses of further brokers that keep fragments (`atoll.bus.spread`); who does not look there would read
     an old model, so such a run has wire version `SCHEMA_OF_BULK`. From `SCHEMA_OF_DERIVED_STATE` on shards store outer state
-    with keyframes alone, where the values of the versions after them tell it (`atoll.merge.global_update`).
+    with keyframes alone, where the values of the versions after them tell it (`atoll.merge.derived`).
     """
 
     run: PeerId
