@@ -169,7 +169,7 @@ def others() -> Iterator[Figure]:
         "bf16, one leg; twice as many if both legs are counted; the batch is not known, so 4,418 TB is not predicted",
     )
     yield Figure("peak, times lower by fragments", 24 / 3, "x", "published 8 [L]", None, "24 layers, 3 in a fragment")
-    protocol = ProtocolSettings(fragments=37, interval_steps=37, codec_down="bf16")
+    protocol = ProtocolSettings(fragments=37, interval_steps=37, codec_up="bf16", codec_down="bf16")
     link = PlanLinks(up=(GIGA,), down=(GIGA,))
     sized = Question(8_000_000_000, 0.5, link, protocol=protocol)
     moved = traffic(sized)

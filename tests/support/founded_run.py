@@ -17,7 +17,10 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.signed import Signatures
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
+from atoll.codec import pack_arrays
+from atoll.merge.derived import derivable
 from atoll.merge.outer import make_outer
+from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
@@ -25,10 +28,12 @@ from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
+from atoll.run.outer_state import read_version
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, RunRecord, encode
 from atoll.wire.subjects import Subjects
+from atoll.wire.version import founded_in
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import ShardStore
 
@@ -91,7 +96,14 @@ def run_record(run: str) -> RunRecord:
         {"fragments": FRAGMENTS, "shards": SHARDS, "outer_momentum": 0.9}, ProtocolSettings
     ).check()
     return RunRecord(
-        run=run, founder="a", nonce="first", founded_at_s=1_000_000.0, layout=layout, protocol=protocol, data="d"
+        run=run,
+        founder="a",
+        nonce="first",
+        founded_at_s=1_000_000.0,
+        layout=layout,
+        protocol=protocol,
+        data="d",
+        schema=founded_in(bulk=False, derived=derivable(protocol)),
     )
 
 
@@ -204,17 +216,26 @@ class FoundedRun:
         return outcome, broker
 
     async def contents(self, broker: MemoryBroker | None = None) -> dict[int, tuple[Head, list[bytes]]]:
-        """Return every head (less its previous frame, which is not archived, and names) and the bytes of what it names."""
+        """Return every head, less the names of blobs and how its values are cut, and the bytes of values, state and ledger."""
         bus = MemoryBus(self.run, broker or self.broker)
+        protocol = self.record.protocol
+        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         found = {}
         for fragment, head in (await read_heads(bus, self.record)).items():
-            refs: list[BlobRef | None] = [head.keyframe, head.state, head.fragment_ledger]
-            named = [await bus.get_blob(ref, 1 << 20) for ref in refs if ref is not None]
-            nameless = {
-                field: None if ref is None else msgspec.structs.replace(ref, stem="")
-                for field, ref in (("keyframe", refs[0]), ("state", refs[1]), ("fragment_ledger", refs[2]))
-            }
-            found[fragment] = msgspec.structs.replace(head, superseded=(), **nameless), named
+            update = update_of(protocol, fragment, outer, derived=self.record.derives_state)
+            read = await read_version(bus, self.record, head, update)
+            ledger = head.fragment_ledger
+            kept = b"" if ledger is None else await bus.get_blob(ledger, 1 << 20)
+            plain = msgspec.structs.replace(
+                head,
+                keyframe=BlobRef("", 0, 0, ""),
+                key_version=0,
+                deltas=(),
+                superseded=(),
+                state=None,
+                fragment_ledger=None if ledger is None else msgspec.structs.replace(ledger, stem=""),
+            )
+            found[fragment] = plain, [read.values.tobytes(), pack_arrays(read.state), kept]
         return found
 
     def newest(self) -> list[Manifest]:

@@ -42,7 +42,10 @@ async def mark_with_clocks_apart(founded: FoundedRun, ahead: int, *, first: int 
 def is_up_to_date(founded: FoundedRun) -> bool:
     """Return whether the newest complete checkpoint holds what the shards hold now."""
     archived = {piece.head.fragment: piece.head for manifest in founded.newest() for piece in manifest.pieces}
-    return archived == {p: held.head for store in founded.stores.values() for p, held in store.holdings.items()}
+    held = {p: held.head for store in founded.stores.values() for p, held in store.holdings.items()}
+    return {p: (head.version, head.digest, head.fragment_ledger) for p, head in archived.items()} == {
+        p: (head.version, head.digest, head.fragment_ledger) for p, head in held.items()
+    }
 
 
 # --- clocks ---------------------------------------------------------------------------------------------------------

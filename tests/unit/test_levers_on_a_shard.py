@@ -96,6 +96,7 @@ class LeverDesk:
             "shards": 1,
             "merge": merge,
             "codec_up": "f32",
+            "codec_down": "f32",
             "outer_lr": 0.7,
             "outer_momentum": 0.9,
             "correction": "heloco",

@@ -25,13 +25,15 @@ from atoll_simulator.planner.text import text
 from atoll_simulator.planner.traffic import bits_per_number, traffic
 
 GIGA = 1e9
+WHOLE = {"codec_up": "bf16", "codec_down": "f32"}
+"""Plans are those of whole versions, unless they say something else."""
 
 
 def question(rate_each_way: float = 10 * GIGA, **changed: Any) -> Question:  # noqa: ANN401  (fields of a question)
     """Return a plan that works, with some fields changed; protocol fields go to the protocol."""
     link = (rate_each_way,)
     fields = {name: changed.pop(name) for name in list(changed) if name in ProtocolSettings.__struct_fields__}
-    asked = Question(1_000_000_000, 2.0, PlanLinks(link, link), protocol=ProtocolSettings(**fields))
+    asked = Question(1_000_000_000, 2.0, PlanLinks(link, link), protocol=ProtocolSettings(**(WHOLE | fields)))
     return replace(asked, **{"stream_bytes_max": 1 << 40, "shard_memory_bytes": 64e9, **changed})
 
 

@@ -48,7 +48,7 @@ class StoreDesk:
         self.name = unique_run()
         self.subjects = Subjects(self.name)
         self.bus = MemoryBus(self.name, MemoryBroker())
-        protocol = ProtocolSettings(fragments=1, interval_steps=4, shards=1)
+        protocol = ProtocolSettings(fragments=1, interval_steps=4, shards=1, codec_down="f32")
         self.run = RunRecord(
             run=self.name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=LAYOUT, protocol=protocol
         )

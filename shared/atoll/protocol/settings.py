@@ -142,10 +142,10 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     average_versions: int = 0
     adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
     blend_alpha: float = 0.5
-    codec_up: str = "bf16"
+    codec_up: str = "int4"
     error_feedback: bool = False
-    codec_down: str = "f32"
-    keyframe_versions: int = 48
+    codec_down: str = "int4"
+    keyframe_versions: int = 24
     ending: Literal["apart", "together"] = "apart"
     tokens_target: int = 0
     lease_s: float = 3.0

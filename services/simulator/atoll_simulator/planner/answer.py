@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
+from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S
@@ -142,7 +143,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
         + (" and waits for who is away" if broken.loss_per_hour else ""),
         (
             f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
-            "stores them with every commit"
+            f"stores {'its momentum with every keyframe' if derivable(protocol) else 'them with every commit'}"
         ),
         f"a step of one learner trains {question.step_tokens} tokens; equal tokens are taken to be worth the same",
     )
