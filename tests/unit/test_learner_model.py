@@ -85,7 +85,9 @@ def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray
             rows, kv = slice(head * 8, head * 8 + 8), slice(group * 8, group * 8 + 8)
             q = h @ w["self_attn.q_proj.weight"][rows].T
             k = h @ w["self_attn.k_proj.weight"][kv].T
-            q, k = (np.asarray(rotate(jnp.array(a[:, :, None, :]), *turns(length, frequencies(s))))[:, :, 0] for a in (q, k))
+            q, k = (
+                np.asarray(rotate(jnp.array(a[:, :, None, :]), *turns(length, frequencies(s))))[:, :, 0] for a in (q, k)
+            )
             scores = q @ k.transpose(0, 2, 1) / np.sqrt(8.0)
             scores[:, np.triu(np.ones((length, length), dtype=bool), 1)] = -np.inf
             share = np.exp(scores - scores.max(-1, keepdims=True))

@@ -72,6 +72,7 @@ class LearnerWork:
     model: ModelSettings
     train: TrainSettings
     shards: TokenShards
+    held_out_tokens: int
 
 
 def prepare_work(settings: Settings) -> LearnerWork:
@@ -86,7 +87,7 @@ def prepare_work(settings: Settings) -> LearnerWork:
         check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
     train = train_settings(settings.train, context=model.context)
-    return LearnerWork(model, train, shards)
+    return LearnerWork(model, train, shards, settings.data.held_out_tokens)
 
 
 def train(settings: Settings) -> None:

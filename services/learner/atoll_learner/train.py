@@ -35,6 +35,8 @@ from atoll_learner.train_settings import TrainSettings
 MUON_RMS: Final = 0.2
 PROGRAMS_MAX: Final = 8
 """How many steps and losses of different settings a process keeps traced."""
+CURVE_TOKENS_MAX: Final = 16_384
+"""Held-out tokens of a point of a curve that has many, in simulated runs and benchmarks."""
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 

@@ -133,12 +133,13 @@ class Services:
         return self._verb(DATA, "data", "show", str(self.data_dir))
 
     def export(self) -> ChildPlan:
-        """Return the plan that writes the merged model to the run's folder."""
+        """Return the plan that writes the merged model to the run's folder, where the evaluator did not."""
         return self._verb(EXPORT, "export", "--out", str(self._folder.out.absolute()))
 
     def evaluator(self) -> ChildPlan:
-        """Return the plan of the process that measures the merged model while the run goes on."""
-        return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
+        """Return the plan of the process that measures the merged model while the run goes on, and writes it out at the end."""
+        words = ("--every", f"{EVALUATE_EVERY_S:g}", "--export", str(self._folder.out.absolute()))
+        return self._verb(EVALUATOR, "evaluate", *words, restarts_max=RESTARTS_MAX)
 
     @property
     def wants_page(self) -> bool:

@@ -1,6 +1,6 @@
 """`atoll up`: the sequence of a run on this machine, from an empty folder to a report.
 
-    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► export ─► report
+    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► evaluator exports ─► report
 
 A run ends by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The first
 signal drains: learners push what they have and leave, shards merge it and close their ledgers, the model is exported and
@@ -49,7 +49,6 @@ PREPARE_S: Final = 3600.0
 LEARNERS_LEAVE_S: Final = 75.0
 SHARDS_FINISH_S: Final = 60.0
 SHARDS_LEAVE_S: Final = 30.0
-EVALUATOR_LEAVE_S: Final = 60.0
 EXPORT_S: Final = 900.0
 BROKER_LEAVE_S: Final = 10.0
 PAGE_LEAVE_S: Final = 5.0
@@ -165,8 +164,7 @@ class Supervisor:
             self._journal.ended(await self._watch(bus, following))
             self._face.rest()
             await self._drain(bus)
-            if self._view.run_tokens > 0:
-                await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
+            await self._export()
         except AtollError as error:
             failure = error
             self._journal.ended("failed")
@@ -285,7 +283,7 @@ class Supervisor:
             await asyncio.sleep(SHOW_S)
 
     async def _drain(self, bus: Bus) -> None:
-        """End everything but the broker in good order: learners, shards, evaluator.
+        """End what trains and merges in good order: learners, then shards.
 
         When the broker is ours it ends too, so learners that others have started are told to leave as well.
         """
@@ -303,8 +301,16 @@ class Supervisor:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
             await self._end_all(shards, SHARDS_LEAVE_S)
-        with self._face.stage("last evaluation"):
-            await self._end(EVALUATOR, EVALUATOR_LEAVE_S)
+
+    async def _export(self) -> None:
+        """Have the evaluator measure and write the model, which has its program ready; or a process of its own, without one."""
+        if self._view.run_tokens <= 0:
+            self._fleet.kill([EVALUATOR])
+            return
+        with self._face.stage("measuring and writing the model"):
+            await self._end(EVALUATOR, EXPORT_S)
+        if self._fleet.codes(EVALUATOR)[-1:] != (0,):
+            await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the event log to its end and write the report."""

@@ -132,11 +132,13 @@ class DataSettings(Section):
         lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
         source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
             are still those of `dir`. Empty: the token shards.
+        held_out_tokens: tokens of the held-out text on which a model is measured, by the evaluator and at the export alike.
     """
 
     dir: SomePath = Path("corpus")
     lease_blocks: int = Field(default=64, ge=1, le=65536)
     source: str = ""
+    held_out_tokens: int = Field(default=32_768, ge=128, le=1 << 30)
 
 
 class SynchronizerSettings(Section):
