@@ -66,7 +66,14 @@ def _optimizer_of_each(params: Params) -> dict[str, str]:
 
 def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401  (an optax state)
     """Return a fresh inner-optimizer state for `params`."""
-    return optimizer(train).init(params)
+    return jax.jit(optimizer(train).init)(params)
+
+
+def step_arguments(train: TrainSettings, params: Params) -> tuple[Any, ...]:
+    """Return arguments like those of a step, as far as compiling needs them."""
+    rows = (train.batch,) if train.accumulation == 1 else (train.accumulation, train.batch)
+    batch = jax.ShapeDtypeStruct((*rows, train.sequence + 1), np.int32)
+    return params, jax.eval_shape(optimizer(train).init, params), batch, train.rate
 
 
 def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:
