@@ -20,6 +20,7 @@ from atoll.local.defaults import EVALUATE_EVERY_S
 from atoll.local.environment import flat, redacted, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
+from atoll.local.program_cache import program_cache
 from atoll.local.recovery import archive_url
 from atoll.local.run_keys import RunKeys
 from atoll.run.folder import RunFolder
@@ -206,7 +207,7 @@ class Services:
 
     def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
         """Return a program's whole environment."""
-        cache = self._up.settings.learner.compile_cache or self._folder.path("cache", "jax")
+        cache = self._up.settings.learner.compile_cache or program_cache(self._folder.out)
         shared: dict[str, Any] = {
             "data.dir": str(self.data_dir),
             "learner.compile_cache": str(cache.absolute()),
