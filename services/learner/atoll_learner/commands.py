@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+
+NICE: Final = 5
+"""How far evaluators step back behind processes that train."""
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +78,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
         raise SettingsError("--export is for the reference model", got=f"--with {own}", todo=todo)
     if not own:  # a function of somebody's own needs what it needs
         require("flax", "learner", "`atoll evaluate`")
+    os.nice(NICE)  # before anything is loaded: learners of this machine begin at the same time
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
 

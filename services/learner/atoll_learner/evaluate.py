@@ -42,7 +42,6 @@ from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 log = get(__name__)
 
 POLL_S = 0.5
-NICE = 5
 
 
 class Evaluation(Protocol):
@@ -69,7 +68,6 @@ def follow(settings: Settings, every_s: float, own: str = "", like: str = "", ou
         AtollError: the first evaluation by `own` failed. Later ones that fail are logged and passed over.
     """
     configure(settings.log.format, settings.log.level, role=EVALUATOR, run=settings.run)
-    os.nice(NICE)
     work = None if own else prepare_work(settings)
     limit_threads(settings.learner.threads or 1)
 
