@@ -266,3 +266,19 @@ def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:
 
     assert texts[0] == texts[1]
     assert texts[0].startswith("def ")
+
+
+def test_a_sample_attends_to_what_the_whole_model_attends_to() -> None:
+    """The likeliest tokens, with remembered keys and values, are those of the decoder run over all of the text each time."""
+    settings = model_settings(SMALL, vocab=256)
+    params, forward = init_params(settings, 0), jax.jit(make_forward(settings))
+    tokenizer = ByteTokenizer()
+    text = [int(token) for token in tokenizer.encode(b"def ")]
+
+    got = generate(params, settings, tokenizer, b"def ", settings.context - 4, seed=1, temperature=1e-6)
+    for at in range(4, settings.context):
+        padded = np.zeros((1, settings.context), dtype=np.int32)
+        padded[0, :at] = text
+        text.append(int(np.argmax(forward(params, padded)[0, at - 1])))
+
+    assert got == tokenizer.decode(text).decode("utf-8", errors="replace")
