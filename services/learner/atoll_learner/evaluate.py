@@ -19,7 +19,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved
@@ -36,8 +36,11 @@ from atoll.settings import Settings, bus_options
 from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.exporting import Measure, Measured, write_out
+from atoll_learner.exporting import Measure, Measured, sampler_of, write_out
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+
+if TYPE_CHECKING:
+    from atoll_learner.sample import Sampler
 
 log = get(__name__)
 
@@ -52,6 +55,9 @@ class Evaluation(Protocol):
 
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
         """Return the fields of an event about a run's model after so many tokens."""
+
+    def prepare(self) -> None:
+        """Get ready for `export` after the first measurement, while nobody waits for it."""
 
     def export(self, run: RunRecord, merged: MergedModel) -> None:
         """Write out the model that was measured last."""
@@ -91,13 +97,21 @@ class _OfReference:
         self._measure: Measure | None = None
         self._initial: float | None = None
         self._last: dict[str, Any] = {}
+        self._shapes: dict[str, Any] = {}
+        self._sampler: Sampler | None = None
 
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
         del run
         self._last = measured(merged, self._measured, tokens)
         if merged.versions_max == 0:
             self._initial = self._last["bits_per_byte"]
+        self._shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in merged.params.items()}
         return self._last
+
+    def prepare(self) -> None:
+        if self._out is not None and self._sampler is None:
+            self._sampler = sampler_of(self._work)
+            self._sampler.compile(self._shapes)
 
     def export(self, run: RunRecord, merged: MergedModel) -> None:
         if self._out is None:
@@ -105,7 +119,7 @@ class _OfReference:
         found = Measured(self._first(run), self._last["bits_per_byte"], self._last.get("average"))
         try:
             self._out.mkdir(parents=True, exist_ok=True)
-            write_out(self._work, self._out, run, merged, found)
+            write_out(self._work, self._out, run, merged, found, self._sampler)
         except OSError as error:
             raise unusable(self._out, error) from error
 
@@ -145,6 +159,9 @@ class _OfOwn:
             "versions_max": merged.versions_max,
         }
 
+    def prepare(self) -> None:
+        """Nothing is exported."""
+
     def export(self, run: RunRecord, merged: MergedModel) -> None:
         """Write nothing: `atoll export` writes the model of any loop."""
 
@@ -164,6 +181,8 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
                 continue
             try:
                 sound = await evaluate_once(bus, run, evaluation) or sound
+                if sound:
+                    await asyncio.to_thread(evaluation.prepare)
             except AtollError as error:
                 if not sound:
                     raise

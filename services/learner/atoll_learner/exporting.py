@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from atoll.base.logs import configure, get
 from atoll.cli.reading import opened
@@ -26,6 +26,9 @@ from atoll.run.record import founded_run
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+
+if TYPE_CHECKING:
+    from atoll_learner.sample import Sampler
 
 log = get(__name__)
 
@@ -97,10 +100,23 @@ def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
         save_safetensors(merged.average, average, metadata | {"values": horizon})
 
 
-def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, measured: Measured) -> None:
-    """Write the merged model, a sample of its text and how it measures to `out`."""
+def sampler_of(work: LearnerWork) -> Sampler:
+    """Return what draws the sample of an exported model."""
+    from atoll_learner.sample import Sampler  # noqa: PLC0415  (loads JAX)
+
+    return Sampler(work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES)
+
+
+def write_out(
+    work: LearnerWork,
+    out: Path,
+    run: RunRecord,
+    merged: MergedModel,
+    measured: Measured,
+    sampler: Sampler | None = None,
+) -> None:
+    """Write the merged model, a sample of its text and how it measures to `out`; a `sampler` may be compiled already."""
     from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
-    from atoll_learner.sample import generate  # noqa: PLC0415
 
     began_s = time.monotonic()
     write_values(out, run, merged)
@@ -119,6 +135,6 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel,
         "data_fingerprint": meta.fingerprint,
     }
     (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    text = generate(merged.params, work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES, seed=run.seed)
+    text = (sampler or sampler_of(work)).text(merged.params, run.seed)
     (out / "sample.txt").write_text(text, encoding="utf-8")
     log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)

@@ -68,7 +68,8 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis."""
         wide = x.astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * scale * self.weight[...]).astype(x.dtype)
+        gain: jax.Array = self.weight[...]
+        return (wide * scale * gain).astype(x.dtype)
 
 
 def frequencies(settings: ModelSettings) -> npt.NDArray[np.float64]:

@@ -6,6 +6,10 @@ model's context holds, itself among them.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +19,7 @@ from atoll_learner.data.tokenizer import Tokenizer
 from atoll_learner.model import Attending, Params, make_forward, rotate, turns
 from atoll_learner.model_settings import ModelSettings
 
+DEGREES: Final = 0.7
 Remembered = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values of each layer, both (1, S, K, H), for a text of S tokens."""
 
@@ -43,6 +48,27 @@ class _OneToken(Attending):
         return jax.nn.dot_product_attention(q, keys, values, mask=self._seen[None, None, None, :])
 
 
+class Sampler:
+    """Draws texts of one length after one prompt from models of one shape, by one program."""
+
+    def __init__(self, settings: ModelSettings, tokenizer: Tokenizer, prompt: bytes, count: int) -> None:
+        """Prepare to draw `count` tokens after `prompt`; the program is compiled when it is first needed, or by `compile`."""
+        self._tokenizer = tokenizer
+        given = np.asarray([int(token) for token in tokenizer.encode(prompt)], dtype=np.int32)
+        self._text = np.pad(given, (0, count))
+        self._draw: Any = jax.jit(_drawing(settings, tokenizer.vocab, len(given), len(self._text)))
+
+    def compile(self, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        """Compile the program for parameters of such shapes and dtypes, for a later `text`."""
+        params = {name: jax.eval_shape(functools.partial(jnp.zeros, *shape)) for name, shape in shapes.items()}
+        self._draw = self._draw.lower(params, self._text, jax.random.key(0), DEGREES).compile()
+
+    def text(self, params: Params, seed: int, temperature: float = DEGREES) -> str:
+        """Return the prompt and what is drawn after it at `temperature`; bytes that are not UTF-8 are marked."""
+        drawn = self._draw(params, self._text, jax.random.key(seed), temperature)
+        return self._tokenizer.decode([int(token) for token in drawn]).decode("utf-8", errors="replace")
+
+
 def generate(  # noqa: PLR0913  (a choice each)
     params: Params,
     settings: ModelSettings,
@@ -51,34 +77,30 @@ def generate(  # noqa: PLR0913  (a choice each)
     count: int,
     *,
     seed: int,
-    temperature: float = 0.7,
+    temperature: float = DEGREES,
 ) -> str:
-    """Return `prompt` and `count` tokens after it, drawn at `temperature`; bytes that are not UTF-8 are marked."""
-    forward = make_forward(settings)
-    given = np.asarray([int(token) for token in tokenizer.encode(prompt)], dtype=np.int32)
-    length = len(given) + count
-    shape = (1, length, settings.kv_heads, settings.head_dim)
-    empty = jnp.zeros(shape, dtype=settings.compute)
+    """Return `prompt` and `count` tokens after it, as a `Sampler` does."""
+    return Sampler(settings, tokenizer, prompt, count).text(params, seed, temperature)
 
-    @jax.jit
-    def draw(params: Params, text: npt.NDArray[np.int32], key: jax.Array) -> jax.Array:
-        def one(
-            so_far: tuple[jax.Array, Remembered], step: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[jax.Array, Remembered], None]:
+
+def _drawing(settings: ModelSettings, vocab: int, given: int, length: int) -> Callable[..., jax.Array]:
+    """Return the program `(params, text, key, temperature) -> text` that draws what follows the first `given` of `length`."""
+    forward = make_forward(settings)
+    empty = np.zeros((1, length, settings.kv_heads, settings.head_dim), dtype=settings.compute)
+
+    def draw(params: Params, text: jax.Array, key: jax.Array, temperature: jax.Array) -> jax.Array:
+        def one(so_far: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:  # noqa: ANN401  (text, remembered)
             (text, remembered), (at, key) = so_far, step
             attending = _OneToken(settings.context, at, remembered)
             logits = forward(params, text[at][None, None], attending)[0, 0]
             # Rows of the embedding that no token of the text has were never trained.
-            drawn = jax.random.categorical(key, logits[: tokenizer.vocab] / temperature)
-            follows = jnp.where(at + 1 < len(given), text[at + 1], drawn)
+            drawn = jax.random.categorical(key, logits[:vocab] / temperature)
+            follows = jnp.where(at + 1 < given, text[at + 1], drawn)
             return (text.at[at + 1].set(follows), attending.now), None
 
         steps = (jnp.arange(length - 1), jax.random.split(key, length - 1))
-        remembered = tuple((empty, empty) for _ in range(settings.layers))
-        (text, _), _ = jax.lax.scan(one, (jnp.asarray(text), remembered), steps)
-        return text
+        nothing = tuple((jnp.asarray(empty), jnp.asarray(empty)) for _ in range(settings.layers))
+        (drawn, _), _ = jax.lax.scan(one, (text, nothing), steps)
+        return jnp.asarray(drawn)
 
-    text = np.pad(given, (0, count))
-    return tokenizer.decode([int(token) for token in draw(params, text, jax.random.key(seed))]).decode(
-        "utf-8", errors="replace"
-    )
+    return draw

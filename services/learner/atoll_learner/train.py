@@ -72,7 +72,7 @@ def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401
 def step_arguments(train: TrainSettings, params: Params) -> tuple[Any, ...]:
     """Return arguments like those of a step, as far as compiling needs them."""
     rows = (train.batch,) if train.accumulation == 1 else (train.accumulation, train.batch)
-    batch = jax.ShapeDtypeStruct((*rows, train.sequence + 1), np.int32)
+    batch = jax.eval_shape(lambda: jnp.zeros((*rows, train.sequence + 1), np.int32))
     return params, jax.eval_shape(optimizer(train).init, params), batch, train.rate
 
 

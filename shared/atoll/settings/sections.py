@@ -91,7 +91,8 @@ class LearnerSettings(Section):
         throttle: every step takes this many times as long; for tests of slow islands.
         initial_model: safetensors file that a new run begins from instead of random values. A learner that joins an
             existing run takes the run's values.
-        compile_cache: folder in which JAX keeps compiled programs.
+        compile_cache: folder in which JAX keeps compiled programs. `atoll up` and `atoll sim train` have one in the user's
+            cache.
         threads: threads of the process; 0 lets the libraries decide.
         checkpoint_dir: folder for the state of the inner optimizer and the place in the data. A learner without it asks a
             peer when it restarts.
