@@ -46,10 +46,9 @@ from atoll.protocol.round import token_weight
 from atoll.settings import Settings
 from atoll_learner.beginning import first_values
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.evaluate import EXPORT_TOKENS_MAX, FOLLOW_TOKENS_MAX
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.train import init_optimizer, learning_rate, make_evaluator, make_step
+from atoll_learner.train import CURVE_TOKENS_MAX, init_optimizer, learning_rate, make_evaluator, make_step
 
 Batch = npt.NDArray[np.int32]
 Method = Literal["data-parallel", "diloco"]
@@ -245,8 +244,8 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
     apart = 1 if method == "data-parallel" else settings.protocol.interval_steps
     steps = max(1, (min(stop_tokens, target) if stop_tokens else target) // group)
     feeds = Feeds(work, learners, settings.data.lease_blocks, settings.seed)
-    follow = make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX)
-    export = make_evaluator(work.model, work.train, work.shards, EXPORT_TOKENS_MAX)
+    follow = make_evaluator(work.model, work.train, work.shards, CURVE_TOKENS_MAX)
+    export = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
     trained = BaselineResult(params, initial=export(params), curve=[Point(0, follow(params))])
     average = Average(settings.protocol.average_versions) if settings.protocol.average_versions else None
     began_s = time.monotonic()
@@ -282,7 +281,7 @@ def _micro(batch: Batch) -> Batch:
 def report_of(trained: BaselineResult, work: LearnerWork) -> dict[str, Any]:
     """Return the parts of `report.json` that a baseline has, in the same shape: `validation` and the fates."""
     meta = work.shards.meta
-    measured = min(EXPORT_TOKENS_MAX, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens
+    measured = min(work.held_out_tokens, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens
     curve = [
         {"run_tokens": p.tokens, "tokens_merged": p.tokens, "bits_per_byte": round(p.bits_per_byte, 5)}
         for p in trained.curve

@@ -30,6 +30,9 @@ POLL_S: Final = 0.1
 MARGIN: Final = 1.1
 WARM_SEED: Final = 10_000
 LOG_LINES: Final = 12
+HELD_OUT: Final = "data.held_out_tokens"
+HELD_OUT_TOKENS: Final = 131_072
+"""Four times what a run measures by default: seeds differ by little."""
 POINTS: Final = 12
 EVALUATE: Final = "sim.evaluate_tokens"
 
@@ -278,7 +281,8 @@ def _fitting(pending: Sequence[GridCell], paces: Paces, within_s: float, began_s
 def verbs(cell: GridCell, out: Path) -> list[list[str]]:
     """Return the commands of a cell: `atoll sim train` or a baseline's, and before it the data-parallel warm start."""
     config = out / "cell.toml"
-    config.write_text(toml({name: json.loads(value) for name, value in cell.settings}), encoding="utf-8")
+    asked = {name: json.loads(value) for name, value in cell.settings}
+    config.write_text(toml({HELD_OUT: HELD_OUT_TOKENS} | asked), encoding="utf-8")
     train = [sys.executable, "-m", "atoll.cli", "sim", "train"]
     baseline = [sys.executable, "-m", "benchmarks.baselines"]
     warm = round(cell.warm * cell.tokens)

@@ -19,8 +19,8 @@ from atoll.base.provenance import commit, machine
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.environment import without_settings
 from atoll.local.processes import ChildPlan, ProcessGroup
+from atoll.settings.sections import DataSettings
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.evaluate import EXPORT_TOKENS_MAX
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train_settings import train_settings
 from benchmarks.faults.extracts import SCHEMA, Course, Extract, Row
@@ -148,7 +148,7 @@ def enter_report(extract: Extract, corpus: Path, out: Path) -> None:
     enter_steps(extract, (out / "steps.jsonl").read_text(encoding="utf-8"))
     shards = TokenShards(corpus)
     model = model_settings({"size": SIZE}, vocab=shards.meta.vocab)
-    measure = make_evaluator(model, train_settings({}, context=model.context), shards, EXPORT_TOKENS_MAX)
+    measure = make_evaluator(model, train_settings({}, context=model.context), shards, DataSettings().held_out_tokens)
     first, values = measure(program.params), (program.params, program.state)
     if (out / "checkpoint.npz").exists():
         values, _ = read_checkpoint(out / "checkpoint.npz", values)

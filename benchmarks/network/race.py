@@ -43,10 +43,9 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.report.charts import Series, lines_file
 from atoll_learner.beginning import first_values
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.evaluate import FOLLOW_TOKENS_MAX
 from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
-from atoll_learner.train import make_evaluator
+from atoll_learner.train import CURVE_TOKENS_MAX, make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.faults.chaos import prepare
 from benchmarks.lib.arguments import natural, positive
@@ -276,7 +275,7 @@ def tokens_per_s(course: RaceTrack, system: str) -> float:
 
 def losses(course: RaceTrack, system: str) -> list[tuple[float, float]]:
     """Return bits per byte of held-out text by seconds."""
-    measure = make_evaluator(MODEL, TRAIN, TokenShards(course.text.parent), FOLLOW_TOKENS_MAX)
+    measure = make_evaluator(MODEL, TRAIN, TokenShards(course.text.parent), CURVE_TOKENS_MAX)
     kept = sorted((course.folder / system).glob("*.safetensors"))
     return [(float(file.stem), measure(first_values(MODEL, course.seed, file))) for file in kept]
 

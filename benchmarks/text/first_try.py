@@ -32,7 +32,6 @@ from typing import Any, Final
 from atoll.local.environment import without_settings
 from atoll_learner.beginning import first_values
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.evaluate import EXPORT_TOKENS_MAX
 from atoll_learner.export import save_safetensors
 from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
@@ -52,6 +51,7 @@ WALL_GOAL: Final = 1.25
 BEHIND_GOAL: Final = 1.02
 LONGEST_S: Final = 1800.0
 LOOK_S: Final = 0.05
+MEASURED_TOKENS: Final = 131_072
 LONG_TOKENS: Final = 2_000_000
 """From so many tokens on the loss has a goal beside data-parallel training's."""
 
@@ -207,7 +207,7 @@ SYSTEMS: Final[dict[str, Callable[[TrainingTask], tuple[float, float, Path]]]] =
 def tried(tokens: int, seeds: range, corpus: Path, folder: Path) -> dict[str, list[Try]]:
     """Let every system train so many tokens with each seed."""
     found: dict[str, list[Try]] = {name: [] for name in SYSTEMS}
-    measure = make_evaluator(MODEL, TRAIN, TokenShards(corpus), EXPORT_TOKENS_MAX)
+    measure = make_evaluator(MODEL, TRAIN, TokenShards(corpus), MEASURED_TOKENS)
     names = list(SYSTEMS)
     for place, seed in enumerate(seeds):
         for name in names[place % len(names) :] + names[: place % len(names)]:

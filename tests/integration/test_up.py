@@ -83,6 +83,7 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert averaged.keys() == load_file(run_dir / "model.safetensors").keys()
     assert validation["average_bits_per_byte"] < validation["initial_bits_per_byte"] - 0.5
     assert any("average_bits_per_byte" in point for point in validation["curve"])
+    check_last_point(run_dir, validation)
     assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
     check_ledger(report)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
@@ -95,6 +96,36 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert 'src="http' not in page
     assert 'href="http' not in page
     ask_after_the_end(run_dir)
+
+
+def check_last_point(run_dir: Path, validation: dict[str, object]) -> None:
+    """The last point of the curve is the exported model, which the evaluator wrote: no further process had to."""
+    curve = validation["curve"]
+    assert isinstance(curve, list)
+    assert curve[-1]["bits_per_byte"] == validation["final_bits_per_byte"]
+    assert curve[-1]["average_bits_per_byte"] == validation["average_bits_per_byte"]
+    assert not (run_dir / "logs" / "export.jsonl").exists()
+
+
+@pytest.mark.second_tier
+def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus: Path) -> None:
+    """It is held fast from its first measurement on, and killed when it is asked for the model."""
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "20000")
+    wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
+    evaluator = next(
+        pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    )
+    os.kill(evaluator, signal.SIGSTOP)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("measuring and writing the model"):
+            break
+    os.kill(evaluator, signal.SIGKILL)
+    said = finish(process)
+
+    assert "exporting the model: done" in said
+    assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
+    assert load_file(run_dir / "model.safetensors")
 
 
 def ask_after_the_end(run_dir: Path) -> None:

@@ -34,7 +34,7 @@ STATE_BYTES_MAX = 1 << 24
 CLOSE = 2e-5
 AT_A_LIMIT = 1e-6
 """By how much of itself and its step a number may lie on the other side of a limit of rounding."""
-KEPT_IS_ROUNDED = 2.0**-6
+KEPT_IS_ROUNDED = 2.0**-5
 """By how much of the largest that is kept another number may be kept here: it is rounded to bfloat16 in every version."""
 
 

@@ -7,7 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll_learner.compiling import turn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from atoll_learner.compiling import CompiledAhead, turn
+from atoll_learner.model import init_params
+from atoll_learner.model_settings import model_settings
+from atoll_learner.train import init_optimizer, make_step, step_arguments
+from atoll_learner.train_settings import TrainSettings, train_settings
 
 HOLDER = """
 import sys, time
@@ -47,3 +56,31 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
     holder.stdout.close()
     with turn(tmp_path, patience_s=30.0) as had:
         assert had
+
+
+@pytest.mark.parametrize("train", [{"batch": 2}, {"batch": 2, "accumulation": 2}, {"batch": 2, "optimizer": "muon"}])
+def test_a_step_that_was_compiled_ahead_is_the_step(train: dict[str, object], tmp_path: Path) -> None:
+    """It takes what a training loop gives it, and returns what the jitted function returns, to the bit."""
+    model = model_settings({"layers": 1, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "context": 16}, vocab=64)
+    told: TrainSettings = train_settings(train, context=16)
+    params, step = init_params(model, 0), make_step(model, told)
+    ahead = CompiledAhead(step, step_arguments(told, params), tmp_path)
+    shape = (2, 17) if told.accumulation == 1 else (2, 2, 17)
+    batch = np.random.default_rng(0).integers(0, 64, shape).astype(np.int32)
+
+    first = step(params, init_optimizer(told, params), batch, 1e-3)
+    then = step(*first[:2], batch, 2e-3)
+    compiled = ahead.taken()
+    state = jax.tree.map(np.asarray, init_optimizer(told, params))  # as a checkpoint gives it
+    got = compiled(*compiled(params, state, batch, 1e-3)[:2], batch, 2e-3)
+
+    assert all((got[0][name] == then[0][name]).all() for name in params)
+    assert float(got[2]) == float(then[2])
+
+
+def test_what_cannot_be_compiled_says_so_where_the_step_is_wanted() -> None:
+    """The thread's error is the caller's."""
+    ahead = CompiledAhead(jax.jit(lambda x: jnp.reshape(x, (3,))), (np.zeros(2, np.float32),), None)
+
+    with pytest.raises(TypeError, match="reshape"):
+        ahead.taken()

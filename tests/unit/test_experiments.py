@@ -396,7 +396,8 @@ def test_a_warm_start_is_two_trainings(tmp_path: Path) -> None:
     assert "train" in second
     assert second[second.index("--tokens") + 1] == "900"
     assert second[-1] == f"learner.initial_model={tmp_path / 'warm' / 'model.safetensors'}"
-    assert (tmp_path / "cell.toml").read_text(encoding="utf-8") == "protocol.quorum = 2\ntrain.tokens_before = 100\n"
+    settings = "data.held_out_tokens = 131072\nprotocol.quorum = 2\ntrain.tokens_before = 100\n"
+    assert (tmp_path / "cell.toml").read_text(encoding="utf-8") == settings
 
 
 def test_the_record_of_a_warm_start_counts_both_parts() -> None:

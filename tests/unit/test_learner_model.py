@@ -16,7 +16,7 @@ import pytest
 from atoll.base.errors import CheckpointError, SettingsError
 from atoll_learner.data.tokenizer import ByteTokenizer
 from atoll_learner.export import load_safetensors, save_safetensors
-from atoll_learner.model import Params, embedding_rules, frequencies, init_params, make_forward, rotate
+from atoll_learner.model import Params, embedding_rules, frequencies, init_params, make_forward, rotate, turns
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.sample import generate
 from atoll_learner.train import init_optimizer, learning_rate, make_loss, make_step
@@ -46,7 +46,7 @@ def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
     angle = np.arange(5)[:, None] * 100.0 ** (-np.arange(4) / 4)
     turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)[:, None, :]
 
-    got = np.asarray(rotate(jnp.array(x), 100.0 ** (-np.arange(4) / 4)))
+    got = np.asarray(rotate(jnp.array(x), *turns(5, 100.0 ** (-np.arange(4) / 4))))
 
     np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
 
@@ -85,7 +85,9 @@ def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray
             rows, kv = slice(head * 8, head * 8 + 8), slice(group * 8, group * 8 + 8)
             q = h @ w["self_attn.q_proj.weight"][rows].T
             k = h @ w["self_attn.k_proj.weight"][kv].T
-            q, k = (np.asarray(rotate(jnp.array(a[:, :, None, :]), frequencies(s)))[:, :, 0] for a in (q, k))
+            q, k = (
+                np.asarray(rotate(jnp.array(a[:, :, None, :]), *turns(length, frequencies(s))))[:, :, 0] for a in (q, k)
+            )
             scores = q @ k.transpose(0, 2, 1) / np.sqrt(8.0)
             scores[:, np.triu(np.ones((length, length), dtype=bool), 1)] = -np.inf
             share = np.exp(scores - scores.max(-1, keepdims=True))
@@ -264,3 +266,19 @@ def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:
 
     assert texts[0] == texts[1]
     assert texts[0].startswith("def ")
+
+
+def test_a_sample_attends_to_what_the_whole_model_attends_to() -> None:
+    """The likeliest tokens, with remembered keys and values, are those of the decoder run over all of the text each time."""
+    settings = model_settings(SMALL, vocab=256)
+    params, forward = init_params(settings, 0), jax.jit(make_forward(settings))
+    tokenizer = ByteTokenizer()
+    text = [int(token) for token in tokenizer.encode(b"def ")]
+
+    got = generate(params, settings, tokenizer, b"def ", settings.context - 4, seed=1, temperature=1e-6)
+    for at in range(4, settings.context):
+        padded = np.zeros((1, settings.context), dtype=np.int32)
+        padded[0, :at] = text
+        text.append(int(np.argmax(forward(params, padded)[0, at - 1])))
+
+    assert got == tokenizer.decode(text).decode("utf-8", errors="replace")

@@ -18,7 +18,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, encode
-from atoll_learner.evaluate import Evaluation, _of_own, evaluate_once
+from atoll_learner.evaluate import Evaluation, _OfOwn, evaluate_once
 from atoll_learner.own_evaluation import OwnEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record
 
@@ -203,7 +203,7 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
         await run.found()
         for tokens in (500, 700):
             await lease(run, tokens)
-            evaluation: Evaluation = _of_own(f"{module}:several", "")  # a new process's
+            evaluation: Evaluation = _OfOwn(f"{module}:several", "")  # a new process's
             assert await evaluate_once(run.bus, run.record, evaluation)
         entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=10)
         return [{k: msgspec.json.decode(v) for k, v in event_of(e.subject, e.data).fields.items()} for e in entries]
@@ -221,9 +221,9 @@ def test_a_run_that_cannot_be_read_is_passed_over_and_an_error_of_the_function_i
 
     async def scenario() -> None:
         run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
-        assert not await evaluate_once(run.bus, run.record, _of_own(f"{module}:failing", ""))
+        assert not await evaluate_once(run.bus, run.record, _OfOwn(f"{module}:failing", ""))
         await run.found()
         with pytest.raises(AtollError, match="failed"):
-            await evaluate_once(run.bus, run.record, _of_own(f"{module}:failing", ""))
+            await evaluate_once(run.bus, run.record, _OfOwn(f"{module}:failing", ""))
 
     asyncio.run(scenario())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
+
+NICE: Final = 5
+"""How far evaluators step back behind processes that train."""
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +58,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
         str,
         typer.Option(help="With --with: module:attribute, a pytree (or a function that returns it) to put them into."),
     ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("--export", help="When told to stop, write the model to this folder, as `atoll export`."),
+    ] = None,
     run: Run = None,
     broker: Broker = None,
     config: Config = None,
@@ -65,12 +73,16 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
 
     if like and not own:
         raise SettingsError("--like is for a function of yours", got=like, todo="name the function with --with")
+    if out is not None and own:
+        todo = "leave --export away, and use `atoll export`"
+        raise SettingsError("--export is for the reference model", got=f"--with {own}", todo=todo)
     if not own:  # a function of somebody's own needs what it needs
         require("flax", "learner", "`atoll evaluate`")
+    os.nice(NICE)  # before anything is loaded: learners of this machine begin at the same time
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
 
-    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s, own, like)
+    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s, own, like, out)
 
 
 def export(
@@ -82,7 +94,7 @@ def export(
 ) -> None:
     """Write the merged model of a run as it stands now."""
     from atoll.settings import load  # noqa: PLC0415
-    from atoll_learner.evaluate import export_run  # noqa: PLC0415
+    from atoll_learner.exporting import export_run  # noqa: PLC0415
 
     export_run(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, out)
 

@@ -1,9 +1,12 @@
-"""Compiling once per machine: a cache of compiled programs on disk, and turns, so that learners do not all compile at once.
+"""Compiling once per machine and beside the joining: a cache of programs on disk, turns, and a step that is compiled ahead.
 
 XLA's persistent cache makes a restart cheap. But learners that start together on one machine all find it empty, compile the
 same step at the same time and share the cores: four learners on two cores took 56 s to their first step. With turns the
 first one compiles and the others find its programs. A turn is a lock on a file beside the cache; the kernel releases it
 when its holder dies. No wait is endless: after `PATIENCE_S` a learner compiles out of turn.
+
+A learner knows the shapes of its step before it has joined, so it compiles in a thread meanwhile (`CompiledAhead`). Tracing
+needs no turn, only the compiler does.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import contextlib
 import fcntl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import jax
 
@@ -49,6 +53,30 @@ def turn(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[bool]:
         if not had or waited_s > 1.0:
             log.info("compile.turn", had=had, waited_s=round(waited_s, 2))
         yield had
+
+
+class CompiledAhead:
+    """A jitted function, compiled for arguments like some in a thread; a process that ends waits for its compiler."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], cache: Path | None) -> None:  # noqa: ANN401  (jax.stages.Wrapped)
+        """Begin; `arguments` may be shapes (`jax.ShapeDtypeStruct`) in place of arrays."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._work = pool.submit(_compiled, function, arguments, cache)
+        pool.shutdown(wait=False)
+
+    def taken(self) -> Any:  # noqa: ANN401  (jax.stages.Compiled)
+        """Return the compiled function, once it is ready. Raises what the compiler raised."""
+        return self._work.result()
+
+
+def _compiled(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> Any:  # noqa: ANN401
+    began_s = time.monotonic()
+    lowered = function.lower(*arguments)
+    traced_s = time.monotonic() - began_s
+    with turn(cache):
+        compiled = lowered.compile()
+    log.info("step.compiled", traced_s=round(traced_s, 2), took_s=round(time.monotonic() - began_s, 2))
+    return compiled
 
 
 def _locked(file: IO[str], deadline_s: float) -> bool:

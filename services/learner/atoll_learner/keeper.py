@@ -37,6 +37,8 @@ class Keeper:
         """Note a step, and begin a checkpoint when one is due: a copy to host memory here, the rest in a thread."""
         self._steps += 1
         now_s = time.monotonic()
+        if self._kept_s is None and self.checkpoints is not None:
+            self.checkpoints.warm()
         self._kept_s = now_s if self._kept_s is None else self._kept_s
         if self.checkpoints is None or now_s - self._kept_s < self._every_s or self.checkpoints.busy:
             return

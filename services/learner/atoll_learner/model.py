@@ -6,15 +6,16 @@ Parameters live outside as one flat mapping from the names of Hugging Face to ar
 fragments, what the checkpoint stores and what other tools expect. Matrices are kept as (out, in), as those tools do.
 The NNX module is the reference structure: `forward` puts the mapping into it and runs it, so names and mathematics are
 written once. Matrices start as N(0, 1/in), those that
-write into the residual stream scaled by 1/sqrt(2 L); embeddings as N(0, 0.02^2).
+write into the residual stream scaled by 1/sqrt(2 L); embeddings as N(0, 0.02^2). NumPy draws them: a compiled program that
+draws is needed once, and costs a learner a second and a half before its first step.
 
 Shapes: B batch, T time, D width, N heads, K kv-heads, H channels of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from atoll.client.leaf_rules import Rule
 from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 
 Params = dict[str, jax.Array]
+Draw = Callable[[float, tuple[int, ...]], Any]
+"""Returns normal numbers of a standard deviation and a shape."""
 
 EMBEDDING_STD = 0.02
 
@@ -34,12 +37,12 @@ class Linear(nnx.Module):
     """y = W x, or W x + b; `weight` has shape (out, in)."""
 
     def __init__(
-        self, inputs: int, outputs: int, key: jax.Array, *, scale: float = 1.0, std: float = 0.0, bias: bool = False
+        self, inputs: int, outputs: int, draw: Draw, *, scale: float = 1.0, std: float = 0.0, bias: bool = False
     ) -> None:
         """Draw the weight with standard deviation `std`, or `scale` / sqrt(in) where none is given; a bias begins at zero."""
         std = std or scale / inputs**0.5
-        self.weight = nnx.Param(std * jax.random.normal(key, (outputs, inputs), dtype=jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((outputs,), dtype=jnp.float32)) if bias else None
+        self.weight = nnx.Param(draw(std, (outputs, inputs)))
+        self.bias = nnx.Param(np.zeros(outputs, dtype=np.float32)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (..., in) to (..., out) in the dtype of `x`.
@@ -58,14 +61,15 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         """Start with unit gains."""
-        self.weight = nnx.Param(jnp.ones((width,), dtype=jnp.float32))
+        self.weight = nnx.Param(np.ones(width, dtype=np.float32))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise the last axis."""
         wide = x.astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * scale * self.weight[...]).astype(x.dtype)
+        gain: jax.Array = self.weight[...]
+        return (wide * scale * gain).astype(x.dtype)
 
 
 def frequencies(settings: ModelSettings) -> npt.NDArray[np.float64]:
@@ -94,51 +98,63 @@ def turns(length: int, frequency: npt.NDArray[np.float64]) -> tuple[npt.NDArray[
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def rotate(x: jax.Array, frequency: npt.NDArray[np.float64]) -> jax.Array:
-    """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by position times `frequency[i]`."""
+def rotate(x: jax.Array, cos: npt.ArrayLike, sin: npt.ArrayLike) -> jax.Array:
+    """Return x (B, T, N, H) with rotary positions: channel i turns with i + H/2 by the angle of `cos` and `sin` (T, 1, H/2)."""
     half = x.shape[-1] // 2
-    cos, sin = (jnp.asarray(part, dtype=x.dtype) for part in turns(x.shape[1], frequency))
+    cos, sin = (jnp.asarray(part, dtype=x.dtype) for part in (cos, sin))
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class Attending:
+    """How positions are turned and mixed: here all of a text at once, each with those before it. A sample goes one by one."""
+
+    def turned(self, x: jax.Array, frequency: npt.NDArray[np.float64]) -> jax.Array:
+        """Return x (B, T, N, H) with rotary positions."""
+        return rotate(x, *turns(x.shape[1], frequency))
+
+    def mixed(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Return the values (B, T, K, H) that queries (B, T, N, H) find by keys (B, T, K, H). Called once a layer, in order."""
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
 class Attention(nnx.Module):
     """Causal grouped-query attention: N/K query heads share one key and value head."""
 
-    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
         """Draw the four projections."""
-        s, keys = settings, jax.random.split(key, 4)
+        s = settings
         self.settings = settings
-        self.q_proj = Linear(s.width, s.heads * s.head_dim, keys[0], bias=s.qkv_bias)
-        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[1], bias=s.qkv_bias)
-        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, keys[2], bias=s.qkv_bias)
-        self.o_proj = Linear(s.heads * s.head_dim, s.width, keys[3], scale=scale)
+        self.q_proj = Linear(s.width, s.heads * s.head_dim, draw, bias=s.qkv_bias)
+        self.k_proj = Linear(s.width, s.kv_heads * s.head_dim, draw, bias=s.qkv_bias)
+        self.v_proj = Linear(s.width, s.kv_heads * s.head_dim, draw, bias=s.qkv_bias)
+        self.o_proj = Linear(s.heads * s.head_dim, s.width, draw, scale=scale)
         self.q_norm = RMSNorm(s.head_dim, s.norm_eps) if s.qk_norm else None
         self.k_norm = RMSNorm(s.head_dim, s.norm_eps) if s.qk_norm else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, attending: Attending) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
         s, (b, t, _) = self.settings, x.shape
         q = self.q_proj(x).reshape(b, t, s.heads, s.head_dim)
         k = self.k_proj(x).reshape(b, t, s.kv_heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        turn = frequencies(s)
-        q, k = rotate(q, turn), rotate(k, turn)
+        frequency = frequencies(s)
+        q, k = attending.turned(q, frequency), attending.turned(k, frequency)
         v = self.v_proj(x).reshape(b, t, s.kv_heads, s.head_dim)
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        mixed = attending.mixed(q, k, v)
         return self.o_proj(mixed.reshape(b, t, s.heads * s.head_dim))
 
 
 class MLP(nnx.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
         """Draw the three projections."""
-        s, keys = settings, jax.random.split(key, 3)
-        self.gate_proj = Linear(s.width, s.ffn, keys[0])
-        self.up_proj = Linear(s.width, s.ffn, keys[1])
-        self.down_proj = Linear(s.ffn, s.width, keys[2], scale=scale)
+        s = settings
+        self.gate_proj = Linear(s.width, s.ffn, draw)
+        self.up_proj = Linear(s.width, s.ffn, draw)
+        self.down_proj = Linear(s.ffn, s.width, draw, scale=scale)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
@@ -148,74 +164,62 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """One decoder layer with residual connections."""
 
-    def __init__(self, settings: ModelSettings, scale: float, key: jax.Array) -> None:
+    def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
         """Draw attention and MLP."""
-        first, second = jax.random.split(key)
         self.input_layernorm = RMSNorm(settings.width, settings.norm_eps)
-        self.self_attn = Attention(settings, scale, first)
+        self.self_attn = Attention(settings, scale, draw)
         self.post_attention_layernorm = RMSNorm(settings.width, settings.norm_eps)
-        self.mlp = MLP(settings, scale, second)
+        self.mlp = MLP(settings, scale, draw)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, attending: Attending) -> jax.Array:
         """Map (B, T, D) to (B, T, D)."""
-        x = x + self.self_attn(self.input_layernorm(x))
+        x = x + self.self_attn(self.input_layernorm(x), attending)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nnx.Module):
     """The whole model; its parameter paths are the names of the flat mapping."""
 
-    def __init__(self, settings: ModelSettings, key: jax.Array) -> None:
-        """Draw all weights from `key`."""
-        keys = jax.random.split(key, settings.layers + 2)
+    def __init__(self, settings: ModelSettings, draw: Draw) -> None:
+        """Draw all weights, in this order."""
         scale = (2 * settings.layers) ** -0.5
         self.settings = settings
-        self.embed_tokens = Linear(settings.width, settings.vocab, keys[0], std=EMBEDDING_STD)
-        self.layers = nnx.List([Layer(settings, scale, key) for key in keys[2:]])
+        self.embed_tokens = Linear(settings.width, settings.vocab, draw, std=EMBEDDING_STD)
+        self.layers = nnx.List([Layer(settings, scale, draw) for _ in range(settings.layers)])
         self.norm = RMSNorm(settings.width, settings.norm_eps)
-        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocab, keys[1])
+        self.lm_head = None if settings.tied else Linear(settings.width, settings.vocab, draw)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, attending: Attending) -> jax.Array:
         """Map token ids (B, T) to logits (B, T, V), float32."""
         table = self.embed_tokens.weight[...]
         x = table[tokens].astype(self.settings.compute)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, attending)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return head(self.norm(x)).astype(jnp.float32)
 
 
 def init_params(settings: ModelSettings, seed: int) -> Params:
-    """Return the initial parameters of `seed`: equal bits for equal seeds on one machine type.
-
-    One compiled program: drawn tensor by tensor, a learner that returns would spend seconds on it in spite of its cache.
-    """
-    drawn: Params = _drawing(settings)(jax.random.key(seed))
-    return drawn
-
-
-@functools.lru_cache(maxsize=8)
-def _drawing(settings: ModelSettings) -> Callable[[jax.Array], Params]:
-    """Return the program that draws parameters; equal settings share one."""
-
-    def draw(key: jax.Array) -> Params:
-        state = nnx.state(Decoder(settings, key), nnx.Param)
-        return {_name(path): leaf[...] for path, leaf in nnx.to_flat_state(state)}
-
-    return jax.jit(draw)
+    """Return the initial parameters of `seed`: equal bits for equal seeds with one release of NumPy."""
+    random = np.random.default_rng(seed)
+    drawn = _leaves(Decoder(settings, lambda std, shape: std * random.standard_normal(shape, dtype=np.float32)))
+    return {name: jnp.asarray(leaf[...]) for name, leaf in drawn.items()}
 
 
 def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # noqa: ANN201  (a pure function, see below)
-    """Return `forward(params, tokens) -> logits`, pure: (mapping, int32 (B, T)) to float32 (B, T, V)."""
-    abstract = nnx.eval_shape(lambda: Decoder(settings, jax.random.key(0)))
+    """Return `forward(params, tokens) -> logits`, pure: (mapping, int32 (B, T)) to float32 (B, T, V).
+
+    An `Attending` as the third argument turns and mixes positions in its way.
+    """
+    abstract = nnx.eval_shape(lambda: Decoder(settings, lambda _, shape: jnp.zeros(shape, dtype=jnp.float32)))
     graph, state = nnx.split(abstract, nnx.Param)
     paths = [path for path, _ in nnx.to_flat_state(state)]
     leaves = [leaf for _, leaf in nnx.to_flat_state(state)]
 
-    def forward(params: Params, tokens: jax.Array) -> jax.Array:
+    def forward(params: Params, tokens: jax.Array, attending: Attending | None = None) -> jax.Array:
         filled = [leaf.replace(params[_name(path)]) for path, leaf in zip(paths, leaves, strict=True)]
         model = nnx.merge(graph, nnx.from_flat_state(list(zip(paths, filled, strict=True))))
-        return model(tokens)
+        return model(tokens, attending or Attending())
 
     return forward
 
@@ -223,6 +227,11 @@ def make_forward(settings: ModelSettings):  # type: ignore[no-untyped-def]  # no
 def embedding_rules(settings: ModelSettings) -> dict[str, Rule]:
     """Return the rules of the tensors that are merged by the plain weighted mean (App. D.2): embeddings and an untied head."""
     return dict.fromkeys(EMBEDDINGS[:1] if settings.tied else EMBEDDINGS, "direct")
+
+
+def _leaves(model: Decoder) -> dict[str, nnx.Param[Any]]:
+    """Return the parameters of a model by their names."""
+    return {_name(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
 def _name(path: tuple[object, ...]) -> str:

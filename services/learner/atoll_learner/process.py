@@ -1,9 +1,10 @@
 """One learner as a process: join the run, train until it is done, leave in good order.
 
-    settings ─► data, model, compile cache ─► atoll.join ─► recover ─► compile ─► steps … ─► drain ─► goodbye
+    settings ─► data, model, compile cache ─┬─► atoll.join ─► recover ─┬─► steps … ─► drain ─► goodbye
+                                            └─► compile ───────────────┘
 
-Joining and compiling overlap with nothing on purpose: a learner that cannot join should not burn a minute of compiler
-first, and with a warm cache compiling takes a second. Learners of one machine compile in turns (`compiling`). The inner
+The step is compiled in a thread while the learner joins: with a cold cache that is most of the way to the first step.
+Learners of one machine compile in turns (`compiling`). The inner
 schedule is driven by the *run's* tokens, so learners that come and go, or run at different speeds, agree on the learning
 rate.
 
@@ -18,10 +19,9 @@ import os
 import signal
 import time
 from collections import deque
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from atoll_learner.feed import LeasedFeed
 from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.train_settings import TrainSettings, train_settings
+
+if TYPE_CHECKING:
+    from atoll_learner.compiling import CompiledAhead
 
 log = get(__name__)
 
@@ -72,6 +75,7 @@ class LearnerWork:
     model: ModelSettings
     train: TrainSettings
     shards: TokenShards
+    held_out_tokens: int
 
 
 def prepare_work(settings: Settings) -> LearnerWork:
@@ -86,7 +90,7 @@ def prepare_work(settings: Settings) -> LearnerWork:
         check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
     train = train_settings(settings.train, context=model.context)
-    return LearnerWork(model, train, shards)
+    return LearnerWork(model, train, shards, settings.data.held_out_tokens)
 
 
 def train(settings: Settings) -> None:
@@ -105,13 +109,14 @@ def train(settings: Settings) -> None:
     )
 
     from atoll_learner.beginning import first_values  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.compiling import enable_compile_cache, turn  # noqa: PLC0415
+    from atoll_learner.compiling import CompiledAhead, enable_compile_cache  # noqa: PLC0415
     from atoll_learner.model import embedding_rules  # noqa: PLC0415
+    from atoll_learner.train import make_step, step_arguments  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
-    with turn(cache):
-        params = first_values(work.model, settings.seed, settings.learner.initial_model)
+    params = first_values(work.model, settings.seed, settings.learner.initial_model)
+    step = CompiledAhead(make_step(work.model, work.train), step_arguments(work.train, params), cache)
     source, fingerprint = settings.data.source, work.shards.meta.fingerprint
     island = join(
         settings.broker.url,
@@ -139,7 +144,8 @@ def train(settings: Settings) -> None:
     )
     with island:
         log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)
-        Trainer(settings, work, island, interrupt, began_s).train()
+        trainer = Trainer(settings, work, island, interrupt, began_s)
+        trainer.train(step)
     if settings.stay and not interrupt.wanted:
         rest(settings.health_file)
 
@@ -150,18 +156,17 @@ class Trainer:
     def __init__(
         self, settings: Settings, work: LearnerWork, island: IslandHandle, interrupt: Interrupt, began_s: float
     ) -> None:
-        """Build the jitted step, which compiles at its first call, and recover what a former life or a peer has."""
+        """Recover what a former life or a peer has."""
         from atoll_learner.keeper import Keeper  # noqa: PLC0415
         from atoll_learner.profiling import StepProfiler  # noqa: PLC0415
         from atoll_learner.recovery import recover  # noqa: PLC0415
-        from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
+        from atoll_learner.train import init_optimizer  # noqa: PLC0415
 
         self._settings = settings
         self._work = work
         self._island = island
         self._interrupt = interrupt
         self._began_s = began_s
-        self._step = make_step(work.model, work.train)
         self._keeper = Keeper(settings, island, work.train.tokens_per_step)
         learner = settings.learner
         self._profiler = StepProfiler(learner.profile, learner.profile_steps, f"{learner.id}-{island.incarnation}")
@@ -172,14 +177,14 @@ class Trainer:
         self._state: Any = start.state
         self._feed = feed_of(settings, work, island, start.cursor)
 
-    def train(self) -> None:
+    def train(self, compiling: CompiledAhead) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
-        from atoll_learner.compiling import turn  # noqa: PLC0415
         from atoll_learner.leaving import leave  # noqa: PLC0415
         from atoll_learner.train import learning_rate  # noqa: PLC0415
 
         island, train = self._island, self._work.train
         params: Any = island.params
+        step = compiling.taken()
         said_s, steps = 0.0, 0
         while not self._over():
             began_s = time.monotonic()
@@ -189,8 +194,8 @@ class Trainer:
                 if batch is None:
                     break
                 rate = learning_rate(train, island.run_tokens, island.run.protocol.tokens_target)
-                with turn(self._settings.learner.compile_cache) if steps == 0 else nullcontext(), spans.span("compute"):
-                    params, self._state, loss = self._step(params, self._state, self._shape(batch), rate)
+                with spans.span("compute"):
+                    params, self._state, loss = step(params, self._state, self._shape(batch), rate)
                     value = float(loss)
                 if steps > 0:
                     self._throttle(time.monotonic() - began_s)

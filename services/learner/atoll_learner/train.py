@@ -35,6 +35,8 @@ from atoll_learner.train_settings import TrainSettings
 MUON_RMS: Final = 0.2
 PROGRAMS_MAX: Final = 8
 """How many steps and losses of different settings a process keeps traced."""
+CURVE_TOKENS_MAX: Final = 16_384
+"""Held-out tokens of a point of a curve that has many, in simulated runs and benchmarks."""
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 
@@ -64,7 +66,14 @@ def _optimizer_of_each(params: Params) -> dict[str, str]:
 
 def init_optimizer(train: TrainSettings, params: Params) -> Any:  # noqa: ANN401  (an optax state)
     """Return a fresh inner-optimizer state for `params`."""
-    return optimizer(train).init(params)
+    return jax.jit(optimizer(train).init)(params)
+
+
+def step_arguments(train: TrainSettings, params: Params) -> tuple[Any, ...]:
+    """Return arguments like those of a step, as far as compiling needs them."""
+    rows = (train.batch,) if train.accumulation == 1 else (train.accumulation, train.batch)
+    batch = jax.eval_shape(lambda: jnp.zeros((*rows, train.sequence + 1), np.int32))
+    return params, jax.eval_shape(optimizer(train).init, params), batch, train.rate
 
 
 def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from atoll_simulator import train_command
+from atoll_simulator import plan_command, train_command
 from atoll_simulator.fleet import command as fleet_command
-from atoll_simulator.planner import command as plan_command
 from atoll_simulator.what_if import command as what_if_command
 
 

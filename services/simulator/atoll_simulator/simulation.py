@@ -36,8 +36,8 @@ from atoll.story.history import History
 from atoll.story.history_view import HistoryView
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluate import FOLLOW_TOKENS_MAX, write_out
-from atoll_learner.train import make_evaluator
+from atoll_learner.exporting import measured_by, write_out
+from atoll_learner.train import CURVE_TOKENS_MAX, make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
 from atoll_simulator.learner import LifeParts, SimulatedLearner, StepPace, Trade
@@ -158,7 +158,7 @@ class Simulation:
             every,
             view=self._view,
             clock=self.clock,
-            measure=make_evaluator(work.model, work.train, work.shards, FOLLOW_TOKENS_MAX),
+            measure=make_evaluator(work.model, work.train, work.shards, CURVE_TOKENS_MAX),
         )
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -312,7 +312,9 @@ def simulate(
     if outcome.run is None or outcome.merged is None:
         return None, outcome
     with face.stage("measuring and writing the model"):
-        write_out(trade.work, folder.out, outcome.run, outcome.merged, trade.params)
+        work = trade.work
+        measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
+        write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, trade.params))
     last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
     report = write_report(folder, view, files[0].file, last, "virtual")
     files[0].settle(report)

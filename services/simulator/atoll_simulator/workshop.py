@@ -16,6 +16,7 @@ from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
 from atoll.base.logs import logging_to
 from atoll.local.console import PlainConsole, RunConsole, TerminalConsole
 from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_names
+from atoll.local.program_cache import program_cache
 from atoll.report.write import summary
 from atoll.run.folder import RunFolder, move_aside, read_run_file
 from atoll.settings import Settings
@@ -147,7 +148,7 @@ def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-
     from atoll_learner.train import make_step  # noqa: PLC0415
     from atoll_simulator.learner import Trade, warm  # noqa: PLC0415
 
-    enable_compile_cache(settings.learner.compile_cache or folder.path("cache", "jax"))
+    enable_compile_cache(settings.learner.compile_cache or program_cache(folder.out))
     work = prepare_work(settings)
     params = first_values(work.model, settings.seed, settings.learner.initial_model)
     trade = Trade(settings, work, params, make_step(work.model, work.train))

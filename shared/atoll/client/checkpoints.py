@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import orbax.checkpoint as ocp
 import xxhash
 
 from atoll.base.errors import CheckpointError, PeerMisbehaved, StorageFull
@@ -40,6 +39,8 @@ from atoll.protocol.data import Key
 from atoll.wire.messages import RunRecord
 
 if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
     from atoll.client.join import IslandHandle
 
 log = get(__name__)
@@ -170,6 +171,14 @@ class Checkpoints:
             return LoadedCheckpoint(state, note, size, time.monotonic() - began_s)
         return None
 
+    def warm(self) -> None:
+        """Load Orbax in a thread: a training loop calls it once it steps, and no save of it waits for that."""
+        threading.Thread(target=self._warm, name="checkpoint-warm", daemon=True).start()
+
+    @staticmethod
+    def _warm() -> None:
+        import orbax.checkpoint  # noqa: F401, PLC0415
+
     @property
     def busy(self) -> bool:
         """Return whether a save is under way."""
@@ -201,6 +210,8 @@ class Checkpoints:
         note = msgspec.structs.replace(note, names=tuple(arrays))
         note = msgspec.structs.replace(note, digest=digest_of(arrays, note))
         size = sum(int(array.nbytes) for array in arrays.values())
+        import orbax.checkpoint as ocp  # noqa: PLC0415  (half a second, which no first step waits for)
+
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(_numbered(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
         )
@@ -229,6 +240,8 @@ class Checkpoints:
             return []
 
     def _read_note(self, number: int) -> CheckpointNote:
+        import orbax.checkpoint as ocp  # noqa: PLC0415
+
         try:
             with self._manager() as manager:
                 found = manager.restore(number, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
@@ -237,6 +250,8 @@ class Checkpoints:
             raise CheckpointError("the note of this checkpoint cannot be read", got=_first_line(error)) from error
 
     def _read_state(self, number: int, note: CheckpointNote) -> Arrays:
+        import orbax.checkpoint as ocp  # noqa: PLC0415
+
         try:
             with self._manager() as manager:
                 found = manager.restore(number, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
@@ -250,6 +265,8 @@ class Checkpoints:
         return arrays
 
     def _manager(self) -> ocp.CheckpointManager:
+        import orbax.checkpoint as ocp  # noqa: PLC0415
+
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._kept, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )

@@ -38,6 +38,7 @@ import msgspec
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
+from atoll.base.extras import install, installed
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
@@ -246,11 +247,10 @@ class IslandHandle(StepHook):
         """
         if self._kept is not None:
             raise SettingsError("this island keeps checkpoints already", todo="put all of the state into one `like`")
-        try:
-            from atoll.client.keeping import LoopCheckpoints  # noqa: PLC0415  (it loads Orbax, and that JAX)
-        except ModuleNotFoundError as error:
-            todo = "pip install 'atoll[learner]'"
-            raise SettingsError("checkpoints need Orbax, which is not installed", got=error, todo=todo) from error
+        if not installed("orbax"):
+            raise SettingsError("checkpoints need Orbax, which is not installed", todo=install("learner"))
+        from atoll.client.keeping import LoopCheckpoints  # noqa: PLC0415  (it loads JAX)
+
         self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
         return self._kept
 

@@ -22,4 +22,4 @@ SETTINGS: Final[dict[str, Any]] = {
     "protocol.tokens_target": 2_500_000,
     "archive.every_s": 30,
 }
-EVALUATE_EVERY_S: Final = 10.0
+EVALUATE_EVERY_S: Final = 15.0

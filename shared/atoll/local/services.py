@@ -20,6 +20,7 @@ from atoll.local.defaults import EVALUATE_EVERY_S
 from atoll.local.environment import flat, redacted, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
+from atoll.local.program_cache import program_cache
 from atoll.local.recovery import archive_url
 from atoll.local.run_keys import RunKeys
 from atoll.run.folder import RunFolder
@@ -133,12 +134,13 @@ class Services:
         return self._verb(DATA, "data", "show", str(self.data_dir))
 
     def export(self) -> ChildPlan:
-        """Return the plan that writes the merged model to the run's folder."""
+        """Return the plan that writes the merged model to the run's folder, where the evaluator did not."""
         return self._verb(EXPORT, "export", "--out", str(self._folder.out.absolute()))
 
     def evaluator(self) -> ChildPlan:
-        """Return the plan of the process that measures the merged model while the run goes on."""
-        return self._verb(EVALUATOR, "evaluate", "--every", f"{EVALUATE_EVERY_S:g}", restarts_max=RESTARTS_MAX)
+        """Return the plan of the process that measures the merged model while the run goes on, and writes it out at the end."""
+        words = ("--every", f"{EVALUATE_EVERY_S:g}", "--export", str(self._folder.out.absolute()))
+        return self._verb(EVALUATOR, "evaluate", *words, restarts_max=RESTARTS_MAX)
 
     @property
     def wants_page(self) -> bool:
@@ -205,7 +207,7 @@ class Services:
 
     def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
         """Return a program's whole environment."""
-        cache = self._up.settings.learner.compile_cache or self._folder.path("cache", "jax")
+        cache = self._up.settings.learner.compile_cache or program_cache(self._folder.out)
         shared: dict[str, Any] = {
             "data.dir": str(self.data_dir),
             "learner.compile_cache": str(cache.absolute()),

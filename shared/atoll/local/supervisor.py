@@ -1,6 +1,6 @@
 """`atoll up`: the sequence of a run on this machine, from an empty folder to a report.
 
-    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► export ─► report
+    broker ─► data ─► shards, learners, evaluator ─► watch … ─► drain ─► evaluator exports ─► report
 
 A run ends by itself (all learners have left at the token target), by the clock (`--minutes`) or by a signal. The first
 signal drains: learners push what they have and leave, shards merge it and close their ledgers, the model is exported and
@@ -28,7 +28,7 @@ from atoll.local.console import ConsolePicture, RunConsole, make_face
 from atoll.local.dashboard import DashboardPage
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
-from atoll.local.processes import ChildPlan, ProcessGroup
+from atoll.local.processes import ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
 from atoll.local.run_probe import close_run, go_on, last_facts
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
@@ -49,7 +49,6 @@ PREPARE_S: Final = 3600.0
 LEARNERS_LEAVE_S: Final = 75.0
 SHARDS_FINISH_S: Final = 60.0
 SHARDS_LEAVE_S: Final = 30.0
-EVALUATOR_LEAVE_S: Final = 60.0
 EXPORT_S: Final = 900.0
 BROKER_LEAVE_S: Final = 10.0
 PAGE_LEAVE_S: Final = 5.0
@@ -135,10 +134,13 @@ class Supervisor:
         self._say(await asyncio.to_thread(try_archive, self._up))
         for difference in self._up.like.differences() if self._up.like is not None else ():
             self._face.say(difference)
+        preparing = self._start_data()
         url = await self._whole(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
         self._page = DashboardPage(self._services, self._fleet, self._face)
-        await self._prepare_data()
+        await self._finish(preparing, DATA, PREPARE_S, needed=True)
+        if self._up.like is not None:
+            self._say(self._up.like.other_text(self._services.data_dir))
         run = self._up.settings.run
         bus = await open_bus(url, run, name="up", options=self._bus_options())
         watch = Watch(bus, run, self._view, self._clock)
@@ -165,8 +167,7 @@ class Supervisor:
             self._journal.ended(await self._watch(bus, following))
             self._face.rest()
             await self._drain(bus)
-            if self._view.run_tokens > 0:
-                await self._one_shot("exporting the model", self._services.export(), EXPORT_S, needed=False)
+            await self._export()
         except AtollError as error:
             failure = error
             self._journal.ended("failed")
@@ -227,18 +228,16 @@ class Supervisor:
         self._face.say(told(rebuilt))
         return url
 
-    async def _prepare_data(self) -> None:
-        """Make token shards, or check those that are there; a half-made folder has no meta.json and is made anew.
+    def _start_data(self) -> str:
+        """Make token shards, or check those that are there, beside the start of the broker; return which, in words.
 
-        A run that has not begun may have another corpus than the folder's.
+        A half-made folder has no meta.json and is made anew. A run that has not begun may have another corpus than the
+        folder's.
         """
         there = self._up.former is not None and (self._services.data_dir / "meta.json").exists()
-        if self._up.prepare and not there:
-            await self._one_shot("preparing data", self._services.prepare(), PREPARE_S, needed=True)
-        else:
-            await self._one_shot("checking data", self._services.check_data(), PREPARE_S, needed=True)
-        if self._up.like is not None:
-            self._say(self._up.like.other_text(self._services.data_dir))
+        makes = self._up.prepare and not there
+        self._fleet.start(self._services.prepare() if makes else self._services.check_data())
+        return "preparing data" if makes else "checking data"
 
     def _start_services(self) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""
@@ -285,7 +284,7 @@ class Supervisor:
             await asyncio.sleep(SHOW_S)
 
     async def _drain(self, bus: Bus) -> None:
-        """End everything but the broker in good order: learners, shards, evaluator.
+        """End what trains and merges in good order: learners, then shards.
 
         When the broker is ours it ends too, so learners that others have started are told to leave as well.
         """
@@ -303,8 +302,17 @@ class Supervisor:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
             await self._end_all(shards, SHARDS_LEAVE_S)
-        with self._face.stage("last evaluation"):
-            await self._end(EVALUATOR, EVALUATOR_LEAVE_S)
+
+    async def _export(self) -> None:
+        """Have the evaluator measure and write the model, which has its program ready; or a process of its own, without one."""
+        if self._view.run_tokens <= 0:
+            self._fleet.kill([EVALUATOR])
+            return
+        with self._face.stage("measuring and writing the model"):
+            await self._end(EVALUATOR, EXPORT_S)
+        if self._fleet.codes(EVALUATOR)[-1:] != (0,):
+            self._fleet.start(self._services.export())
+            await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the event log to its end and write the report."""
@@ -327,15 +335,14 @@ class Supervisor:
 
     # --- the means ------------------------------------------------------------------------------------------------
 
-    async def _one_shot(self, what: str, plan: ChildPlan, patience_s: float, *, needed: bool) -> None:
-        """Run a program to its end; raise its failure if the run needs it, else only report it."""
+    async def _finish(self, what: str, name: str, patience_s: float, *, needed: bool) -> None:
+        """Wait for the end of a program that was started; raise its failure if the run needs it, else only report it."""
         with self._face.stage(what):
-            self._fleet.start(plan)
-            done = await self._until(lambda: not self._fleet.alive([plan.name]), patience_s, draining=not needed)
-            self._fleet.kill([plan.name])
-        if done and self._fleet.codes(plan.name)[-1] == 0:
+            done = await self._until(lambda: not self._fleet.alive([name]), patience_s, draining=not needed)
+            self._fleet.kill([name])
+        if done and self._fleet.codes(name)[-1] == 0:
             return
-        failure = self._fleet.failure(plan.name, f"{what} failed" if done else f"{what} took too long")
+        failure = self._fleet.failure(name, f"{what} failed" if done else f"{what} took too long")
         if needed:
             raise failure
         self._face.say(str(failure))

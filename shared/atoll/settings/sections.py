@@ -91,7 +91,8 @@ class LearnerSettings(Section):
         throttle: every step takes this many times as long; for tests of slow islands.
         initial_model: safetensors file that a new run begins from instead of random values. A learner that joins an
             existing run takes the run's values.
-        compile_cache: folder in which JAX keeps compiled programs.
+        compile_cache: folder in which JAX keeps compiled programs. `atoll up` and `atoll sim train` have one in the user's
+            cache.
         threads: threads of the process; 0 lets the libraries decide.
         checkpoint_dir: folder for the state of the inner optimizer and the place in the data. A learner without it asks a
             peer when it restarts.
@@ -132,11 +133,13 @@ class DataSettings(Section):
         lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
         source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
             are still those of `dir`. Empty: the token shards.
+        held_out_tokens: tokens of the held-out text on which a model is measured, by the evaluator and at the export alike.
     """
 
     dir: SomePath = Path("corpus")
     lease_blocks: int = Field(default=64, ge=1, le=65536)
     source: str = ""
+    held_out_tokens: int = Field(default=32_768, ge=128, le=1 << 30)
 
 
 class SynchronizerSettings(Section):

@@ -1,0 +1,140 @@
+"""Writes the merged model of a run as files: for `atoll export`, for an evaluator at its end, and for a simulated run.
+
+Of the reference model, if its token shards are here, there are also a sample of its text, the files with which Transformers
+loads it, and how it measures (`validation.json`). Of any other run there is `model.safetensors`, from the run's layout alone.
+If the run keeps an average of its values, that is `model-average.safetensors`; each file's metadata name which it is.
+
+How a model measures is found by the caller, because an evaluator has measured it already (`atoll_learner.evaluate`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from atoll.base.logs import configure, get
+from atoll.cli.reading import opened
+from atoll.keys.rights import KINDS
+from atoll.run.folder import unusable
+from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
+from atoll.run.record import founded_run
+from atoll.settings import Settings
+from atoll.wire.messages import RunRecord
+from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+
+if TYPE_CHECKING:
+    from atoll_learner.sample import Sampler
+
+log = get(__name__)
+
+SAMPLE_BYTES: Final = 400
+SAMPLE_PROMPT: Final = b"def "
+Measure = Callable[[dict[str, Any]], float]
+"""From parameters to bits per byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bits per byte of the values that a run began with, of its newest, and of their average where the run keeps one."""
+
+    initial: float
+    final: float
+    average: float | None = None
+
+
+def measured_by(measure: Measure, merged: MergedModel, first: dict[str, Any]) -> Measured:
+    """Measure a merged model, and the values that its run began with."""
+    average = None if merged.average is None else measure(merged.average)
+    return Measured(measure(first), measure(merged.params), average)
+
+
+def export_run(settings: Settings, out: Path) -> None:
+    """Write the merged model of a run as it stands now to `out`."""
+    configure(settings.log.format, settings.log.level, role="export", run=settings.run)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        run, merged = asyncio.run(_read_now(settings))
+        if not run.data or not (settings.data.dir / "meta.json").exists():
+            write_values(out, run, merged)
+            reason = f"no token shards in {settings.data.dir}" if run.data else "a run of somebody's own loop"
+            log.info("model.exported", out=str(out), tensors=len(merged.params), measured=False, reason=reason)
+            return
+        work = prepare_work(settings)
+        limit_threads(settings.learner.threads)
+
+        from atoll_learner.beginning import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
+        from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
+        from atoll_learner.train import make_evaluator  # noqa: PLC0415
+
+        enable_compile_cache(settings.learner.compile_cache)
+        first = first_values(work.model, run.seed, settings.learner.initial_model)
+        measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
+        write_out(work, out, run, merged, measured_by(measure, merged, first))
+    except OSError as error:
+        raise unusable(out, error) from error
+
+
+async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
+    async with opened(settings, "export", kinds=KINDS) as bus:
+        run = await founded_run(bus, settings.run)
+        return run, await read_merged(bus, run)
+
+
+def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
+    """Write the merged values, and their average where the run keeps one, to `out`."""
+    from atoll_learner.export import save_safetensors  # noqa: PLC0415
+
+    warn_if_unmerged(run, merged)
+    warn_if_partial(run)
+    metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
+    save_safetensors(merged.params, out / "model.safetensors", metadata | {"values": "newest"})
+    average = out / "model-average.safetensors"
+    average.unlink(missing_ok=True)
+    if merged.average is not None:
+        horizon = f"average of horizon {run.protocol.average_versions} versions"
+        save_safetensors(merged.average, average, metadata | {"values": horizon})
+
+
+def sampler_of(work: LearnerWork) -> Sampler:
+    """Return what draws the sample of an exported model."""
+    from atoll_learner.sample import Sampler  # noqa: PLC0415  (loads JAX)
+
+    return Sampler(work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES)
+
+
+def write_out(
+    work: LearnerWork,
+    out: Path,
+    run: RunRecord,
+    merged: MergedModel,
+    measured: Measured,
+    sampler: Sampler | None = None,
+) -> None:
+    """Write the merged model, a sample of its text and how it measures to `out`; a `sampler` may be compiled already."""
+    from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
+
+    began_s = time.monotonic()
+    write_values(out, run, merged)
+    write_beside(out, work.model, work.shards)
+    meta = work.shards.meta
+    result = {
+        "initial_bits_per_byte": measured.initial,
+        "final_bits_per_byte": measured.final,
+        **({} if measured.average is None else {"average_bits_per_byte": measured.average}),
+        "validation_bytes": round(
+            min(work.held_out_tokens, meta.validation_tokens) * meta.validation_bytes / meta.validation_tokens
+        ),
+        "source_hash": meta.source,
+        "versions_min": merged.versions_min,
+        "versions_max": merged.versions_max,
+        "data_fingerprint": meta.fingerprint,
+    }
+    (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    text = (sampler or sampler_of(work)).text(merged.params, run.seed)
+    (out / "sample.txt").write_text(text, encoding="utf-8")
+    log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)
