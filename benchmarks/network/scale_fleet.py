@@ -1,9 +1,10 @@
 """A whole run as processes of this machine, and what each kind of them uses: broker, shards, monitor, hosts of dummy learners.
 
-The broker is an embedded nats-server with its store on disk, asked over its own HTTP port for messages, bytes and the age of
-what waits in the work queue of contributions. Shards are `atoll synchronizer --shard N`, the monitor is `atoll monitor` with its
-journal. Processor time is the kernel's, of each process with its children. Memory is the kernel's proportional set size: a page
-that several processes share counts in parts, and pages of scratch files count while they are mapped in.
+The broker is an embedded nats-server with its store on disk, asked over its own HTTP port for messages, bytes and the
+age of what waits in the work queue of contributions. Shards are `atoll synchronizer --shard N`, the monitor is `atoll
+monitor` with its journal. Processor time is the kernel's, of each process with its children. Memory is the kernel's
+proportional set size: a page that several processes share counts in parts, and pages of scratch files count while
+they are mapped in.
 """
 
 from __future__ import annotations
@@ -89,6 +90,21 @@ class FleetSamples:
         """Return the most memory of each process of a role, in bytes."""
         return [max(size for _, size in found) for key, found in self.memory.items() if key[0] == role]
 
+    def by_name(self) -> dict[str, list[tuple[float, int]]]:
+        """Return the samples of memory of each process, by its role; several of a role are numbered."""
+        named: dict[str, list[tuple[float, int]]] = {}
+        for (role, _), found in sorted(self.memory.items()):
+            several = sum(key[0] == role for key in self.memory) > 1
+            number = 1 + sum(name.startswith(role) for name in named)
+            named[f"{role} {number}" if several else role] = found
+        return named
+
+    def told(self) -> str:
+        """Return the newest samples, for a person."""
+        sizes = ", ".join(f"{name} {found[-1][1] / 1e6:.0f}" for name, found in self.by_name().items())
+        queue, oldest_s = self.waiting[-1][1:] if self.waiting else (0, 0.0)
+        return f"MB: {sizes}; {queue} in the queue, the oldest for {oldest_s:.1f} s"
+
 
 class Fleet:
     """A run that is being played; `played` makes one."""
@@ -118,6 +134,14 @@ class Fleet:
         self._sampler.start()
         self._until(lambda: len(self._told("joined")) == self.plan.hosts, JOIN_S, "the learners did not join")
         say(f"{self.plan.learners} learners have joined")
+
+    def lived_s(self) -> float:
+        """Return how long the fleet has been there; samples are of such moments."""
+        return time.monotonic() - self._began_s
+
+    def check(self) -> None:
+        """End the benchmark if a process has ended."""
+        self._until(lambda: True, 0.0, "")
 
     def moment(self) -> FleetMoment:
         """Return what all processes have used until now."""
@@ -178,11 +202,13 @@ class Fleet:
     def _until(self, true: Callable[[], bool], within_s: float, otherwise: str, *, ending: bool = False) -> None:
         """Wait; end the benchmark if a process dies, or if it takes too long."""
         until_s = time.monotonic() + within_s
-        while not true():
+        while True:
             for number, (role, process) in enumerate(self._processes):
                 if process.poll() not in ((None, 0) if ending else (None,)):
-                    said = [(self.folder / f"{number}.{end}").read_text(errors="replace")[-2000:] for end in ("out", "err")]
-                    raise SystemExit(f"{role} left with {process.returncode}: {said[0]}\n{said[1]}")
+                    said = [(self.folder / f"{number}.{end}").read_text(errors="replace") for end in ("out", "err")]
+                    raise SystemExit(f"{role} left with {process.returncode}: {said[0][-2000:]}\n{said[1][-2000:]}")
+            if true():
+                return
             if time.monotonic() > until_s:
                 raise SystemExit(f"{otherwise} within {within_s:.0f} s; see {self.folder}")
             time.sleep(POLL_S)
@@ -196,7 +222,7 @@ class Fleet:
 
     def _keep_sampling(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            now_s = time.monotonic() - self._began_s
+            now_s = self.lived_s()
             with contextlib.suppress(psutil.Error):
                 for role, process in self._all():
                     if size := pss_bytes(process.pid):

@@ -5,8 +5,9 @@
 REQUEST is a JSON object, a `HostRequest`. Every learner is an island of its own, as `atoll.join` makes it: a connection, a
 session, a member record, heartbeats, pseudo-gradients of its own fragments. All islands of a process share one loop for their
 coroutines, as two cores cannot hold a process for each of 128 learners; so what a process costs beside its learners (the
-interpreter, NumPy) is divided by more of them than it would be. A step is a pause: the loop below walks from island to island, so
-that their steps are spread evenly over `step_s`. What a learner contributes is a constant move of each fragment that it adopted.
+interpreter, NumPy) is divided by more of them than it would be. A step is a pause: the loop below walks from island to
+island, so that their steps are spread evenly over `step_s`. A learner contributes a constant move of each fragment that it
+adopted.
 
 The process writes a line of JSON when all of its learners have joined, and one when all of them have left. They leave
 when the run record says that the run is closing.
@@ -82,7 +83,8 @@ def held_until_closed(islands: list[HeldIsland], step_s: float) -> None:
                     leaving.append(leavers.submit(island.handle.close, DRAIN_S))
                 else:
                     island.step()
-            due_s = max(due_s, time.monotonic() - step_s)  # a host that is behind is slow; it does not catch up for ever
+            # A host that is behind is slow; it does not catch up for ever.
+            due_s = max(due_s, time.monotonic() - step_s)
         for each in leaving:
             each.result()
 

@@ -40,6 +40,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
+from atoll.client.head_reading import HeadReading
 from atoll.client.local_refusals import LocalRefusals, tell_verdict
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
@@ -67,7 +68,7 @@ from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
-from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
+from atoll.run.heads import GlobalFragment, fetch_newest
 from atoll.run.record import recorded_progress, the_run
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 
@@ -105,7 +106,7 @@ class IslandDriver:
         self.heartbeats = Heartbeats(run.protocol.silence_s)
         self.pace_changed = asyncio.Event()
         self._proof_wanted = asyncio.Event()
-        self._asking_why = False
+        self._asking_why, self._heads = False, HeadReading(bus, run)
         self.losses = LossReader()
         self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
@@ -209,7 +210,7 @@ class IslandDriver:
                     self.failure = dismissed
                     return
                 await self.prove()
-                for head in (await read_heads(self.bus, self.run)).values():
+                for head in await self._heads.read():
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     cause = id_of("head", p, version)
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
@@ -260,12 +261,9 @@ class IslandDriver:
         if self.progress.hear(call.run_tokens, self.machine.tokens):
             self._proof_wanted.set()
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
-            cause = id_of("call", call.fragment, call.version, call.attempt)
-            now_s = self.clock.monotonic()
-            fact = CallHeard(
-                at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
-            )
-            self._on_fact(fact)
+            p, version, attempt = call.fragment, call.version, call.attempt
+            now_s, cause = self.clock.monotonic(), id_of("call", p, version, attempt)
+            self._on_fact(CallHeard(at_s=now_s, fragment=p, version=version, attempt=attempt, cause_id=cause))
 
     def _on_head(self, core_message: CoreMessage) -> None:
         """Note that a head moved, as its tap says; the fetch reads the record itself."""
