@@ -45,7 +45,7 @@ FRAGMENTS: Final = 96
 ELEMENTS: Final = 1024
 SHARDS: Final = 4
 HOSTS: Final = 4
-STEP_S: Final = 0.5
+INTERVAL_STEPS: Final = 24
 CONTRIBUTIONS_S: Final = 64.0
 MEASURED_S: Final = 90.0
 WARM_S: Final = 15.0
@@ -142,9 +142,9 @@ def large(lasting_s: float) -> list[Figure]:
 
 def small_plan(learners: int, interval_s: float, *, shards: int, hosts: int) -> FleetPlan:
     """Return a run of many tiny fragments, of which each is called once per interval."""
-    steps = max(2, round(interval_s / STEP_S))
-    protocol = ProtocolSettings(fragments=FRAGMENTS, shards=shards, interval_steps=steps, quorum=learners).check()
-    request = HostRequest(broker="", run="scale", learners=[], elements=ELEMENTS, step_s=STEP_S, protocol=protocol)
+    protocol = ProtocolSettings(fragments=FRAGMENTS, shards=shards, interval_steps=INTERVAL_STEPS, quorum=learners)
+    step_s = interval_s / INTERVAL_STEPS
+    request = HostRequest("", "scale", [], elements=ELEMENTS, step_s=step_s, protocol=protocol.check())
     return FleetPlan(learners=learners, hosts=hosts, request=request)
 
 

@@ -36,6 +36,7 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
+from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
@@ -342,7 +343,7 @@ class IslandDriver:
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self.pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
                 else:
-                    theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
+                    theta = await off_loop(origin.size, self._reader, p, snapshot, origin)
                     await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
@@ -357,8 +358,8 @@ class IslandDriver:
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent if the run needs it later.
 
-        Runs in a worker thread. It copies in runs that carry progress over or push onward from it, and it copies arrays
-        that their owner may write to. Other arrays do not change.
+        It copies in runs that carry progress over or push onward from it (in a worker thread, if that is much), and it copies
+        arrays that their owner may write to. Other arrays do not change.
         """
         layout, protocol = self.run.layout, self.run.protocol.of(fragment)
         try:
