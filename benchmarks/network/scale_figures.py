@@ -75,7 +75,7 @@ def crowd_figures(use: CrowdUse) -> list[Figure]:
         told = f"the largest of {len(use.memory.get(role, ()))}, proportional, joining and leaving included"
         figures.append(Figure(f"{name}: {role}, memory", most / 1e6, "MB", "", None, told))
     for key, unit in (("in_msgs", "messages"), ("out_msgs", "messages"), ("in_bytes", "B"), ("out_bytes", "B")):
-        way = "received" if key.startswith("in") else "sent"
+        way = f"{unit if unit != 'B' else 'bytes'} {'received' if key.startswith('in') else 'sent'}"
         each = use.broker.get(key, 0.0) / max(1, use.contributions)
         figures.append(Figure(f"{name}: broker, {way} a contribution", each, unit, "", None, how))
     capacity = ", ".join(f"{role} {use.full_at(role):.0f}" for role in OWN_CORE if use.cpu_s.get(role))
