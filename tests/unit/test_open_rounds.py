@@ -67,9 +67,8 @@ class RandomFleet:
             return LearnerLeft(at_s=self.now_s, learner=learner, incarnation=1)
         number = self.pushes[learner, fragment] = self.pushes.get((learner, fragment), 0) + 1
         base = max(0, self.versions[fragment] - self.dice.choice((0, 0, 0, 1)))
-        counts = {"tokens": 10, "steps": 1, "trained_tokens": 10}
         key = PushKey(learner, 1, fragment, number)
-        return ContributionArrived(at_s=self.now_s, key=key, base_version=base, **counts)
+        return ContributionArrived(at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10)
 
     def heed(self, actions: list[Action]) -> None:
         """Take what the shard commands."""
