@@ -3,9 +3,9 @@
 One machine, real processes: an embedded nats-server, a process for each shard, the monitor, and hosts that hold many learners
 each (`scale_host`), which train nothing but push and adopt as any learner does.
 
-    crowds   8, 32 and 128 learners, 96 fragments of 4 kB, four shards; every round waits for all learners. The interval grows
-             with the crowd, so that as many contributions come in a second: what a contribution costs is compared, and what a
-             crowd adds to it. What saturates first is computed: which process would fill a core first.
+    crowds   8, 32 and 128 learners, 96 fragments of 4 kB, four shards; every round waits for all learners. All have the same
+             interval. *Busy* learners are 8 with an interval so short that as many contributions come in a second as from 128:
+             what is beside the rounds then counts sixteen times less. Which process would fill a core first is computed.
     rounds   two learners, 96 fragments, one shard: what a round costs when there is next to nothing to move.
     large    three of the 96 fragments of a model of 12 billion parameters, 125 million float32 each, two learners, for MINUTES.
              Large arrays lie in scratch files. Memory of every process is sampled each second.
@@ -40,13 +40,16 @@ from benchmarks.network.scale_fleet import ROLES, Fleet, FleetMoment, FleetPlan,
 from benchmarks.network.scale_host import HostRequest
 
 MINUTES: Final = 30.0
-CROWDS: Final = (8, 32, 128)
+LEARNERS_MAX: Final = 128
+CROWDS: Final = ((8, False), (8, True), (32, False), (LEARNERS_MAX, False))
+"""How many learners, and whether they are busy."""
 FRAGMENTS: Final = 96
 ELEMENTS: Final = 1024
 SHARDS: Final = 4
 HOSTS: Final = 4
 INTERVAL_STEPS: Final = 24
-CONTRIBUTIONS_S: Final = 64.0
+INTERVAL_S: Final = 192.0
+"""Of 128 learners, this is 64 contributions a second."""
 MEASURED_S: Final = 90.0
 WARM_S: Final = 15.0
 ROUNDS_S: Final = 8.0
@@ -87,19 +90,21 @@ def main() -> int:
 def crowds(measured_s: float) -> list[Figure]:
     """Return what crowds of learners cost."""
     figures, uses = list[Figure](), list[CrowdUse]()
-    for learners in CROWDS:
-        interval_s = learners * FRAGMENTS / CONTRIBUTIONS_S
+    for learners, busy in CROWDS:
+        name = f"{learners} busy learners" if busy else f"{learners} learners"
+        interval_s = learners * INTERVAL_S / LEARNERS_MAX if busy else INTERVAL_S
         plan = small_plan(learners, interval_s, shards=SHARDS, hosts=min(HOSTS, learners))
-        use, fates = crowd(plan, measured_s)
+        use, fates = crowd(name, plan, measured_s)
         uses.append(use)
         figures += [*crowd_figures(use), *fates]
-    return figures + growth_figures(uses[0], uses[-1])
+    few, busy_few, *_, many = uses
+    return [*figures, *growth_figures(few, many), *growth_figures(busy_few, many, None)]
 
 
 def rounds(measured_s: float) -> list[Figure]:
     """Return what a round costs that moves next to nothing."""
     plan = small_plan(2, ROUNDS_S, shards=1, hosts=2)
-    use, fates = crowd(plan, measured_s)
+    use, fates = crowd("2 learners", plan, measured_s)
     return [*round_figures(use), *fates]
 
 
@@ -149,9 +154,8 @@ def small_plan(learners: int, interval_s: float, *, shards: int, hosts: int) -> 
     return FleetPlan(learners=learners, hosts=hosts, request=request)
 
 
-def crowd(plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
+def crowd(name: str, plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
     """Play a run of small fragments; return what it used in the measured time, and figures of its fates."""
-    name = f"{plan.learners} learners"
     say = sayer(name)
     with tempfile.TemporaryDirectory() as folder, played(plan, Path(folder), say) as fleet:
         watch(fleet, WARM_S, say)
@@ -163,6 +167,7 @@ def crowd(plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list[Figure]]:
     made = [line for line in history.rounds if before.at_s <= line.at_s < after.at_s]
     waiting = [(queue, oldest_s) for at_s, queue, oldest_s in samples.waiting if first_s <= at_s <= last_s]
     use = CrowdUse(
+        name=name,
         learners=plan.learners,
         lasted_s=after.at_s - before.at_s,
         commits=len(made),

@@ -32,6 +32,7 @@ OWN_CORE: Final = ("broker", "shard", "monitor")
 class CrowdUse:
     """What a crowd of learners used in a measured time: `cpu_s` has the processor seconds of each process, by role."""
 
+    name: str
     learners: int
     lasted_s: float
     commits: int
@@ -61,7 +62,7 @@ class CrowdUse:
 
 def crowd_figures(use: CrowdUse) -> list[Figure]:
     """Return what a crowd cost."""
-    name, first = f"{use.learners} learners", use.first_full()
+    name, first = use.name, use.first_full()
     how = f"{use.contributions} contributions in {use.commits} commits in {use.lasted_s:.0f} s"
     made = Figure(f"{name}: commits", use.commits / use.lasted_s, "1/s", "", None, how)
     figures = [made, Figure(f"{name}: contributions", use.contributions / use.lasted_s, "1/s", "", None, how)]
@@ -86,15 +87,15 @@ def crowd_figures(use: CrowdUse) -> list[Figure]:
     return figures
 
 
-def growth_figures(small: CrowdUse, large: CrowdUse) -> list[Figure]:
-    """Return how much dearer a learner is in a large crowd than in a small one."""
+def growth_figures(small: CrowdUse, large: CrowdUse, most: float | None = RATIO_MAX) -> list[Figure]:
+    """Return how much dearer a learner is in a large crowd than in a small one; at most `most` times, if that is a goal."""
     figures = []
     for role in ("broker", "shard"):
         here, there = small.each_ms(role), large.each_ms(role)
         ratio = there / max(here, 1e-9)
         how = f"processor time of a round: {there:.2f} ms a learner beside {here:.2f} ms"
-        name = f"{role}: a learner of {large.learners} beside one of {small.learners}"
-        figures.append(Figure(name, ratio, "ratio", f"<= {RATIO_MAX:g}", ratio <= RATIO_MAX, how))
+        name, goal = f"{role}: one of {large.name} beside one of {small.name}", "" if most is None else f"<= {most:g}"
+        figures.append(Figure(name, ratio, "ratio", goal, None if most is None else ratio <= most, how))
     return figures
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.client import head_reading
-from atoll.client.head_reading import HEADS_AT_ONCE, HeadReading
+from atoll.client.head_reading import IN_TURN, WHOLE_MAX, HeadReading
 from atoll.wire.messages import Head, RunRecord
 from atoll.wire.traffic import BusStats
 
@@ -47,39 +47,39 @@ class CountedHeads:
 
 async def test_few_heads_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of few fragments is read whole each time."""
-    heads = CountedHeads(HEADS_AT_ONCE, monkeypatch)
+    heads = CountedHeads(WHOLE_MAX, monkeypatch)
 
     assert [(await heads.next())[1] for _ in range(3)] == [["all"]] * 3
 
 
 async def test_many_heads_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first reading each takes the next ones, so that all have their turn."""
-    heads = CountedHeads(3 * HEADS_AT_ONCE, monkeypatch)
+    heads = CountedHeads(5 * IN_TURN, monkeypatch)
 
     assert (await heads.next())[1] == ["all"]
-    turns = [(await heads.next())[1] for _ in range(3)]
-    assert [len(turn) for turn in turns] == [HEADS_AT_ONCE] * 3
-    assert {fragment for turn in turns for fragment in turn} == set(range(3 * HEADS_AT_ONCE))
+    turns = [(await heads.next())[1] for _ in range(5)]
+    assert [len(turn) for turn in turns] == [IN_TURN] * 5
+    assert {fragment for turn in turns for fragment in turn} == set(range(5 * IN_TURN))
 
 
 async def test_what_may_have_been_missed_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost connection or a dropped message is a reason to read all heads, once."""
-    heads = CountedHeads(2 * HEADS_AT_ONCE, monkeypatch)
+    heads = CountedHeads(5 * IN_TURN, monkeypatch)
     await heads.next()
 
     heads.stats.reconnects += 1
     assert (await heads.next())[1] == ["all"]
-    assert len((await heads.next())[1]) == HEADS_AT_ONCE
+    assert len((await heads.next())[1]) == IN_TURN
     heads.stats.core_messages_dropped += 1
     assert (await heads.next())[1] == ["all"]
 
 
 async def test_a_head_that_does_not_fit_keeps_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, as in a reading of all."""
-    heads = CountedHeads(2 * HEADS_AT_ONCE, monkeypatch)
+    heads = CountedHeads(5 * IN_TURN, monkeypatch)
     heads.bad = {1}
     await heads.next()
 
     found, read = await heads.next()
 
-    assert (len(read), len(found)) == (HEADS_AT_ONCE, HEADS_AT_ONCE - 1)
+    assert (len(read), len(found)) == (IN_TURN, IN_TURN - 1)

@@ -41,7 +41,7 @@ def use(learners: int, **changed: object) -> CrowdUse:
         "queue": 3,
         "oldest_s": 0.5,
     }
-    return CrowdUse(learners, **usual | changed)
+    return CrowdUse(f"{learners} learners", learners, **usual | changed)
 
 
 def by_name(figures: list[Figure]) -> dict[str, Figure]:
@@ -66,9 +66,9 @@ def test_a_learner_of_many_is_compared_with_one_of_few(dearer: float, holds: boo
     large = use(128, cpu_s={"broker": [0.02 * 128 * dearer], "shard": [0.04 * 128]})
     found = by_name(growth_figures(use(8), large))
 
-    assert found["broker: a learner of 128 beside one of 8"].value == pytest.approx(dearer)
-    assert found["broker: a learner of 128 beside one of 8"].holds is holds
-    assert found["shard: a learner of 128 beside one of 8"].value == pytest.approx(1.0)
+    assert found["broker: one of 128 learners beside one of 8 learners"].value == pytest.approx(dearer)
+    assert found["broker: one of 128 learners beside one of 8 learners"].holds is holds
+    assert found["shard: one of 128 learners beside one of 8 learners"].value == pytest.approx(1.0)
 
 
 def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:

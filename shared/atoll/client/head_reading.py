@@ -4,25 +4,27 @@ A head names its contributors, so it grows with the learners of a run, and every
 of them, a run of M learners and P fragments would move M * M * P names every few seconds, which nobody needs (128
 learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads only if there are few, at the beginning, and when
 something may have been missed: after a lost connection, or after a core message that was dropped. Otherwise it takes the next
-`HEADS_AT_ONCE` fragments in turn. A tap that the broker lost without a sign is found some readings later, or by the next
+`IN_TURN` fragments in turn. A tap that the broker lost without a sign is found some readings later, or by the next
 call of its fragment, which names the version.
 """
 
 from __future__ import annotations
 
-import asyncio
 from itertools import cycle, islice
 from typing import Final
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
+from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.run.heads import read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
 log = get(__name__)
 
-HEADS_AT_ONCE: Final = 16
+WHOLE_MAX: Final = 16
+"""So many heads are read together, each time."""
+IN_TURN: Final = 4
 
 
 class HeadReading:
@@ -39,12 +41,12 @@ class HeadReading:
         """Return the heads of this reading, without those that do not fit the run; raises what the bus raises."""
         stats, count = self._bus.stats, len(self._run.layout.fragments)
         missed = stats.reconnects, stats.core_messages_dropped
-        if count <= HEADS_AT_ONCE or missed != self._missed:
+        if count <= WHOLE_MAX or missed != self._missed:
             heads = list((await read_heads(self._bus, self._run)).values())
             self._missed = missed
             return heads
-        turn = list(islice(self._turns, HEADS_AT_ONCE))
-        found = await asyncio.gather(*(self._fitting(fragment) for fragment in turn))
+        turn = list(islice(self._turns, IN_TURN))
+        found = await all_of(self._fitting(fragment) for fragment in turn)
         return [head for head in found if head is not None]
 
     async def _fitting(self, fragment: int) -> Head | None:
