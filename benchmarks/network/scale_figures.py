@@ -110,6 +110,10 @@ def round_figures(use: CrowdUse) -> list[Figure]:
         figures.append(Figure(name, each_ms, "ms", f"<= {most_ms:g}", each_ms <= most_ms, how))
     each_ms = 1e3 * sum(use.cpu_s["broker"]) / max(1, use.commits)
     figures.append(Figure("a round of a tiny fragment: the broker", each_ms, "ms", "", None, "of the same rounds"))
+    received = use.broker.get("in_msgs", 0.0) / max(1, use.commits)
+    figures.append(
+        Figure("a round of a tiny fragment: requests", received, "messages", "", None, "that the broker received")
+    )
     return figures
 
 
