@@ -117,11 +117,17 @@ def round_figures(use: CrowdUse) -> list[Figure]:
     return figures
 
 
-def flat_figures(memory: Mapping[str, Iterable[tuple[float, int]]], began_s: float, ended_s: float) -> list[Figure]:
-    """Return whether memory stayed what it was, by process; samples are (moment, bytes)."""
+def flat_figures(
+    memory: Mapping[str, Iterable[tuple[float, int]]], began_s: float, ended_s: float, warm_s: float
+) -> list[Figure]:
+    """Return whether memory stayed what it was, by process; samples are (moment, bytes).
+
+    The warm-up lasts until `warm_s`, but at least for `WARM_SHARE` of the time.
+    """
+    warm_s = max(warm_s, began_s + WARM_SHARE * (ended_s - began_s))
     figures = []
     for name, samples in memory.items():
-        first, second = halves(samples, began_s, ended_s)
+        first, second = halves(samples, warm_s, ended_s)
         ratio = second / max(1, first)
         how = f"{second / 1e6:.0f} MB in the second half, {first / 1e6:.0f} MB in the first, after a warm-up"
         goal = f"<= {FLAT_MAX:g}"
@@ -129,9 +135,8 @@ def flat_figures(memory: Mapping[str, Iterable[tuple[float, int]]], began_s: flo
     return figures
 
 
-def halves(samples: Iterable[tuple[float, int]], began_s: float, ended_s: float) -> tuple[int, int]:
+def halves(samples: Iterable[tuple[float, int]], warm_s: float, ended_s: float) -> tuple[int, int]:
     """Return the most in the first and in the second half of the time after the warm-up."""
-    warm_s = began_s + WARM_SHARE * (ended_s - began_s)
     middle_s = (warm_s + ended_s) / 2.0
     kept = [(at_s, size) for at_s, size in samples if warm_s <= at_s <= ended_s]
     return (

@@ -85,10 +85,11 @@ def test_memory_is_flat_after_the_warm_up() -> None:
     """The first fifth may be anything, and what came after the end does not count."""
     samples = [(0.0, 900), (1.9, 900), (2.0, 100), (5.9, 110), (6.0, 120), (10.0, 105), (10.1, 900)]
 
-    assert halves(samples, 0.0, 10.0) == (110, 120)
-    figure = flat_figures({"shard": samples}, 0.0, 10.0)[0]
+    assert halves(samples, 2.0, 10.0) == (110, 120)
+    figure = flat_figures({"shard": samples}, 0.0, 10.0, warm_s=1.0)[0]
     assert figure.value == pytest.approx(120 / 110)
     assert figure.holds is False
+    assert flat_figures({"shard": samples}, 0.0, 10.0, warm_s=6.0)[0].value == pytest.approx(105 / 120)
 
 
 def line(*pushes: int) -> RoundLine:
