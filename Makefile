@@ -26,7 +26,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadgroup --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -50,7 +50,7 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos), or how many of each kind (bench-cluster)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
-#:                     (bench-loops)
+#:                     (bench-loops); one part: crowds, rounds or large (bench-scale)
 #: HOSTILE=1           only schedules with hostile peers (dst)
 #: REPLICATED=1        only schedules with a broker of several nodes, whose streams lose their leaders (dst)
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
@@ -241,6 +241,9 @@ bench-data: $(READY)  ## measure how fast text becomes token shards, and in how 
 
 bench-transformers: $(READY)  ## compare logits with Transformers, of its models in Atoll and of Atoll's in it; makes an environment of its own
 	$(BENCH) -m benchmarks.text.hugging_face $(if $(SEED),--seed $(SEED))
+
+bench-scale: $(READY)  ## measure what 8, 32 and 128 learners cost, and memory under fragments of 500 MB, for MINUTES (30)
+	$(BENCH) -m benchmarks.network.scale $(BENCH_FLAGS) $(if $(ONLY),--only $(ONLY))
 
 bench-loops: $(READY)  ## play every loop of examples/ undisturbed and with killed islands; ONLY=cnn is one loop
 	$(BENCH) -m benchmarks.loops.loops $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))

@@ -92,6 +92,13 @@ from [`benchmarks/peers`](../../benchmarks/peers). *Training waits* is what a pa
 wait for the whole sync, Atoll's loop for what its step hook takes.
 
 """,
+    "bench-scale": """\
+All processes share one machine, and learners are dummies: they train nothing, push, adopt, and many of them share a process. So clock
+times are those of a busy machine, and processor time is what is compared. A role is *full* where its busiest process would use a whole
+core. What is measured is said in [`benchmarks/network/scale.py`](../../benchmarks/network/scale.py), and how it is computed in
+[`benchmarks/network/scale_figures.py`](../../benchmarks/network/scale_figures.py).
+
+""",
     "race": """\
 Each region is a host of its own in a network namespace, behind a wire of that rate, 25 ms from every other, with the kernel's own TCP
 ([`tests/support/wan.py`](../../tests/support/wan.py)). What is scaled, and what each system does, is said in

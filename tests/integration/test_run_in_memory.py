@@ -16,7 +16,7 @@ from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client import driver
+from atoll.client import driver, head_reading
 from atoll.client.join import IslandHandle, join
 from atoll.client.join_options import JoinOptions
 from atoll.client.merged import placed, read_model
@@ -297,7 +297,7 @@ def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: 
         return heads
 
     monkeypatch.setattr(driver, "RESYNC_S", 0.02)
-    monkeypatch.setattr(driver, "read_heads", read_and_count)
+    monkeypatch.setattr(head_reading, "read_heads", read_and_count)
     world = MemoryWorld(run, settings())
     subjects = Subjects(run)
 

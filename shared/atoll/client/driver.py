@@ -36,10 +36,12 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
+from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
+from atoll.client.head_reading import HeadReading
 from atoll.client.local_refusals import LocalRefusals, tell_verdict
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
@@ -67,7 +69,7 @@ from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
-from atoll.run.heads import GlobalFragment, fetch_newest, read_heads
+from atoll.run.heads import GlobalFragment, fetch_newest
 from atoll.run.record import recorded_progress, the_run
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 
@@ -105,7 +107,7 @@ class IslandDriver:
         self.heartbeats = Heartbeats(run.protocol.silence_s)
         self.pace_changed = asyncio.Event()
         self._proof_wanted = asyncio.Event()
-        self._asking_why = False
+        self._asking_why, self._heads = False, HeadReading(bus, run)
         self.losses = LossReader()
         self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
@@ -209,7 +211,7 @@ class IslandDriver:
                     self.failure = dismissed
                     return
                 await self.prove()
-                for head in (await read_heads(self.bus, self.run)).values():
+                for head in await self._heads.read():
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     cause = id_of("head", p, version)
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
@@ -260,12 +262,9 @@ class IslandDriver:
         if self.progress.hear(call.run_tokens, self.machine.tokens):
             self._proof_wanted.set()
         if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
-            cause = id_of("call", call.fragment, call.version, call.attempt)
-            now_s = self.clock.monotonic()
-            fact = CallHeard(
-                at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt, cause_id=cause
-            )
-            self._on_fact(fact)
+            p, version, attempt = call.fragment, call.version, call.attempt
+            now_s, cause = self.clock.monotonic(), id_of("call", p, version, attempt)
+            self._on_fact(CallHeard(at_s=now_s, fragment=p, version=version, attempt=attempt, cause_id=cause))
 
     def _on_head(self, core_message: CoreMessage) -> None:
         """Note that a head moved, as its tap says; the fetch reads the record itself."""
@@ -344,7 +343,7 @@ class IslandDriver:
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self.pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
                 else:
-                    theta = await asyncio.to_thread(self._reader, p, snapshot, origin)
+                    theta = await off_loop(origin.size, self._reader, p, snapshot, origin)
                     await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
@@ -359,8 +358,8 @@ class IslandDriver:
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent if the run needs it later.
 
-        Runs in a worker thread. It copies in runs that carry progress over or push onward from it, and it copies arrays
-        that their owner may write to. Other arrays do not change.
+        It copies in runs that carry progress over or push onward from it (in a worker thread, if that is much), and it copies
+        arrays that their owner may write to. Other arrays do not change.
         """
         layout, protocol = self.run.layout, self.run.protocol.of(fragment)
         try:

@@ -90,10 +90,11 @@ class FragmentSlice:
         return self.offset, self.offset + self.size
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Layout(msgspec.Struct, frozen=True, dict=True):
     """The division of a model: tensors in pytree order, slices by fragment.
 
-    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do.
+    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do. What follows from
+    these is kept: every message asks for it, and even to hash a layout takes as long as it has tensors.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -148,38 +149,36 @@ class Layout(msgspec.Struct, frozen=True):
         """Return the name of the rule by which a tensor is merged."""
         return "mean" if name in self.by_value else "direct" if name in self.direct else "pseudo_gradient"
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Return 16 hex digits that two layouts share only if they are equal."""
-        return _fingerprint(self)
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def slices(self, fragment: int) -> tuple[FragmentSlice, ...]:
         """Return the slices of `fragment` with their places in its flat vector."""
-        return _slices(self)[fragment]
+        return self._slices[fragment]
 
     def fragment_sizes(self) -> tuple[int, ...]:
         """Return the elements of each fragment."""
-        return tuple(slices[-1].offset + slices[-1].size if slices else 0 for slices in _slices(self))
+        return self._sizes
 
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(slices[-1].offset + slices[-1].size if slices else 0 for slices in self._slices)
 
-@functools.lru_cache(maxsize=16)
-def _fingerprint(layout: Layout) -> str:
-    return hashlib.sha256(msgspec.json.encode(layout)).hexdigest()[:16]
-
-
-@functools.lru_cache(maxsize=16)
-def _slices(layout: Layout) -> tuple[tuple[FragmentSlice, ...], ...]:
-    direct = set(layout.direct)
-    found = []
-    for fragment in layout.fragments:
-        slices, offset = [], 0
-        for piece in fragment:
-            tensor = layout.tensors[piece.tensor]
-            size = (piece.stop - piece.start) * (tensor.size // max(1, tensor.rows))
-            slices.append(FragmentSlice(tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct))
-            offset += size
-        found.append(tuple(slices))
-    return tuple(found)
+    @functools.cached_property
+    def _slices(self) -> tuple[tuple[FragmentSlice, ...], ...]:
+        direct = set(self.direct)
+        found = []
+        for fragment in self.fragments:
+            slices, offset = [], 0
+            for piece in fragment:
+                tensor = self.tensors[piece.tensor]
+                size = (piece.stop - piece.start) * (tensor.size // max(1, tensor.rows))
+                slices.append(FragmentSlice(tensor.name, piece.start, piece.stop, offset, size, tensor.name in direct))
+                offset += size
+            found.append(tuple(slices))
+        return tuple(found)
 
 
 def plan_layout(

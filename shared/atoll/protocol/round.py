@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.base.errors import ProtocolMisuse
@@ -228,6 +229,21 @@ class FragmentRound:
         if live <= self.answered() and not self.loading:
             return "all answered"
         return ""
+
+    def goes_on(self, at_s: float, living: Iterator[str]) -> bool:
+        """Return whether the round surely stays as it is, with the fewest looks at the learners that are live.
+
+        Only `contributed`, `end` and a fleet of which nobody is live move a round. So below the quorum the first one that is
+        live is enough to go on, and in the grace window the first that has not answered. False says nothing.
+        """
+        if self.settings.ending != "apart" or (
+            self.phase is not Phase.GRACE and len(self.shares) >= self.settings.quorum
+        ):
+            return False
+        if self.phase is Phase.GRACE and at_s >= self.quorum_s + self.grace_s:
+            return False
+        answered = self.answered() if self.phase is Phase.GRACE and not self.loading else set()
+        return any(name not in answered for name in living)
 
     @property
     def unjudged(self) -> bool:

@@ -23,6 +23,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import singledispatchmethod
 from statistics import median
 
@@ -89,10 +90,8 @@ class Shard:
         if ledger is not None:
             self.ledger.learn(ledger)
         self.learners: dict[str, KnownLearner] = {}
-        self.quorum = MovingAverage(settings.average_decay)
-        self.sync = MovingAverage(settings.average_decay)
-        self.draining = False
-        self.finished = False
+        self.quorum, self.sync = MovingAverage(settings.average_decay), MovingAverage(settings.average_decay)
+        self.draining = self.finished = False
         self.began_s: float | None = None
         self.over_s: float | None = None
         self.looked_s: float | None = None
@@ -112,8 +111,11 @@ class Shard:
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
         """Return the learners whose newest incarnation trains and was heard lately; `isolated` adds those in quarantine."""
-        training = {n: v for n, v in self.learners.items() if v.training and v.heard(at_s, self.settings.silence_s)}
-        return {name for name, view in training.items() if isolated or not self.isolated(name, view.incarnation)}
+        return set(self._living(at_s, isolated=isolated))
+
+    def _living(self, at_s: float, *, isolated: bool = False) -> Iterator[str]:
+        heard = (n for n, v in self.learners.items() if v.training and v.heard(at_s, self.settings.silence_s))
+        return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
 
     def present(self, at_s: float) -> set[str]:
         """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
@@ -233,14 +235,13 @@ class Shard:
     @_handle.register
     def _(self, event: Committed) -> list[Action]:
         slot = self.slots[event.fragment]
-        old = slot.round
+        old, actions = slot.round, list[Action]()
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
             raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
         self.sync.add(event.at_s - self.committing_since.pop(event.fragment, event.at_s))
-        actions: list[Action] = []
         for share in old.shares:
             slot.offers.pop(share.key, None)
-            fate = "merged" if share.age == 0 else "merged_late"
+            fate = "merged_late" if share.age else "merged"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         actions += slot.committed()
         parked = slot.renew(event.version, event.at_s)
@@ -293,8 +294,7 @@ class Shard:
         step_s = self.step_s(at_s)
         if step_s is None:
             return []
-        actions: list[Action] = []
-        interval_s = self.settings.interval_steps * step_s
+        interval_s, actions = self.settings.interval_steps * step_s, list[Action]()
         for fragment, slot in self.slots.items():
             if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
                 actions.append(ArmTimer(name=f"due/{fragment}", due_s=slot.due_s))
@@ -330,6 +330,8 @@ class Shard:
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
+        if live is None and now.goes_on(at_s, self._living(at_s)):
+            return actions  # each contribution asks: it may not cost a look at every learner
         live = self.live(at_s) if live is None else live
         everybody = self._everybody(slot, live, at_s)
         awaited = live if everybody is None else everybody
@@ -341,8 +343,7 @@ class Shard:
         alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
         if reason and now.unjudged:
-            over = self._over() and self._listened(at_s)
-            return actions + (self._dissolve(slot, at_s, cause_id) if over else [])
+            return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened(at_s) else [])
         if reason and (everybody is None or self._listened(at_s)):
             self.committing_since[now.fragment] = at_s
             for share in now.shares:
@@ -373,8 +374,7 @@ class Shard:
 
         All are folded before the round opens: without grace, opening may commit it on the spot.
         """
-        actions: list[Action] = []
-        final = ""
+        actions, final = list[Action](), ""
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)

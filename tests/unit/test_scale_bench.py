@@ -1,0 +1,147 @@
+"""The scale bench: what is computed from what was sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.protocol.ledger import Account, Ledger
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.event_fields import Contributor, RoundView
+from atoll.run.view import RoundLine
+from benchmarks.lib.results import Figure
+from benchmarks.network.scale import small_plan
+from benchmarks.network.scale_figures import (
+    CrowdUse,
+    crowd_figures,
+    fate_figures,
+    flat_figures,
+    growth_figures,
+    halves,
+    round_figures,
+)
+from benchmarks.network.scale_fleet import FleetMoment, FleetSamples, queue_of
+
+
+def use(learners: int, **changed: object) -> CrowdUse:
+    """Return what a crowd used in ten seconds."""
+    usual: dict[str, Any] = {
+        "lasted_s": 10.0,
+        "commits": 10,
+        "contributions": 10 * learners,
+        "cpu_s": {
+            "broker": [0.02 * learners],
+            "shard": [0.01 * learners, 0.03 * learners],
+            "monitor": [0.1],
+            "learners": [1.0],
+        },
+        "memory": {"broker": [5_000_000], "shard": [1_000_000, 3_000_000]},
+        "broker": {"in_msgs": 50.0 * learners},
+        "queue": 3,
+        "oldest_s": 0.5,
+    }
+    return CrowdUse(f"{learners} learners", learners, **usual | changed)
+
+
+def by_name(figures: list[Figure]) -> dict[str, Figure]:
+    """Return figures by name."""
+    return {figure.name: figure for figure in figures}
+
+
+def test_the_busiest_process_says_what_saturates_first() -> None:
+    """Two shards at 0.8 and 2.4 per cent of a core count as 2.4; at 8 contributions a second."""
+    found = by_name(crowd_figures(use(8)))
+
+    assert found["8 learners: shard, processor time a contribution"].value == pytest.approx(4.0)
+    assert found["8 learners: shard, memory"].value == 3.0
+    assert found["8 learners: broker, messages received a contribution"].value == 5.0
+    assert found["8 learners: first process to fill a core"].value == pytest.approx(8 / 0.024)
+    assert "shard is first" in found["8 learners: first process to fill a core"].how
+
+
+@pytest.mark.parametrize(("dearer", "holds"), [(1.2, True), (1.3, False)])
+def test_a_learner_of_many_is_compared_with_one_of_few(dearer: float, holds: bool) -> None:  # noqa: FBT001
+    """By processor time of a contribution: as many more contributions may take as much more."""
+    large = use(128, cpu_s={"broker": [0.02 * 128 * dearer], "shard": [0.04 * 128]})
+    found = by_name(growth_figures(use(8), large))
+
+    assert found["broker: one of 128 learners beside one of 8 learners"].value == pytest.approx(dearer)
+    assert found["broker: one of 128 learners beside one of 8 learners"].holds is holds
+    assert found["shard: one of 128 learners beside one of 8 learners"].value == pytest.approx(1.0)
+
+
+def test_the_fixed_cost_of_a_round_is_of_one_learner() -> None:
+    """Two learners in a process each have used it up together."""
+    found = by_name(round_figures(use(2, cpu_s={"broker": [0.1], "shard": [0.04], "learners": [0.04, 0.04]})))
+
+    assert found["a round of a tiny fragment: the shard"].value == pytest.approx(4.0)
+    assert found["a round of a tiny fragment: the shard"].holds
+    assert found["a round of a tiny fragment: a learner"].value == pytest.approx(4.0)
+    assert found["a round of a tiny fragment: a learner"].holds is False
+
+
+def test_memory_is_flat_after_the_warm_up() -> None:
+    """The first fifth may be anything, and what came after the end does not count."""
+    samples = [(0.0, 900), (1.9, 900), (2.0, 100), (5.9, 110), (6.0, 120), (10.0, 105), (10.1, 900)]
+
+    assert halves(samples, 2.0, 10.0) == (110, 120)
+    figure = flat_figures({"shard": samples}, 0.0, 10.0, warm_s=1.0)[0]
+    assert figure.value == pytest.approx(120 / 110)
+    assert figure.holds is False
+    assert flat_figures({"shard": samples}, 0.0, 10.0, warm_s=6.0)[0].value == pytest.approx(105 / 120)
+
+
+def line(*pushes: int) -> RoundLine:
+    """Return a commit with these pushes of one learner."""
+    told = tuple(Contributor("a", 1, age=0, tokens=64, weight=1.0, push=push) for push in pushes)
+    return RoundLine(0.0, "shard-0", RoundView(fragment=0, version=1, contributors=told))
+
+
+def test_fates_are_exact_only_if_both_sides_agree() -> None:
+    """Two shards with a fragment each: what was trained twice over is pushed, and pushed is settled."""
+    halves_of = [Ledger({"a/1": Account(trained=128, pushed=256, merged=128, left=True)}) for _ in range(2)]
+    assert all(figure.holds for figure in fate_figures("run", halves_of, [line(1), line(2)], 2))
+
+    lost = [Ledger({"a/1": Account(trained=128, pushed=256, merged=128, refused={"stale": 64}, left=True)})]
+    found = by_name(fate_figures("run", lost, [line(1), line(1)], 2))
+    assert found["run: token-fragments without exactly one fate"].value == 64 + 64
+    assert found["run: contributions merged twice"].value == 1
+    assert (found["run: refused"].value, found["run: refused"].how) == (64, "stale")
+
+
+def test_the_queue_tells_how_long_its_oldest_waits() -> None:
+    """As nats-server has it: times in nanoseconds; an empty queue has no oldest."""
+    state = {"messages": 3, "first_ts": "1970-01-01T00:01:40.123456789Z"}
+    told = {"account_details": [{"stream_detail": [{"name": "atoll_scale_UPM", "state": state}]}]}
+
+    assert queue_of(told, 101.0)[0] == 3
+    assert queue_of(told, 101.0)[1] == pytest.approx(0.876544)
+    state["messages"] = 0
+    assert queue_of(told, 101.0) == (0, 0.0)
+    assert queue_of({}, 101.0) == (0, 0.0)
+
+
+def test_processes_of_a_role_are_told_apart() -> None:
+    """Two of a role are numbered, and each counts from when it was seen first."""
+    samples = FleetSamples()
+    for key in (("shard", 7), ("shard", 3), ("broker", 5)):
+        samples.memory[key].append((1.0, key[1]))
+    before = FleetMoment(0.0, {("shard", 7): 1.0}, {})
+    after = FleetMoment(1.0, {("shard", 7): 3.0, ("shard", 3): 0.5, ("broker", 5): 9.0}, {})
+
+    assert {name: found[0][1] for name, found in samples.by_name().items()} == {"broker": 5, "shard 1": 3, "shard 2": 7}
+    assert samples.peaks("shard") == [7, 3]
+    assert after.role_s(before, "shard") == [2.0, 0.5]
+
+
+def test_learners_are_dealt_out_to_hosts() -> None:
+    """All of them, once each; and every round waits for all."""
+    plan = small_plan(10, 24.0, shards=4, hosts=4)
+    requests = plan.requests("nats://here")
+
+    assert sorted(name for request in requests for name in request.learners) == sorted(f"l-{n}" for n in range(10))
+    assert {len(request.learners) for request in requests} == {2, 3}
+    assert {request.broker for request in requests} == {"nats://here"}
+    assert isinstance(plan.request.protocol, ProtocolSettings)
+    assert plan.request.protocol.quorum == 10
