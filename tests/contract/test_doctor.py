@@ -519,7 +519,7 @@ async def founded_openly(url: str, run: str, data: bytes) -> None:
 
 async def test_a_run_of_a_wire_version_that_we_do_not_speak(broker: EmbeddedBroker, run: str) -> None:
     """Its version and ours are told, and that an upgrade helps."""
-    await founded_openly(broker.url, run, encode(run_record(run)).replace(b'"schema":1', b'"schema":99'))
+    await founded_openly(broker.url, run, encode(run_record(run)).replace(b'"schema":3', b'"schema":99'))
     findings = failed(await examined(seat_of_file(None, [f"run={run}", f"broker.url={broker.url}"]), QUIET))
 
     assert [finding.about for finding in findings] == ["run"]

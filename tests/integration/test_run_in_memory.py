@@ -116,7 +116,13 @@ def test_leaving_after_an_interrupt_has_an_end(run: str, told: str, monkeypatch:
 def test_a_run_that_ends_together_holds_every_step_of_its_learner(run: str) -> None:
     """One learner, carrying, merged undamped: the run's last values are the learner's own, its last steps included."""
     protocol = settings(
-        **MEAN, adoption="carry", ending="together", codec_up="f32", age_damping=1.0, tokens_target=1_000
+        **MEAN,
+        adoption="carry",
+        ending="together",
+        codec_up="f32",
+        codec_down="f32",
+        age_damping=1.0,
+        tokens_target=1_000,
     )
     world = MemoryWorld(run, protocol)
 

@@ -158,8 +158,8 @@ def check_ledger(report: dict[str, object]) -> None:
     assert moved["learners"]["payload_up"] >= report["bytes_up"]
     assert moved["tokens"] == report["tokens_trained"]
     assert moved["data_parallel_bytes_per_token"] > moved["bytes_per_token_all_links"] > moved["bytes_per_token"] > 0
-    assert 16.0 < moved["bits_per_parameter_up"] < 17.0
-    assert 32.0 < moved["bits_per_parameter_published"] < 33.0
+    assert 3.0 < moved["bits_per_parameter_up"] < 4.3
+    assert 3.0 < moved["bits_per_parameter_published"] < 8.0
 
 
 @pytest.mark.second_tier

@@ -44,6 +44,7 @@ def both(
         learners=learners,
         protocol=msgspec.structs.replace(
             ProtocolSettings(**agreed),  # type: ignore[arg-type]
+            codec_up="bf16",
             codec_down="bf16",
             adoption="carry" if carry else "overwrite",
         ),
