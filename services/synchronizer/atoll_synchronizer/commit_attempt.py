@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from atoll.base.parallel import off_loop
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.merge.global_update import UpdatedFragment
@@ -68,5 +69,6 @@ class CommitAttempt:
 
     async def _measure(self) -> None:
         """Measure the values."""
-        self.norm = await asyncio.to_thread(l2_norm, self.new.values)
-        self.digest = await asyncio.to_thread(digest_of_values, self.new.values)
+        elements = self.new.values.size
+        self.norm = await off_loop(elements, l2_norm, self.new.values)
+        self.digest = await off_loop(elements, digest_of_values, self.new.values)

@@ -21,7 +21,6 @@ names nothing of a former epoch, the store sweeps away what that epoch left.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from atoll.base.errors import (
     StorageFull,
 )
 from atoll.base.logs import get
+from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.bus.interface import Bus
@@ -184,7 +184,7 @@ class ShardStore:
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol.of(fragment), self._subjects
         update = self.update_of(fragment)
-        new = await asyncio.to_thread(update.step, held.values, pseudo_gradient, state)
+        new = await off_loop(held.values.size, update.step, held.values, pseudo_gradient, state)
         uploads = {
             "fragment_ledger": (subjects.ledger_stem(fragment, nonce), Upload(Cut(command.fragment_ledger))),
         }
@@ -329,7 +329,7 @@ class ShardStore:
         )
         if fragment_ledger is not None:
             self.fragment_ledger[fragment] = read_fragment_ledger(fragment_ledger)
-        norm = await asyncio.to_thread(l2_norm, values)
+        norm = await off_loop(values.size, l2_norm, values)
         return Holding(head, revision, values, state, norm, fragment_ledger)
 
     def _head(self, command: Commit, held: Holding, stored: StoredBlobs, attempt: CommitAttempt) -> Head:
