@@ -85,7 +85,7 @@ def prepare_work(settings: Settings) -> LearnerWork:
     if settings.learner.initial_model is not None:
         check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
-    train = train_settings(settings.train, context=model.context)
+    train = train_settings(settings.train, model=model)
     return LearnerWork(model, train, shards)
 
 
