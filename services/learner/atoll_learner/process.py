@@ -40,6 +40,7 @@ from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerpri
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
+from atoll_learner.rate_rule import layer_parameters
 from atoll_learner.train_settings import TrainSettings, train_settings
 
 log = get(__name__)
@@ -138,7 +139,13 @@ def train(settings: Settings) -> None:
         ),
     )
     with island:
-        log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)
+        log.info(
+            "learner.ready",
+            took_s=round(time.monotonic() - began_s, 2),
+            tokens=work.shards.meta.tokens,
+            rate=work.train.rate,  # said, or what follows from the next number (`rate_rule`)
+            layer_parameters=layer_parameters(work.model),
+        )
         Trainer(settings, work, island, interrupt, began_s).train()
     if settings.stay and not interrupt.wanted:
         rest(settings.health_file)
