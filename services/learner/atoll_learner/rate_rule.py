@@ -9,8 +9,8 @@ With N the parameters of the layers' matrices (embeddings are left out: a larger
 The anchor is GPT-3 XL, 2e-4 for 1.2 billion (Brown et al., arXiv 2005.14165, table 2.1), and the rates of that table from 85
 million to 13 billion are within a fifth of the line. The exponent says that the rate falls as the width does: where models
 grow in all directions N ~ width^3, and maximal update parametrisation wants 1 / width for matrices (Yang et al., arXiv
-2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three sizes (docs/adr/0056);
-between a million parameters and the anchor it is the literature's.
+2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three sizes
+(docs/adr/0056); between a million parameters and the anchor it is the literature's.
 
 Left out: the tokens of a run (at 300 steps size xs wants about twice the rate, at 1200 what the rule says), its batch, and the
 number of learners (each steps with a batch of its own, so more of them make none larger).
