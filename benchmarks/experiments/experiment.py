@@ -26,7 +26,7 @@ from benchmarks.experiments.aggregation import answers, figures
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
 from benchmarks.experiments.experiment_lint import sensible
 from benchmarks.experiments.experiment_page import PREFIX, Raw, load, page, save, svgs
-from benchmarks.experiments.grid import GridCell, GridRow, rows
+from benchmarks.experiments.grid import GridCell, GridRow, rows, standing_settings
 from benchmarks.experiments.questions import FOLDER, Experiment, matches, read
 from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import write
@@ -219,7 +219,8 @@ def finish(one: ExperimentRequest, options: argparse.Namespace, store: CellStore
     if not records:
         return 0
     seeds = sorted({cell.seed for cell in cells if cell.digest in records})
-    raw = Raw(name=name, text=one.text, seeds=seeds, records=records, scale=options.scale, over=over)
+    stood = standing_settings()
+    raw = Raw(name=name, text=one.text, seeds=seeds, records=records, scale=options.scale, over=over, standing=stood)
     quick = options.scale != 1.0 or bool(over)
     folder = options.build / ("quick" if quick else "pages")
     save(raw, folder / f"{PREFIX}{name}.json.zst")

@@ -19,7 +19,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.report.charts import Series, lines_file
 from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
 from benchmarks.experiments.cells import duration
-from benchmarks.experiments.grid import GridRow, choices, rows
+from benchmarks.experiments.grid import BEFORE_ADR_56, GridRow, choices, rows, standing_settings
 from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
 from benchmarks.lib.confidence import Spread
 
@@ -30,7 +30,11 @@ _PERCENT: Final = {"gap", "average_gap", "goodput", "merged", "late"}
 
 
 class Raw(msgspec.Struct, kw_only=True):
-    """What is kept of an experiment; `over` and `scale` are those of a quick look, which is never published."""
+    """What is kept of an experiment; `over` and `scale` are those of a quick look, which is never published.
+
+    `standing` is what `atoll up` did where nobody said anything when the cells were named: defaults change, published
+    pages do not.
+    """
 
     name: str
     text: str
@@ -38,6 +42,7 @@ class Raw(msgspec.Struct, kw_only=True):
     records: dict[str, dict[str, Any]]
     scale: float = 1.0
     over: dict[str, Any] = {}
+    standing: dict[str, Any] | None = None
 
     @property
     def experiment(self) -> Experiment:
@@ -47,7 +52,8 @@ class Raw(msgspec.Struct, kw_only=True):
     @property
     def rows(self) -> list[GridRow]:
         """Return its rows."""
-        return rows(self.experiment, self.seeds, scale=self.scale, over=self.over)
+        standing = standing_settings() | BEFORE_ADR_56 if self.standing is None else self.standing
+        return rows(self.experiment, self.seeds, scale=self.scale, over=self.over, standing=standing)
 
 
 def save(raw: Raw, path: Path) -> None:

@@ -39,6 +39,17 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
 STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
+_FOLLOWS: Final = ("train.sequence", "train.rate")
+"""Settings of `_standing`'s sections that follow from the model where nobody says them."""
+BEFORE_ADR_56: Final[dict[str, Value]] = {
+    "protocol.interval_steps": 16,
+    "protocol.codec_up": "bf16",
+    "protocol.codec_down": "f32",
+    "protocol.keyframe_versions": 48,
+    "train.rate": 2e-3,
+    "train.warmup": 0.03,
+}
+"""What stood, beside what still does, when raw files did not say it yet: cells of theirs are named by it."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
 _MERGING: Final = (
     *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
@@ -88,14 +99,22 @@ class GridRow:
 
 
 def rows(
-    experiment: Experiment, seeds: Sequence[int], *, scale: float = 1.0, over: Mapping[str, Value] | None = None
+    experiment: Experiment,
+    seeds: Sequence[int],
+    *,
+    scale: float = 1.0,
+    over: Mapping[str, Value] | None = None,
+    standing: Mapping[str, Value] | None = None,
 ) -> list[GridRow]:
     """Return the rows of an experiment for `seeds`, with token budgets times `scale` and `over` put over all settings.
+
+    `standing` is what `atoll up` did when the cells were named, today's if it is None (`standing_settings`).
 
     Raises:
         SettingsError: a setting is unknown or out of range, in any of the cells.
     """
     axes, over = axes_of(experiment), dict(over or {})
+    standing = _standing() if standing is None else standing
     base = {**_OURS, **STEP, **dict(flattened(experiment.settings, "settings"))}
     rival = experiment.baseline
     found = []
@@ -104,12 +123,12 @@ def rows(
         if any(matches(labels, where) for where in experiment.skip):
             continue
         settings = layered(base, *(chosen for _, chosen in point))
-        cells = tuple(_cell(layered(settings, over), seed, scale) for seed in seeds)
+        cells = tuple(_cell(layered(settings, over), seed, scale, standing) for seed in seeds)
         rivals: tuple[tuple[GridCell, ...], ...] = ()
         if rival is not None:
             theirs = dict(flattened(rival.settings, "baseline"))
             beside = [layered(settings, theirs, best, over) for best in choices(rival)]
-            rivals = tuple(tuple(_cell(one, seed, scale) for seed in seeds) for one in beside)
+            rivals = tuple(tuple(_cell(one, seed, scale, standing) for seed in seeds) for one in beside)
         found.append(GridRow(labels, cells, rivals))
     for cell in {cell: None for row in found for group in (row.cells, *row.rivals) for cell in group[:1]}:
         _check(cell)
@@ -134,7 +153,7 @@ def choices(baseline: Baseline) -> Iterator[dict[str, Value]]:
         yield dict(zip(best, values, strict=True))
 
 
-def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> GridCell:
+def _cell(settings: Mapping[str, Value], seed: int, scale: float, standing: Mapping[str, Value]) -> GridCell:
     """Return the cell of one point and seed; its method decides which settings it keeps."""
     own = {name: settings.get(name) for name in _OURS}  # an empty table takes even these away
     method, learners = own["method"], own["learners"]
@@ -161,7 +180,7 @@ def _cell(settings: Mapping[str, Value], seed: int, scale: float) -> GridCell:
     kept = {
         name: _filled(value, facts) for name, value in settings.items() if name not in _OURS and _reads(method, name)
     }
-    said = sorted(name for name, value in kept.items() if name not in _standing() or value != _standing()[name])
+    said = sorted(name for name, value in kept.items() if name not in standing or value != standing[name])
     ordered = tuple((name, json.dumps(kept[name], sort_keys=True)) for name in said)
     return GridCell(method, learners, budget, seed, warm, ordered)
 
@@ -174,14 +193,24 @@ def _standing() -> dict[str, Value]:
     """
     texts = [f"{name}={value}" for name, value in defaults.SETTINGS.items()]
     known = flat(load(None, texts, {}).settings)
-    alone = (name for name in known if name.startswith(("protocol.", "train.")) and name != "train.sequence")
+    alone = (name for name in known if name.startswith(("protocol.", "train.")) and name not in _FOLLOWS)
     return {name: known[name] for name in alone}
+
+
+def standing_settings() -> dict[str, Value]:
+    """Return what `atoll up` does today where nobody says anything, for a raw file to keep: cells are named by it."""
+    return dict(_standing())
 
 
 def unsaid(cell: GridCell) -> str:
     """Return 16 hex digits for the defaults that a cell reads and does not name: they may be others another day."""
     said = {name for name, _ in cell.settings}
-    left = {name: value for name, value in _standing().items() if name not in said and _reads(cell.method, name)}
+    # A rate that follows from the model is a default as well: another rule is another run.
+    shape = [f"{name}={json.loads(value)}" for name, value in cell.settings if name.startswith("model.")]
+    rate = {"train.rate": load(None, shape, {}).settings.train["rate"]}
+    left = {
+        name: value for name, value in (_standing() | rate).items() if name not in said and _reads(cell.method, name)
+    }
     return hashlib.sha256(json.dumps(left, sort_keys=True).encode()).hexdigest()[:16]
 
 

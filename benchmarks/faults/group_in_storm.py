@@ -148,7 +148,7 @@ def enter_report(extract: Extract, corpus: Path, out: Path) -> None:
     enter_steps(extract, (out / "steps.jsonl").read_text(encoding="utf-8"))
     shards = TokenShards(corpus)
     model = model_settings({"size": SIZE}, vocab=shards.meta.vocab)
-    measure = make_evaluator(model, train_settings({}, context=model.context), shards, DataSettings().held_out_tokens)
+    measure = make_evaluator(model, train_settings({}, model=model), shards, DataSettings().held_out_tokens)
     first, values = measure(program.params), (program.params, program.state)
     if (out / "checkpoint.npz").exists():
         values, _ = read_checkpoint(out / "checkpoint.npz", values)

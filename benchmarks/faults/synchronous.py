@@ -189,7 +189,7 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
     enable_compile_cache(cache)
     shards = TokenShards(corpus)
     model = model_settings({"size": SIZE}, vocab=shards.meta.vocab)
-    train = train_settings({}, context=model.context)
+    train = train_settings({}, model=model)
     reader = BatchReader(shards, train.sequence, train.batch, seed * 1000 + os.getpid() % 1000)
     for epoch in range(EPOCHS):
         reader.grant(epoch, 0, shards.blocks)

@@ -47,7 +47,7 @@ from atoll_learner.train_settings import train_settings
 enable_compile_cache(Path(sys.argv[2]))
 shards = TokenShards(Path(sys.argv[1]))
 model = model_settings({}, vocab=shards.meta.vocab)
-train = train_settings({}, context=model.context)
+train = train_settings({}, model=model)
 reader = BatchReader(shards, train.sequence, train.batch, 0)
 reader.grant(0, 0, 256)
 step, devices = make_step(model, train), jax.local_devices()

@@ -205,7 +205,7 @@ def _stepper(seed: int) -> Callable[[], float]:
     from atoll_learner.train_settings import train_settings  # noqa: PLC0415
 
     model = model_settings({}, vocab=256)
-    train = train_settings({}, context=model.context)
+    train = train_settings({}, model=model)
     params = init_params(model, seed)
     run, state = make_step(model, train), init_optimizer(train, params)
     tokens = np.random.default_rng(seed).integers(0, 256, (train.batch, train.sequence + 1)).astype(np.int32)

@@ -121,7 +121,7 @@ def measure(url: str, seconds: float, seed: int) -> Blocks:
     from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
 
     model = model_settings({}, vocab=256)
-    train = train_settings({}, context=model.context)
+    train = train_settings({}, model=model)
     params = init_params(model, seed)
     protocol = ProtocolSettings(shards=1)
     stay_on(OTHERS)

@@ -36,15 +36,15 @@ from atoll_learner.export import save_safetensors
 from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train import learning_rate, make_evaluator
-from atoll_learner.train_settings import TrainSettings
+from atoll_learner.train_settings import train_settings
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure
 from support.regions import free_port
 
 LEARNERS: Final = 2
-TRAIN: Final = TrainSettings(sequence=128)
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 """What `atoll up` trains by default."""
+TRAIN: Final = train_settings({}, model=MODEL)
 INTERVAL_STEPS: Final = 24
 OUTER: Final = {"outer_rate": 0.6, "outer_momentum": 0.3}
 WALL_GOAL: Final = 1.25

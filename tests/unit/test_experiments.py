@@ -147,19 +147,19 @@ def test_rivals_read_only_what_concerns_them() -> None:
 
     assert first.rivals == second.rivals
     assert first.rivals != third.rivals
-    assert [settings_of(cell) for (cell,) in first.rivals] == [{"train.rate": 0.001}, {}]
+    assert [settings_of(cell) for (cell,) in first.rivals] == [{"train.rate": 0.001}, {"train.rate": 0.002}]
     assert len(in_order([first, second, third])) == 3 + 2 * 2
 
 
 def test_a_default_is_the_same_cell_said_or_not() -> None:
-    """The rate that learners have anyway, and what `atoll up` sets, are not part of a cell's name; other values are."""
+    """The warm-up that learners have anyway, and what `atoll up` sets, are not part of a cell's name; other values are."""
     text = f"""
     question = "?"
     [settings]
     tokens = 10
     [axes.said]
     nothing = {{}}
-    defaults = {{ "train.rate" = 2e-3, "protocol.outer_lr" = {ProtocolSettings().outer_lr}, "protocol.adoption" = "carry" }}
+    defaults = {{ "train.warmup" = 0.1, "protocol.outer_lr" = {ProtocolSettings().outer_lr}, "protocol.adoption" = "carry" }}
     another = {{ "protocol.adoption" = "overwrite" }}
     sequence = {{ "train.sequence" = 128 }}
     """
@@ -529,7 +529,7 @@ def test_goals_hold_or_do_not() -> None:
 
 def raw_of(records: dict[str, Record]) -> Raw:
     """Return a raw file's content."""
-    return Raw(name="which", text=GRID, seeds=[0, 1], records=records)
+    return Raw(name="which", text=GRID, seeds=[0, 1], records=records, standing=grids.standing_settings())
 
 
 def test_a_page_has_a_table_with_spreads_and_every_seed() -> None:
@@ -597,3 +597,31 @@ def test_the_command_line_says_what_is_left(tmp_path: Path, capsys: pytest.Captu
         save(raw_of({cell.digest: record}), tmp_path / "raw" / f"experiment-{name}.json.zst")
     assert main(["--list", "--only", "merging=mean", "--published", str(tmp_path / "raw"), *common]) == 0
     assert "11 of 12 cells to run" in capsys.readouterr().out
+
+
+def test_a_published_page_outlives_the_defaults_that_named_its_cells() -> None:
+    """Rows that say what was a default, or has become one, find their cells: by what the file keeps, or what stood before."""
+    text = """
+    question = "?"
+    [settings]
+    tokens = 10
+    [axes.sent]
+    former = { "protocol.codec_up" = "bf16" }
+    todays = { "protocol.codec_up" = "int4" }
+    """
+    kept = Raw(name="which", text=text, seeds=[0], records={}, standing={"protocol.codec_up": "f32"})
+    former, todays = (row.cells[0] for row in Raw(name="which", text=text, seeds=[0], records={}).rows)
+
+    assert [settings_of(row.cells[0])["protocol.codec_up"] for row in kept.rows] == ["bf16", "int4"]
+    assert ("protocol.codec_up" in settings_of(former), "protocol.codec_up" in settings_of(todays)) == (False, True)
+
+
+def test_a_rate_that_follows_from_the_model_is_a_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of another rule do not count, except those that say their rate."""
+    cells = [
+        GridCell("atoll", 2, 100, 0, 0.0, (("model.size", '"xs"'), *more)) for more in ((), (("train.rate", "0.001"),))
+    ]
+    before = [unsaid(cell) for cell in cells]
+    monkeypatch.setattr("atoll_learner.rate_rule.ANCHOR_RATE", 3e-4)
+
+    assert [unsaid(cell) == former for cell, former in zip(cells, before, strict=True)] == [False, True]

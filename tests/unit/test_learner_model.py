@@ -132,7 +132,8 @@ def test_impossible_models_are_refused(change: dict[str, object]) -> None:
 
 def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
     """The jitted step against optax by hand; decay applies to matrices only."""
-    model, train = small(), train_settings({"batch": 4}, context=16)
+    model = small()
+    train = train_settings({"batch": 4}, model=model)
     params = init_params(model, 0)
     step = make_step(model, train)
     loss_of = make_loss(model)
@@ -168,7 +169,7 @@ def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
 @pytest.mark.second_tier
 def test_accumulated_gradients_equal_one_larger_batch() -> None:
     """Two micro-batches of four are one batch of eight."""
-    model, train = small(), TrainSettings(batch=4, sequence=16, accumulation=2)
+    model, train = small(), TrainSettings(rate=2e-3, batch=4, sequence=16, accumulation=2)
     params, rows = init_params(model, 0), batch(8)
     step = make_step(model, train)
 
@@ -183,7 +184,8 @@ def test_accumulated_gradients_equal_one_larger_batch() -> None:
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_the_loss_falls_on_a_text_that_repeats(compute: str) -> None:
     """Forty steps on one pattern."""
-    model, train = small(compute=compute), train_settings({"batch": 4}, context=16)
+    model = small(compute=compute)
+    train = train_settings({"batch": 4}, model=model)
     params = init_params(model, 0)
     state, step = init_optimizer(train, params), make_step(model, train)
     rows = np.tile(np.arange(17, dtype=np.int32), (4, 1))

@@ -21,7 +21,7 @@ from atoll_learner.recovery import impossible
 from atoll_learner.train import MUON_RMS, init_optimizer, learning_rate, optimizer
 from atoll_learner.train_settings import TrainSettings
 
-TRAIN = TrainSettings(batch=4, sequence=16, optimizer="muon", clip=1e9, weight_decay=0.0)
+TRAIN = TrainSettings(rate=2e-3, batch=4, sequence=16, optimizer="muon", clip=1e9, weight_decay=0.0)
 ADAMW = TRAIN.model_copy(update={"optimizer": "adamw"})
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 FINISH_S = 240.0

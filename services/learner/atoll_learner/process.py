@@ -40,6 +40,7 @@ from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerpri
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
+from atoll_learner.rate_rule import layer_parameters
 from atoll_learner.train_settings import TrainSettings, train_settings
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def prepare_work(settings: Settings) -> LearnerWork:
     if settings.learner.initial_model is not None:
         check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
-    train = train_settings(settings.train, context=model.context)
+    train = train_settings(settings.train, model=model)
     return LearnerWork(model, train, shards, settings.data.held_out_tokens)
 
 
@@ -143,7 +144,13 @@ def train(settings: Settings) -> None:
         ),
     )
     with island:
-        log.info("learner.ready", took_s=round(time.monotonic() - began_s, 2), tokens=work.shards.meta.tokens)
+        log.info(
+            "learner.ready",
+            took_s=round(time.monotonic() - began_s, 2),
+            tokens=work.shards.meta.tokens,
+            rate=work.train.rate,  # said, or what follows from the next number (`rate_rule`)
+            layer_parameters=layer_parameters(work.model),
+        )
         trainer = Trainer(settings, work, island, interrupt, began_s)
         trainer.train(step)
     if settings.stay and not interrupt.wanted:

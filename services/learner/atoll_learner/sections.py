@@ -25,7 +25,7 @@ def complete(model: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Sectio
         SettingsError: a name is unknown, a value out of range, or two of them contradict each other.
     """
     dimensions = model_settings(model, vocab=None)
-    schedule = train_settings(train, context=dimensions.context)
+    schedule = train_settings(train, model=dimensions)
     later = set() if "vocab" in model or model.get("config") is not None else {"vocab"}
     told = {"size": model.get("size", SIZE_DEFAULT), "config": None, **dimensions.model_dump(exclude=later)}
     return told, schedule.model_dump()

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.base.errors import SettingsError
 from atoll.settings import refusal
+from atoll_learner.model_settings import ModelSettings
+from atoll_learner.rate_rule import usual_rate
 
 SEQUENCE_MAX = 1024
 """Where nobody says more: contexts of models that somebody has are far longer than what a step can hold."""
@@ -23,7 +25,7 @@ class TrainSettings(BaseModel):
         batch: sequences of one micro-batch.
         sequence: tokens of one sequence; if not given, the model's context, at most 1024.
         accumulation: micro-batches of one step.
-        rate: largest learning rate.
+        rate: largest learning rate; if not given, it follows from the model's size (`atoll_learner.rate_rule`).
         rate_min_ratio: learning rate at the end, as a share of `rate`.
         warmup: share of the run's token target during which the rate rises.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
@@ -42,9 +44,9 @@ class TrainSettings(BaseModel):
     batch: int = Field(default=8, ge=1, le=1 << 16)
     sequence: int = Field(default=128, ge=2, le=1 << 20)
     accumulation: int = Field(default=1, ge=1, le=4096)
-    rate: float = Field(default=2e-3, gt=0.0, le=1.0)
+    rate: float = Field(gt=0.0, le=1.0)
     rate_min_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
-    warmup: float = Field(default=0.03, ge=0.0, le=0.5)
+    warmup: float = Field(default=0.1, ge=0.0, le=0.5)
     tokens_before: int = Field(default=0, ge=0, le=1 << 62)
     optimizer: Literal["adamw", "muon"] = "adamw"
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
@@ -59,21 +61,22 @@ class TrainSettings(BaseModel):
         return self.batch * self.sequence * self.accumulation
 
 
-def train_settings(table: Mapping[str, Any], *, context: int) -> TrainSettings:
-    """Return what `table` (the `[train]` section) asks for, for a model with `context` tokens of context.
+def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSettings:
+    """Return what `table` (the `[train]` section) asks for to train `model`: its size decides what nobody has said.
 
     Raises:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
+    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": usual_rate(model)}
     try:
-        train = TrainSettings(**({"sequence": min(context, SEQUENCE_MAX)} | dict(table)))
+        train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:
         raise refusal(error, "train", list(TrainSettings.model_fields)) from error
-    if train.sequence > context:
+    if train.sequence > model.context:
         raise SettingsError(
             "train.sequence is longer than the model's context",
             got=train.sequence,
-            allowed=f"at most model.context = {context}",
+            allowed=f"at most model.context = {model.context}",
             todo="shorten the sequence or widen the context",
         )
     return train

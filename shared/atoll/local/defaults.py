@@ -1,8 +1,9 @@
 """The settings of `atoll up` where the person sets nothing: a run of about five minutes on two cores.
 
-The model is the learner's size "s"; the optimizer is its default. Eight fragments every sixteen steps make one round due
-about every second step: two cores that also train can afford no more. With so short an interval an overwrite would throw
-away much of the training, so adoption carries it over (docs/lab/LOG.md has the comparison).
+The model is the learner's size "s"; its rate and schedule are the learner's (`atoll_learner.rate_rule`). Eight fragments every
+eight steps make one round due about every step: the shorter the run, the more the interval decides. With so short an
+interval an overwrite would throw away much of the training, so adoption carries it over.
+docs/adr/0056 has the tables and where each value comes from.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ORIGIN: Final = "atoll up"
 SETTINGS: Final[dict[str, Any]] = {
     "model.size": "s",
     "protocol.fragments": 8,
-    "protocol.interval_steps": 16,
+    "protocol.interval_steps": 8,
     "protocol.overlap_steps": 2,
     "protocol.adoption": "carry",
     "protocol.shards": 2,

@@ -1,0 +1,48 @@
+r"""The largest inner learning rate where nobody says one, from the shape of the model.
+
+With N the parameters of the layers' matrices (embeddings are left out: a larger vocabulary makes no layer wider),
+
+.. math::
+
+    r_0(N) = \min\left(r_{max},\; 2 \cdot 10^{-4} \left(\frac{1.2 \cdot 10^9}{N}\right)^{1/3}\right)
+
+The anchor is GPT-3 XL, 2e-4 for 1.2 billion (Brown et al., arXiv 2005.14165, table 2.1), and the rates of that table from 85
+million to 13 billion are within a fifth of the line. The exponent says that the rate falls as the width does: where models
+grow in all directions N ~ width^3, and maximal update parametrisation wants 1 / width for matrices (Yang et al., arXiv
+2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three sizes
+(docs/adr/0056); between a million parameters and the anchor it is the literature's.
+
+Left out: the tokens of a run (at 300 steps size xs wants about twice the rate, at 1200 what the rule says), its batch, and the
+number of learners (each steps with a batch of its own, so more of them make none larger).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll_learner.model_settings import ModelSettings
+
+ANCHOR_RATE: Final = 2e-4
+ANCHOR_PARAMETERS: Final = 1.2e9
+EXPONENT: Final = 1.0 / 3.0
+RATE_MAX: Final = 1e-2
+
+
+def layer_parameters(model: ModelSettings) -> int:
+    """Return the parameters in matrices of all layers: attention and feed-forward, no embeddings, gains or biases."""
+    queries = model.heads * model.head_dim
+    keys_and_values = 2 * model.kv_heads * model.head_dim
+    attention = model.width * (2 * queries + keys_and_values)
+    return model.layers * (attention + 3 * model.width * model.ffn)
+
+
+def usual_rate(model: ModelSettings) -> float:
+    """Return the largest learning rate for `model`, to two digits.
+
+    Examples:
+        >>> from atoll_learner.model_settings import model_settings
+        >>> [usual_rate(model_settings({"size": size}, vocab=256)) for size in ("xs", "s", "m", "l")]
+        [0.0043, 0.0021, 0.0011, 0.00071]
+    """
+    rate = ANCHOR_RATE * (ANCHOR_PARAMETERS / layer_parameters(model)) ** EXPONENT
+    return float(f"{min(RATE_MAX, rate):.2g}")
