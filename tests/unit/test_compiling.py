@@ -62,7 +62,7 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
 def test_a_step_that_was_compiled_ahead_is_the_step(train: dict[str, object], tmp_path: Path) -> None:
     """It takes what a training loop gives it, and returns what the jitted function returns, to the bit."""
     model = model_settings({"layers": 1, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "context": 16}, vocab=64)
-    told: TrainSettings = train_settings(train, context=16)
+    told: TrainSettings = train_settings(train, model=model)
     params, step = init_params(model, 0), make_step(model, told)
     ahead = CompiledAhead(step, step_arguments(told, params), tmp_path)
     shape = (2, 17) if told.accumulation == 1 else (2, 2, 17)
