@@ -7,9 +7,9 @@
     Atoll         a round of one fragment: called, pushed, merged, stored, read and adopted
 
 All are processes on one machine, which meet over the loopback; they do nothing but sync, with a pause between. The systems take
-turns, `TURNS` times. Of each turn the first `SKIPPED` syncs do not count; of Atoll's as many count as lie between two keyframes,
-so that there is one among them. Bytes are those that the loopback carried, headers included, each counted once where it was sent:
-what goes through a broker is sent twice. Processor time is that of all processes of a system.
+turns, `TURNS` times. Of each turn the first `SKIPPED` syncs do not count. Of Atoll's count as many as lie between two
+keyframes, so there is one among them. Bytes are those that the loopback carried, headers included, each counted once where it
+was sent: what goes through a broker is sent twice. Processor time is that of all processes of a system.
 
 What is unfair: the four others keep each participant waiting for the whole sync, and have nothing when one of them dies in it.
 Atoll stores everything on disk, and its participants go on training. The others send float32, Atoll four bits, as each does by
