@@ -180,9 +180,10 @@ def test_the_curve_is_measured_where_learners_meet(corpus: Path) -> None:
 def test_the_average_is_that_of_a_run_over_every_version(corpus: Path, method: Method, versions: Sequence[int]) -> None:
     """Steps of data-parallel training and meetings of DiLoCo are versions, as in `atoll.merge.global_update`."""
     apart, kept = "protocol.interval_steps=4", "protocol.average_versions=3"
-    settings = settings_of(corpus, apart, kept)
+    whole = "protocol.codec_down=f32"
+    settings = settings_of(corpus, apart, kept, whole)
     work = prepare_work(settings)
-    got, without = (trained(corpus, method, 2, *texts) for texts in ((apart, kept), (apart,)))
+    got, without = (trained(corpus, method, 2, *texts) for texts in ((apart, kept, whole), (apart, whole)))
     rules = GlobalUpdate(Nesterov(1.0, 0.0), settings.protocol)
     values = flat(init_params(work.model, settings.seed))
     state = rules.init(values)

@@ -198,12 +198,13 @@ def test_the_loss_falls_on_a_text_that_repeats(compute: str) -> None:
 
 
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine_of_the_runs_tokens() -> None:
-    """Start near zero, full rate after warm-up, the floor at the target, constant without one."""
-    train = TrainSettings(rate=1.0, warmup=0.1, rate_min_ratio=0.1)
+    """It begins with that of the first step's end; full rate after warm-up, the floor at the target, constant without one."""
+    train = TrainSettings(rate=1.0, warmup=0.1, rate_min_ratio=0.1, batch=2, sequence=5)
 
-    rates = [learning_rate(train, tokens, 1000) for tokens in (0, 100, 550, 1000, 2000)]
+    rates = [learning_rate(train, tokens, 1000) for tokens in (0, 10, 90, 100, 550, 1000, 2000)]
 
-    np.testing.assert_allclose(rates, [1 / 101, 1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(rates, [0.1, 0.2, 1.0, 1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+    assert learning_rate(TrainSettings(rate=1.0), 0, 100) == 1.0, "a warm-up shorter than a step"
     assert learning_rate(train, 12345, 0) == 1.0
 
 

@@ -17,6 +17,7 @@ from atoll.codec.arrays import pack_arrays
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
+from atoll.wire.version import SCHEMA
 from atoll_synchronizer.region_service import RegionService
 from support.founded_run import run_record
 
@@ -65,8 +66,8 @@ class AskedRegion:
 
 @pytest.fixture
 async def region(run: str) -> AsyncIterator[AskedRegion]:
-    """A region that serves a run with one contribution."""
-    record, broker = run_record(run), MemoryBroker()
+    """A region that serves a run with one contribution; the run stores its outer state with every version."""
+    record, broker = msgspec.structs.replace(run_record(run), schema=SCHEMA), MemoryBroker()
     bus, theirs = MemoryBus(run, broker), MemoryBus(run, broker)
     elements, slices = record.layout.fragment_sizes()[0], record.layout.slices(0)
     encoder = FrameEncoder(

@@ -259,6 +259,7 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
         ended.set()
 
     monkeypatch.setattr(commit_attempt, "l2_norm", slow)
+    monkeypatch.setattr(commit_attempt, "off_loop", lambda _, work, *given: asyncio.to_thread(work, *given))
     monkeypatch.setattr(commit_attempt, "all_of", all_stored)
     await asyncio.gather(store.commit(one_commit(0), STEP), cut())
     heir = await desk.owner(2)

@@ -45,7 +45,10 @@ def install(extra: str) -> str:
 
 def installed(package: str) -> bool:
     """Return whether a package is installed; it is not imported."""
-    return find_spec(package) is not None
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # a finder that refuses it, or what somebody has put in its place
+        return False
 
 
 def require(package: str, extra: str, what: str) -> None:
