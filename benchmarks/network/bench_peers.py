@@ -31,21 +31,24 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="few syncs, one small budget, one seed")
     parser.add_argument("--syncs", type=count, default=sync_race.SYNCS, help="counted syncs of each system")
     parser.add_argument("--tokens", type=count, nargs="*", default=BUDGETS, help="budgets of the trainings")
-    parser.add_argument("--seeds", type=count, default=SEEDS)
+    parser.add_argument(
+        "--seeds", type=count, nargs="*", default=[SEEDS], help="of each budget; the last one of the rest"
+    )
     parser.add_argument("--seed", type=natural, default=0, help="the first one")
     parser.add_argument("--only", choices=("syncs", "training"), help="one of the two tables")
     options = parser.parse_args()
-    syncs, budgets, seeds = options.syncs, tuple(options.tokens), options.seeds
+    syncs, budgets = options.syncs, tuple(options.tokens)
+    seeds = (options.seeds or [SEEDS]) + (options.seeds or [SEEDS])[-1:] * len(budgets)
     if options.short:
-        syncs, budgets, seeds = SHORT_SYNCS, SHORT_BUDGETS, 1
+        syncs, budgets, seeds = SHORT_SYNCS, SHORT_BUDGETS, [1]
     told: list[Figure] = []
     if options.only != "training":
         told += sync_race.figures_of(sync_race.race(syncs))
     if options.only != "syncs":
         corpus = prepare().resolve()
         with tempfile.TemporaryDirectory() as folder:
-            for tokens in budgets:
-                found = first_try.tried(tokens, range(options.seed, options.seed + seeds), corpus, Path(folder))
+            for tokens, many in zip(budgets, seeds, strict=False):
+                found = first_try.tried(tokens, range(options.seed, options.seed + many), corpus, Path(folder))
                 told += first_try.figures_of(tokens, found)
     return write("bench-peers", options.seed, told)
 
