@@ -43,6 +43,7 @@ from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
+from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.codec import EncodedFrame, PackedArrays
 from atoll.merge.global_update import GlobalUpdate
@@ -66,6 +67,8 @@ from atoll_synchronizer.garbage_collector import GarbageCollector
 Vector = npt.NDArray[np.float32]
 
 LOAD_ATTEMPTS = 4
+LOADS_AT_ONCE = 8
+LOADED_ALONE_ELEMENTS = 1 << 22
 SWEPT_EPOCHS = 64
 
 log = get(__name__)
@@ -116,8 +119,13 @@ class ShardStore:
         there = await the_run(self._bus, self._subjects)
         if there.nonce != self._run.nonce:
             raise RecordConflict("the run was rebuilt meanwhile", got=there.nonce, allowed=self._run.nonce)
-        for fragment in self._run.protocol.fragments_of(self._shard):
-            self.holdings[fragment] = await self._load(fragment)
+        fragments, sizes = self._run.protocol.fragments_of(self._shard), self._run.layout.fragment_sizes()
+        # Small fragments are loaded side by side: a chain of deltas is many small answers, and each is waited for.
+        together = LOADS_AT_ONCE if max(sizes[p] for p in fragments) <= LOADED_ALONE_ELEMENTS else 1
+        for first in range(0, len(fragments), together):
+            some = fragments[first : first + together]
+            loaded = await all_of(self._load(fragment) for fragment in some)
+            self.holdings |= dict(zip(some, loaded, strict=True))
 
     async def commit(
         self,

@@ -97,11 +97,15 @@ class Watch:
         return taken
 
     async def _follow_events(self) -> None:
+        told = ""
         while True:
             try:
                 await self.catch_up()
+                told = ""
             except AtollError as error:
-                log.info("event_log.unreadable", reason=str(error))
+                if str(error) != told:  # before a run is founded, there is none to read, and each look says so
+                    told = str(error)
+                    log.info("event_log.unreadable" if self._after else "event_log.awaited", reason=error.what)
             await asyncio.sleep(POLL_S)
 
     async def _hear(

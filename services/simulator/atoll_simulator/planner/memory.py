@@ -78,6 +78,6 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
     return Room(
         shard=shard,
         frames=frames,
-        states=(protocol.fragments + at_once) * moved.state,
+        states=(protocol.fragments + at_once) * moved.state_kept,
         contributions=at_once * moved.hub_in,
     )

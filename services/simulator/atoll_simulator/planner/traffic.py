@@ -35,6 +35,7 @@ class Traffic:
         up: one learner's contribution, or a region's sum, with the manifests.
         down: what one learner reads, or a region, with its head.
         state: outer state that a commit stores beside the frame; where it is stored with keyframes alone, its share of one.
+        state_kept: the outer state of a fragment, as the broker keeps it.
         chunks_up, chunks_down: the number of their messages.
         hub_in, hub_out: traffic over the hub's link to all M learners.
         broker_in, broker_out: traffic of the broker's network card, shards included.
@@ -44,6 +45,7 @@ class Traffic:
     up: int
     down: int
     state: int
+    state_kept: int
     chunks_up: int
     chunks_down: int
     hub_in: int
@@ -65,9 +67,10 @@ def traffic(question: Question) -> Traffic:
     codec_up = protocol.codec_up if question.per_region == 1 else partial_codec(protocol)
     frame_up, frame_down = Framing(elements, codec_up), Framing(elements, protocol.codec_down)
     up, down = frame_up.size_bytes, frame_down.size_bytes
-    state = 4.0 * elements * question.state_numbers
+    state = kept = 4.0 * elements * question.state_numbers
     if derivable(protocol):  # the residue stays with its shard
-        state = (state - 2.0 * elements) / protocol.keyframe_versions
+        kept = state - 2.0 * elements
+        state = kept / protocol.keyframe_versions
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
     manifest = len(_manifest(_blob(frame_up)))
     sent, collected = up + question.per_region * manifest, senders * up + question.learners * manifest
@@ -77,6 +80,7 @@ def traffic(question: Question) -> Traffic:
         up=sent,
         down=read,
         state=round(state),
+        state_kept=round(kept),
         chunks_up=frame_up.segments,
         chunks_down=frame_down.segments,
         hub_in=collected,

@@ -109,7 +109,7 @@ class JetStreamBus:
             raise BrokerUnavailable(
                 f"no broker answers at {url}",
                 got=f"{self._connection.complaints.text or 'silence'} for {patience_s:g} s",
-                todo="start one, correct the address, or give the folder of a run of `atoll up` (--out DIR)",
+                todo="start one, or correct the address; verbs that watch read the folder of a run that is over (--out DIR)",
             ) from None
         await check_broker(self._jetstream, url)
 
