@@ -128,6 +128,25 @@ def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus:
     assert load_file(run_dir / "model.safetensors")
 
 
+@pytest.mark.second_tier
+def test_an_evaluator_that_somebody_ends_leaves_no_old_model(run_dir: Path, corpus: Path) -> None:
+    """Asked to leave in the middle of a run, it writes what is merged until then; the run's model is of its end."""
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "60000")
+    wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
+    evaluator = next(
+        pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    )
+    os.kill(evaluator, signal.SIGTERM)
+    said = finish(process)
+    report = report_of(run_dir)
+    validation, fates = report["validation"], report["tokens_by_fate"]
+
+    assert "exporting the model: done" in said
+    assert isinstance(validation, dict)
+    assert isinstance(fates, dict)
+    assert validation["curve"][-1]["tokens_merged"] >= fates["merged"] > 40_000, "the model is of the end"
+
+
 def ask_after_the_end(run_dir: Path) -> None:
     """The folder of a run that has ended answers what its broker would, and is left as it was."""
     verbs = CliRunner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -84,3 +85,40 @@ def test_what_cannot_be_compiled_says_so_where_the_step_is_wanted() -> None:
 
     with pytest.raises(TypeError, match="reshape"):
         ahead.taken()
+
+
+def folder_for(place: Path) -> None:
+    """Make a folder."""
+    place.mkdir()
+
+
+def link_for(place: Path) -> None:
+    """Make a link to a file with something in it."""
+    place.with_name("precious").write_text("precious", encoding="utf-8")
+    place.symlink_to(place.with_name("precious"))
+
+
+def removed(place: Path) -> None:
+    """Remove the folder of the cache."""
+    place.parent.rmdir()
+
+
+@pytest.mark.parametrize("spoil", [folder_for, link_for, removed])
+def test_a_turn_that_cannot_be_had_is_done_without(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """The cache is a help; who cannot lock compiles out of turn, and nothing is written through a link."""
+    (tmp_path / "cache").mkdir()
+    spoil(tmp_path / "cache" / ".turn")
+
+    with turn(tmp_path / "cache", patience_s=0.0) as had:
+        assert not had
+
+    precious = tmp_path / "cache" / "precious"
+    assert not precious.exists() or precious.read_text(encoding="utf-8") == "precious"
+
+
+def test_a_pipe_in_the_place_of_a_turn_delays_nobody(tmp_path: Path) -> None:
+    """Opening one waits for its other end, for ever."""
+    os.mkfifo(tmp_path / ".turn")
+
+    with turn(tmp_path, patience_s=0.0) as had:
+        assert isinstance(had, bool)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from atoll.local.program_cache import machine, program_cache, prune
+from atoll.local.program_cache import LOOKED, machine, program_cache, tidy
 
 
 def test_all_runs_of_a_user_share_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +54,76 @@ def test_the_oldest_entries_go_first(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (age, age))
 
-    prune(tmp_path, 400)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    prune(tmp_path, 399)
+    tidy(tmp_path, 400)
+    before = sorted(path.name for path in tmp_path.iterdir() if path.name != LOOKED)
+    tidy(tmp_path, 399)
 
     assert before == ["a", "b", "c", "d"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != LOOKED) == ["d"]
+
+
+def spoilt_leaf(place: Path) -> None:
+    """Others may write into the folder."""
+    place.chmod(0o777)
+
+
+def spoilt_parent(place: Path) -> None:
+    """Others may put another folder in its place."""
+    place.parent.chmod(0o775)
+
+
+def led_elsewhere(place: Path) -> None:
+    """A link leads to a folder that may be somebody else's."""
+    elsewhere = place.parents[3] / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("spoil", [spoilt_leaf, spoilt_parent, led_elsewhere])
+def test_programs_are_not_run_from_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    """An entry is machine code; the run keeps its own then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "cache"))
+    spoil(program_cache(tmp_path / "before"))
+
+    assert program_cache(tmp_path / "run") == tmp_path / "run" / "cache" / "jax"
+
+
+@pytest.mark.parametrize("home", ["", "/"])
+def test_who_has_no_home_has_no_cache_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    """Nothing is made in the root of the machine or in the working directory."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", home)
+
+    assert program_cache(tmp_path / "run") == tmp_path / "run" / "cache" / "jax"
+
+
+def test_an_entry_that_is_cut_goes(tmp_path: Path) -> None:
+    """JAX would find it, refuse it and keep it, in every run."""
+    whole = zstandard.ZstdCompressor().compress(os.urandom(5000))
+    kept = {"whole-cache": whole, "other": b"text"}
+    gone = {"cut-cache": whole[:700], "empty-cache": b"", "foreign-cache": b"no program"}
+    for name, data in (kept | gone).items():
+        (tmp_path / name).write_bytes(data)
+
+    tidy(tmp_path, 1 << 20)
+
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, LOOKED}
+    (tmp_path / "old-cache").write_bytes(whole[:700])
+    os.utime(tmp_path / "old-cache", (1.0, 1.0))
+    tidy(tmp_path, 1 << 20)
+    assert (tmp_path / "old-cache").exists(), "what was there at the last look is not read again"
+
+
+def test_what_is_no_entry_stays_and_stops_nothing(tmp_path: Path) -> None:
+    """Folders, links, pipes; a folder that cannot be listed."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe-cache")
+    (tmp_path / "big").write_bytes(bytes(500))
+
+    tidy(tmp_path, 100)
+    tidy(tmp_path / "none", 100)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link", "pipe-cache", LOOKED}

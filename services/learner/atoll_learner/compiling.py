@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 
@@ -47,12 +48,20 @@ def turn(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[bool]:
         yield False
         return
     began_s = time.monotonic()
-    with (folder / ".turn").open("w") as file:
+    try:  # nothing that somebody has put in its place may end or delay a compiler
+        file = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.info("compile.turn", had=False, waited_s=0.0, reason=str(error))
+        yield False
+        return
+    try:
         had = _locked(file, began_s + patience_s)
         waited_s = time.monotonic() - began_s
         if not had or waited_s > 1.0:
             log.info("compile.turn", had=had, waited_s=round(waited_s, 2))
         yield had
+    finally:
+        os.close(file)
 
 
 class CompiledAhead:
@@ -79,7 +88,7 @@ def _compiled(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> 
     return compiled
 
 
-def _locked(file: IO[str], deadline_s: float) -> bool:
+def _locked(file: int, deadline_s: float) -> bool:
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -121,6 +121,17 @@ class ProcessGroup:
         """Return which of `names` run or are about to be started again."""
         return {name for name in names if (c := self._children.get(name)) and (c.process or c.due_s is not None)}
 
+    def begun_again(self, names: Iterable[str], within_s: float) -> set[str]:
+        """Return which of `names` have ended and were started again within the last seconds, or are about to be."""
+        now_s = self._clock.monotonic()
+        found = ((name, self._children[name]) for name in names if name in self._children)
+        lately = ((name, child) for name, child in found if child.codes and not child.asked)
+        return {
+            name
+            for name, child in lately
+            if child.due_s is not None or (child.process and now_s - child.born_s < within_s)
+        }
+
     def pid(self, name: str) -> int:
         """Return the process id of a child, 0 when it does not run."""
         child = self._children.get(name)

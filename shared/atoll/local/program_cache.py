@@ -6,39 +6,68 @@ A program depends on the model and the batch, not on the run. So the second run 
 processes are up. JAX names an entry by all that it was compiled from, JAX's own version among it, but not by the processor's
 abilities: a home folder may be shared by unlike machines, so each kind of processor has a folder of its own.
 
-The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first. An entry that vanishes
-under a reader is compiled again. Where the user has no cache folder that can be written, the run's own folder serves.
+An entry is machine code that processes run. So the folder serves only if it is the user's and nobody else can write into it;
+otherwise, and where there is none, the run's own folder does.
+
+The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first, and those that a full disk or
+a killed process has cut, which would be found and refused again and again. An entry that vanishes under a reader is compiled
+again. Nothing that goes wrong here keeps a run from starting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import stat
 from pathlib import Path
 from typing import Final
+
+import zstandard
 
 CACHE_BYTES_MAX: Final = 1 << 30
 CPU_FACTS: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 """What the kernel's list of processors says of what one can do, on x86 and on ARM."""
+PROGRAM: Final = "-cache"
+"""How JAX ends the name of a program's file; what is in it is compressed by zstd."""
+LOOKED: Final = ".looked"
+"""Its time is that of the last look at all entries."""
+FRAME_HEAD_BYTES: Final = 18
+PIECE_BYTES: Final = 1 << 20
 CPU_LIST: Final = Path("/proc/cpuinfo")
 
 
 def program_cache(run: Path, cpus: Path = CPU_LIST) -> Path:
     """Return the folder in which processes of the run in folder `run` keep compiled programs; it exists."""
+    folder = _of_user(machine(cpus))
+    if folder is None:
+        folder = run / "cache" / "jax"
+        folder.mkdir(parents=True, exist_ok=True)
+    tidy(folder, CACHE_BYTES_MAX)
+    return folder
+
+
+def _of_user(name: str) -> Path | None:
+    """Return the user's folder for this kind of machine, None where it cannot be had, or is not the user's alone."""
     told = os.environ.get("XDG_CACHE_HOME", "")
     try:
         home = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
-        folder = home / "atoll" / "programs" / machine(cpus)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        usable = os.access(folder, os.W_OK | os.X_OK)
+        if not home.is_absolute() or home.parent == home.parent.parent:  # no home, or an empty one
+            return None
+        folders = [home / "atoll", home / "atoll" / "programs", home / "atoll" / "programs" / name]
+        home.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            folder.mkdir(exist_ok=True, mode=0o700)
+        return folders[-1] if all(map(_is_ours, folders)) and os.access(folders[-1], os.W_OK | os.X_OK) else None
     except (OSError, RuntimeError):  # a user without a home
-        usable = False
-    if not usable:
-        folder = run / "cache" / "jax"
-        folder.mkdir(parents=True, exist_ok=True)
-    prune(folder, CACHE_BYTES_MAX)
-    return folder
+        return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder is this user's, and nobody else may write into it."""
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
 
 
 def machine(cpus: Path = CPU_LIST) -> str:
@@ -52,12 +81,22 @@ def machine(cpus: Path = CPU_LIST) -> str:
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest()
 
 
-def prune(folder: Path, bytes_max: int) -> None:
-    """Remove the oldest files of a folder of more than `bytes_max` until half of that is left."""
-    found = []
-    for path in folder.iterdir():
+def tidy(folder: Path, bytes_max: int) -> None:
+    """Remove entries that are cut, and of more than `bytes_max` the oldest until half of that is left.
+
+    Entries that were looked at before are not looked at again.
+    """
+    found, looked_s = [], _mtime_s(folder / LOOKED)
+    with contextlib.suppress(OSError):
+        (folder / LOOKED).touch()
+    for path in _entries(folder):
         try:
-            about = path.stat()
+            about = path.lstat()
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            if about.st_mtime >= looked_s and not _is_whole(path):
+                path.unlink()
+                continue
         except OSError:
             continue
         found.append((about.st_mtime, about.st_size, path))
@@ -67,5 +106,37 @@ def prune(folder: Path, bytes_max: int) -> None:
     for _, size, path in sorted(found):
         if total <= bytes_max // 2:
             return
-        path.unlink(missing_ok=True)
-        total -= size
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, but for what steers its use."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _mtime_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether an entry can be decompressed to its end; only programs are compressed."""
+    if not path.name.endswith(PROGRAM):
+        return True
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+        try:
+            size = zstandard.frame_content_size(file.read(FRAME_HEAD_BYTES))
+            file.seek(0)
+            there = 0
+            while piece := reader.read(PIECE_BYTES):
+                there += len(piece)
+        except zstandard.ZstdError:
+            return False
+        return size in (there, -1) and there > 0

@@ -49,6 +49,7 @@ PREPARE_S: Final = 3600.0
 LEARNERS_LEAVE_S: Final = 75.0
 SHARDS_FINISH_S: Final = 60.0
 SHARDS_LEAVE_S: Final = 30.0
+SHARD_SETTLES_S: Final = 5.0
 EXPORT_S: Final = 900.0
 BROKER_LEAVE_S: Final = 10.0
 PAGE_LEAVE_S: Final = 5.0
@@ -297,6 +298,9 @@ class Supervisor:
         with self._face.stage("learners push what they have"):
             await self._end_all(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):
+            # A shard that was started again just now takes over only when the lease of its former life is out.
+            settle_s = self._up.settings.protocol.lease_s + SHARD_SETTLES_S
+            await self._until(lambda: not self._fleet.begun_again(shards, settle_s), settle_s, draining=True)
             target = self._up.settings.protocol.tokens_target
             if target and self._view.run_tokens >= target:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
@@ -308,9 +312,10 @@ class Supervisor:
         if self._view.run_tokens <= 0:
             self._fleet.kill([EVALUATOR])
             return
+        there = self._fleet.pid(EVALUATOR) > 0  # one that somebody else has ended wrote what was merged until then
         with self._face.stage("measuring and writing the model"):
             await self._end(EVALUATOR, EXPORT_S)
-        if self._fleet.codes(EVALUATOR)[-1:] != (0,):
+        if not there or self._fleet.codes(EVALUATOR)[-1:] != (0,):
             self._fleet.start(self._services.export())
             await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)
 

@@ -70,6 +70,8 @@ class _StateReader:
         self._held = None  # who begins once more was misled by it
         if held is not None and held.version == version:
             self.state = {name: array.copy() for name, array in held.state.items()}
+        elif version and self._ref is None and self._update.stored(self._update.init(np.zeros(1, np.float32))):
+            raise BlobCorrupt("a keyframe without the outer state that belongs to it", got=f"version {version}")
         else:
             self.state = await _stored(self._bus, self._ref, self._update, np.zeros(self._elements, np.float32))
 
