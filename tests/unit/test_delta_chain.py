@@ -174,6 +174,18 @@ async def test_a_state_is_followed_from_a_version_that_is_held(founded: ChainRun
     assert before == (held.values.tobytes(), held.state[MOMENTUM].tobytes())
 
 
+async def test_a_keyframe_without_its_state_is_refused(founded: ChainRun) -> None:
+    """Another momentum would follow from it, and nobody would notice; only version 0 has none."""
+    update = founded.store.update_of(0)
+    await founded.commit(EVERY - 1)
+    assert founded.head.key_version == 0
+    await read_version(founded.reader, founded.run, founded.head, update)
+    await founded.commit(2)
+    if founded.run.derives_state:
+        with pytest.raises(BlobCorrupt, match="without the outer state"):
+            await read_version(founded.reader, founded.run, msgspec.structs.replace(founded.head, state=None), update)
+
+
 @pytest.mark.parametrize("behind", [DELTAS_BEHIND, DELTAS_BEHIND + 1])
 async def test_who_was_away_for_long_begins_at_the_keyframe(founded: ChainRun, behind: int) -> None:
     """A few deltas before a keyframe are kept for those who are only a little behind."""

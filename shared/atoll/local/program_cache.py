@@ -9,9 +9,9 @@ abilities: a home folder may be shared by unlike machines, so each kind of proce
 An entry is machine code that processes run. So the folder serves only if it is the user's and nobody else can write into it;
 otherwise, and where there is none, the run's own folder does.
 
-The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first, and those that a full disk or
-a killed process has cut, which would be found and refused again and again. An entry that vanishes under a reader is compiled
-again. Nothing that goes wrong here keeps a run from starting.
+The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first. It also removes those that
+a full disk or a killed process has cut, which JAX would find and refuse in every run. An entry that vanishes under a reader
+is compiled again. Nothing that goes wrong here keeps a run from starting.
 """
 
 from __future__ import annotations
