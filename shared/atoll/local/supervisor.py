@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -258,8 +258,7 @@ class Supervisor:
     async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
         first_s: float | None = None
-        reconnects = bus.stats.reconnects
-        saved_s = self._clock.monotonic()
+        reconnects, saved_s = bus.stats.reconnects, self._clock.monotonic()
         while True:
             self._reap()
             if following.done():
@@ -292,16 +291,17 @@ class Supervisor:
         learners, shards = self._up.learners, [*self._services.shards, *self._services.standbys]
         if self._up.broker is None:
             with contextlib.suppress(AtollError):
-                run = self._up.settings.run
-                await close_run(bus, run)
+                await close_run(bus, run := self._up.settings.run)
                 await bus.tell(Subjects(run).control("all"), encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
             await self._end_all(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):
-            # A shard that was started again just now takes over only when the lease of its former life is out.
-            settle_s = self._up.settings.protocol.lease_s + SHARD_SETTLES_S
+            protocol = self._up.settings.protocol
+            settle_s, target = (
+                protocol.lease_s + SHARD_SETTLES_S,
+                protocol.tokens_target,
+            )  # a former life's lease runs out
             await self._until(lambda: not self._fleet.begun_again(shards, settle_s), settle_s, draining=True)
-            target = self._up.settings.protocol.tokens_target
             if target and self._view.run_tokens >= target:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
@@ -312,7 +312,7 @@ class Supervisor:
         if self._view.run_tokens <= 0:
             self._fleet.kill([EVALUATOR])
             return
-        there = self._fleet.pid(EVALUATOR) > 0  # one that somebody else has ended wrote what was merged until then
+        there = self._fleet.pid(EVALUATOR) > 0  # if somebody has ended it, it wrote what was merged until then
         with self._face.stage("measuring and writing the model"):
             await self._end(EVALUATOR, EXPORT_S)
         if not there or self._fleet.codes(EVALUATOR)[-1:] != (0,):
@@ -393,12 +393,8 @@ class Supervisor:
         if name not in self._up.learners:
             return True
         others = [learner for learner in self._up.learners if learner != name]
-        return not self._fleet.alive(others) and not any(_left_well(self._fleet, others))
+        return not self._fleet.alive(others) and not any(self._fleet.codes(other)[-1:] == (0,) for other in others)
 
     def _picture(self, now_s: float) -> ConsolePicture:
         settings = self._up.settings
         return ConsolePicture(self._view, settings.run, settings.protocol, self._journal.began_s, now_s)
-
-
-def _left_well(fleet: ProcessGroup, names: Iterable[str]) -> list[bool]:
-    return [fleet.codes(name)[-1:] == (0,) for name in names]
