@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.client import head_reading
-from atoll.client.head_reading import IN_TURN, WHOLE_MAX, HeadReading
+from atoll.client.head_reading import IN_TURN, NAMES_MAX, HeadReading
 from atoll.wire.messages import Head, RunRecord
 from atoll.wire.traffic import BusStats
 
@@ -16,15 +17,15 @@ from atoll.wire.traffic import BusStats
 class CountedHeads:
     """Stands for a bus with readable heads, and notes which of them are read; `all` is a reading of every head."""
 
-    def __init__(self, fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have so many fragments."""
+    def __init__(self, fragments: int, monkeypatch: pytest.MonkeyPatch, contributors: int = NAMES_MAX) -> None:
+        """Have so many fragments, whose heads name so many contributors each."""
         self.stats = BusStats()
         self.read: list[int | str] = []
         self.bad: set[int] = set()
 
-        async def read_heads(_bus: object, _run: object) -> dict[int, int]:
+        async def read_heads(_bus: object, _run: object) -> dict[int, SimpleNamespace]:
             self.read.append("all")
-            return {number: number for number in range(fragments)}
+            return {number: SimpleNamespace(included=[0] * contributors) for number in range(fragments)}
 
         async def read_head(_bus: object, _run: object, fragment: int) -> int:
             self.read.append(fragment)
@@ -46,10 +47,17 @@ class CountedHeads:
 
 
 async def test_few_heads_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of few fragments is read whole each time."""
-    heads = CountedHeads(WHOLE_MAX, monkeypatch)
+    """A run of few fragments and learners is read whole each time, up to the bound."""
+    heads = CountedHeads(NAMES_MAX // 8, monkeypatch, contributors=7)
 
     assert [(await heads.next())[1] for _ in range(3)] == [["all"]] * 3
+
+
+async def test_one_contributor_more_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on heads and names together."""
+    heads = CountedHeads(NAMES_MAX // 8, monkeypatch, contributors=8)
+
+    assert [len((await heads.next())[1]) for _ in range(2)] == [1, IN_TURN]
 
 
 async def test_many_heads_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A head names its contributors, so it grows with the learners of a run, and every learner reads heads. If each reading took all
 of them, a run of M learners and P fragments would move M * M * P names every few seconds, which nobody needs (128
-learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads only if there are few, at the beginning, and when
+learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads if they name few, at the beginning, and when
 something may have been missed: after a lost connection, or after a core message that was dropped. Otherwise it takes the next
 `IN_TURN` fragments in turn. A tap that the broker lost without a sign is found some readings later, or by the next
 call of its fragment, which names the version.
@@ -22,8 +22,8 @@ from atoll.wire.messages import Head, RunRecord
 
 log = get(__name__)
 
-WHOLE_MAX: Final = 16
-"""So many heads are read together, each time."""
+NAMES_MAX: Final = 1024
+"""Heads are all read together, each time, if they are so many with the contributors that they name: about 100 kB."""
 IN_TURN: Final = 4
 
 
@@ -36,13 +36,15 @@ class HeadReading:
         self._run = run
         self._turns = cycle(range(len(run.layout.fragments)))
         self._missed: tuple[int, int] | None = None
+        self._names = 0
+        """How many heads there were when all were read, and contributors in them."""
 
     async def read(self) -> list[Head]:
         """Return the heads of this reading, without those that do not fit the run; raises what the bus raises."""
-        stats, count = self._bus.stats, len(self._run.layout.fragments)
-        missed = stats.reconnects, stats.core_messages_dropped
-        if count <= WHOLE_MAX or missed != self._missed:
+        missed = self._bus.stats.reconnects, self._bus.stats.core_messages_dropped
+        if self._names <= NAMES_MAX or missed != self._missed:
             heads = list((await read_heads(self._bus, self._run)).values())
+            self._names = sum(1 + len(head.included) for head in heads)
             self._missed = missed
             return heads
         turn = list(islice(self._turns, IN_TURN))
