@@ -71,7 +71,7 @@ def test_every_leaf_goes_by_its_rule() -> None:
         assert int(own["steps"]) > 0
         assert np.array_equal(merged["batch_stats"]["var"], plain.params["batch_stats/var"])
         assert (
-            float(jnp.abs(merged["w"] - 1.0).max()) < 0.6
+            float(jnp.abs(merged["w"] - 1.0).max()) < 0.75
         )  # it began at 1, and how many rounds there are is up to the machine
     assert set(ledger.accounts) == {"a/1", "b/1"}
 
