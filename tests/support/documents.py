@@ -199,8 +199,8 @@ class PrivateNetwork:
 class Reader:
     """Follows one page in `folder`.
 
-    Runs keep compiled programs in `programs`, where all pages find them. With None each run compiles into its own folder, as
-    it does for a reader.
+    Runs keep compiled programs in `programs`, where all pages find them. With None they are in a user's cache of the
+    page's own, as they are for a reader.
     """
 
     folder: Path
@@ -275,6 +275,8 @@ class Reader:
         environment |= {"PATH": f"{self.scripts}:{environment['PATH']}", MARK: str(self.folder), "COLUMNS": "200"}
         if self.programs:
             environment["ATOLL_LEARNER__COMPILE_CACHE"] = str(self.programs)
+        else:
+            environment["XDG_CACHE_HOME"] = str(self.folder / "user")
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*(self.network.prefix if self.alone else []), *command],
