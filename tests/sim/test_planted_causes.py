@@ -76,7 +76,7 @@ def test_a_slow_link_is_named(simulate: Simulate) -> None:
 
 def test_a_learner_of_which_nothing_arrives_is_named(simulate: Simulate) -> None:
     """Its line up carries hardly its heartbeats."""
-    dead = """[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.04\n"""
+    dead = """[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.025\n"""
     out = simulate(config=dead, protocol__tokens_target=TOKENS).out
 
     assert found(out) == {("nothing merged", "learner-3")}

@@ -43,7 +43,7 @@ PLANTS: Final = (
     ),
     Plant("slow learner", "learner-2", changes={"sim.speed.learner-2": 0.25}),
     Plant("disk was full", "broker", full=True),
-    Plant("slow link", "learner-3", config="[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.2\n"),
+    Plant("slow link", "learner-3", config="[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.05\n"),
     Plant(
         "quarantine",
         "learner-4",
