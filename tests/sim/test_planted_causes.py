@@ -12,7 +12,7 @@ from atoll.cli.main import build
 from atoll.story.findings import findings
 from atoll.story.history import History
 from atoll.story.run_finding import RunFinding
-from support.planted_runs import BY_KIND, TOKENS, planted
+from support.planted_runs import BY_KIND, TOKENS, WIDE, planted
 from support.simulated_runs import Simulate
 
 pytestmark = [pytest.mark.second_tier, pytest.mark.xdist_group("planted")]
@@ -70,14 +70,14 @@ def test_a_slow_link_is_named(simulate: Simulate) -> None:
 
     (link,) = findings(history_of(out))
     assert (link.cause, link.culprit) == ("slow link", "learner-3")
-    assert [each.cause for each in link.consequences] == ["stale refusals", "nothing merged"]
+    assert {"stale refusals"} <= {each.cause for each in link.consequences} <= {"stale refusals", "nothing merged"}
     assert "slow link, learner-3: an upload of" in asked(out, "why", "behind", "learner-3")
 
 
 def test_a_learner_of_which_nothing_arrives_is_named(simulate: Simulate) -> None:
     """Its line up carries hardly its heartbeats."""
-    dead = """[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.025\n"""
-    out = simulate(config=dead, protocol__tokens_target=TOKENS).out
+    dead = """[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.04\n"""
+    out = simulate(config=dead, protocol__tokens_target=TOKENS, **WIDE).out
 
     assert found(out) == {("nothing merged", "learner-3")}
     assert "no contribution of it was merged" in asked(out, "story", "learner", "learner-3")

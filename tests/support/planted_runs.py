@@ -34,6 +34,8 @@ class Plant:
     full: bool = False
 
 
+WIDE: Final = {"protocol.codec_up": "bf16", "protocol.codec_down": "f32", "protocol.interval_steps": 16}
+"""Settings under which a contribution is large enough for a thin line to be felt."""
 PLANTS: Final = (
     Plant(
         "shard without owner",
@@ -43,7 +45,7 @@ PLANTS: Final = (
     ),
     Plant("slow learner", "learner-2", changes={"sim.speed.learner-2": 0.25}),
     Plant("disk was full", "broker", full=True),
-    Plant("slow link", "learner-3", config="[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.05\n"),
+    Plant("slow link", "learner-3", config="[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.2\n", changes=WIDE),
     Plant(
         "quarantine",
         "learner-4",
