@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from atoll.base.clock import SystemClock
 from atoll.base.errors import SettingsError
 from atoll.protocol.ledger import Settlement, settle
+from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import load
 from atoll_synchronizer import regions as region_reader
 from atoll_synchronizer.process import check_region, wait_for_run
@@ -61,6 +62,11 @@ async def _set(event: asyncio.Event) -> None:
     event.set()
 
 
+def patient(**changes: object) -> ProtocolSettings:
+    """Return settings of a run that takes a contribution however late a busy machine makes it: what is lost, a region lost."""
+    return settings(age_max=1000, **changes)
+
+
 def wasted(settled: Settlement) -> dict[str, int]:
     """Return the fates, but for zeros, of what did not enter the model."""
     return {
@@ -86,7 +92,7 @@ def goes(world: MemoryWorld, regions: dict[str, str], *others: Callable[[], None
 @pytest.mark.parametrize("changes", [{}, {"merge": "mean", "correction": "none"}, {"codec_up": "int4"}])
 def test_a_region_sends_one_vector_for_all_its_learners(run: str, changes: dict[str, object]) -> None:
     """Two learners in a region and one outside: sums of two are merged, and every token has one fate."""
-    protocol = settings(**changes)
+    protocol = patient(**changes)
     world = MemoryWorld(run, protocol)
     region = EastRegion(world)
     lines = goes(world, {"a": "east", "b": "east"})
@@ -105,7 +111,7 @@ def test_a_region_sends_one_vector_for_all_its_learners(run: str, changes: dict[
 
 def test_a_region_without_a_synchronizer_costs_time_only(run: str) -> None:
     """Nobody answers: the shard reads by itself, says so, and asks no more for a while."""
-    protocol = settings(tokens_target=3_000)
+    protocol = patient(tokens_target=3_000)
     world = MemoryWorld(run, protocol)
     lines = goes(world, {"a": "east", "b": "east"})
     settled = settle(world.ledger(), protocol.fragments)
@@ -124,7 +130,7 @@ def test_a_region_that_dies_while_it_folds_loses_nothing(run: str, monkeypatch: 
     """What it had read and not sent is read by the shards; a new one goes on where it is asked."""
     monkeypatch.setattr(region_reader, "AWAY_S", 0.1)
     monkeypatch.setattr(region_reader, "ASK_S", 0.3)
-    protocol = settings(tokens_target=20_000, silence_s=5.0)
+    protocol = patient(tokens_target=20_000, silence_s=5.0)
     world = MemoryWorld(run, protocol)
     regions = [EastRegion(world)]
 

@@ -108,14 +108,19 @@ def check_last_point(run_dir: Path, validation: dict[str, object]) -> None:
     assert not (run_dir / "logs" / "export.jsonl").exists()
 
 
+def evaluator_of(run_dir: Path) -> int:
+    """Return the process of a run's evaluator, once it has measured."""
+    wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
+    return next(
+        pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    )
+
+
 @pytest.mark.second_tier
 def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus: Path) -> None:
     """It is held fast from its first measurement on, and killed when it is asked for the model."""
     process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "20000")
-    wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
-    evaluator = next(
-        pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
-    )
+    evaluator = evaluator_of(run_dir)
     os.kill(evaluator, signal.SIGSTOP)
     assert process.stdout is not None
     for line in process.stdout:
@@ -133,11 +138,7 @@ def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus:
 def test_an_evaluator_that_somebody_ends_leaves_no_old_model(run_dir: Path, corpus: Path) -> None:
     """Asked to leave in the middle of a run, it writes what is merged until then; the run's model is of its end."""
     process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "500000")
-    wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
-    evaluator = next(
-        pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
-    )
-    os.kill(evaluator, signal.SIGTERM)
+    os.kill(evaluator_of(run_dir), signal.SIGTERM)
     said = finish(process)
     evaluated = (run_dir / "logs" / "evaluator.jsonl").read_text(encoding="utf-8").splitlines()
     former = next(line for line in map(msgspec.json.decode, evaluated) if line["event"] == "model.exported")

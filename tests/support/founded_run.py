@@ -20,7 +20,6 @@ from atoll.client.membership import claim
 from atoll.codec import pack_arrays
 from atoll.merge.derived import derivable
 from atoll.merge.outer import make_outer
-from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
@@ -28,7 +27,7 @@ from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
-from atoll.run.outer_state import read_version
+from atoll.run.outer_state import read_version, update_in
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, RunRecord, encode
@@ -222,7 +221,7 @@ class FoundedRun:
         outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         found = {}
         for fragment, head in (await read_heads(bus, self.record)).items():
-            update = update_of(protocol, fragment, outer, derived=self.record.derives_state)
+            update = update_in(self.record, fragment, outer)
             read = await read_version(bus, self.record, head, update)
             ledger = head.fragment_ledger
             kept = b"" if ledger is None else await bus.get_blob(ledger, 1 << 20)

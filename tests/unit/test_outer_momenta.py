@@ -86,10 +86,9 @@ async def test_a_head_that_never_comes_is_said(founded: FoundedRun, monkeypatch:
 
 
 async def test_a_run_that_corrects_nothing_reads_nothing(founded: FoundedRun) -> None:
-    """Then there is nothing to compare with."""
-    plain = msgspec.structs.replace(
-        founded.record, protocol=msgspec.structs.replace(founded.record.protocol, correction="none")
-    )
+    """Then there is nothing to compare with, and the run's optimizer need not be installed where the region is."""
+    agreed = msgspec.structs.replace(founded.record.protocol, correction="none", outer="not_installed_here:optimizer")
+    plain = msgspec.structs.replace(founded.record, protocol=agreed)
     bus = founded.bus
     assert await OuterMomenta(bus, plain).of(0, 1, None) is None
     assert bus.stats.bytes_down == 0

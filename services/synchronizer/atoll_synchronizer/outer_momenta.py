@@ -16,10 +16,10 @@ import numpy as np
 from atoll.base.errors import BlobGone, PeerMisbehaved
 from atoll.bus.interface import Bus
 from atoll.merge.correction import MomentumReference, correction_of
+from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.outer import MOMENTUM, State, make_outer
-from atoll.merge.round_merge import update_of
 from atoll.run.heads import read_head
-from atoll.run.outer_state import StatedVersion, read_outer_state, read_version
+from atoll.run.outer_state import StatedVersion, read_outer_state, read_version, update_in
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord
 
@@ -45,7 +45,6 @@ class OuterMomenta:
     def __init__(self, bus: Bus, run: RunRecord) -> None:
         """Keep none yet."""
         self._bus, self._run = bus, run
-        self._outer = make_outer(run.protocol.outer, run.protocol.outer_lr, run.protocol.outer_momentum)
         self._kept: dict[int, _Kept] = {}
         self._reading: dict[int, asyncio.Lock] = {}
 
@@ -55,16 +54,18 @@ class OuterMomenta:
         Raises:
             BlobGone, BlobCorrupt, PeerMisbehaved: what the shard says of its fragment cannot be read here.
         """
-        if correction_of(self._run.protocol.of(fragment)) is None:
+        protocol = self._run.protocol
+        if correction_of(protocol.of(fragment)) is None:
             return None
+        # Whoever corrects has our own optimizer; another one need not be installed here.
+        update = update_in(self._run, fragment, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         async with self._reading.setdefault(fragment, asyncio.Lock()):
             kept = self._kept.get(fragment)
-            update = update_of(self._run.protocol, fragment, self._outer, derived=self._run.derives_state)
             if update.derived:
                 if version == 0:
                     return None
                 if kept is None or kept.held is None or kept.held.version < version:
-                    held = await self._followed(fragment, version, None if kept is None else kept.held)
+                    held = await self._followed(fragment, version, update, None if kept is None else kept.held)
                     kept = self._keep(fragment, held.version, held.state, held)
             elif state is None:
                 return None
@@ -73,9 +74,10 @@ class OuterMomenta:
                 kept = self._keep(fragment, state.stem, await read_outer_state(self._bus, state, elements))
             return kept.reference
 
-    async def _followed(self, fragment: int, version: int, held: StatedVersion | None) -> StatedVersion:
+    async def _followed(
+        self, fragment: int, version: int, update: GlobalUpdate, held: StatedVersion | None
+    ) -> StatedVersion:
         """Return the fragment's newest version, `version` at least."""
-        update = update_of(self._run.protocol, fragment, self._outer, derived=True)
         for _ in range(LOOKS):
             head = await read_head(self._bus, self._run, fragment)
             if head is not None and head.version >= version:

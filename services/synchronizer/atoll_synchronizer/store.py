@@ -49,14 +49,13 @@ from atoll.codec import EncodedFrame, PackedArrays
 from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
-from atoll.merge.round_merge import update_of
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.outer_state import read_version
+from atoll.run.outer_state import read_version, update_in
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
@@ -185,7 +184,7 @@ class ShardStore:
 
     def update_of(self, fragment: int) -> GlobalUpdate:
         """Return the rules for a fragment's values."""
-        return update_of(self._run.protocol, fragment, self._outer, derived=self._run.derives_state)
+        return update_in(self._run, fragment, self._outer)
 
     async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""

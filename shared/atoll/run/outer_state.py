@@ -21,7 +21,8 @@ from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
-from atoll.merge.outer import MOMENTUM, State
+from atoll.merge.outer import MOMENTUM, OuterOptimizer, State
+from atoll.merge.round_merge import update_of
 from atoll.merge.values import MEMORY
 from atoll.run.delta_chain import read_values
 from atoll.wire.blobs import BlobRef, Download
@@ -35,6 +36,11 @@ class StatedVersion:
     version: int
     values: Vector
     state: State
+
+
+def update_in(run: RunRecord, fragment: int, outer: OuterOptimizer) -> GlobalUpdate:
+    """Return the rules for the values of a run's fragment, whose outer state may be derived from them."""
+    return update_of(run.protocol, fragment, outer, derived=run.derives_state)
 
 
 async def read_version(
