@@ -1,9 +1,9 @@
-"""The first thing that a user tries: a model of a million parameters, two learners, one machine. Atoll beside others.
+"""The first thing that a user tries: a model of a million parameters, two learners or four, one machine. Atoll beside others.
 
-    JAX alone        one process, two threads, the batches of both: what Atoll's arithmetic costs by itself
+    JAX alone        one process, two threads, the batches of all: what Atoll's arithmetic costs by itself
     torch alone      the same in PyTorch
-    data-parallel    two processes, PyTorch's DistributedDataParallel over gloo
-    DiLoCo           two processes, torchft's DiLoCo with its lighthouse
+    data-parallel    a process for each learner, PyTorch's DistributedDataParallel over gloo
+    DiLoCo           a process for each learner, torchft's DiLoCo with its lighthouse
     Atoll            `atoll up --learners 2 --shards 1`
 
 All train the same number of tokens of the same text from the same first values, with the same inner optimizer, schedule and
@@ -42,12 +42,13 @@ from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure
 from support.regions import free_port
 
-LEARNERS: Final = 2
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 """What `atoll up` trains by default."""
 TRAIN: Final = train_settings({}, model=MODEL)
 INTERVAL_STEPS: Final = 24
 OUTER: Final = {"outer_rate": 0.6, "outer_momentum": 0.3}
+USUAL_LEARNERS: Final = 2
+"""Names of figures leave this number out."""
 WALL_GOAL: Final = 1.25
 BEHIND_GOAL: Final = 1.02
 LONGEST_S: Final = 1800.0
@@ -68,9 +69,10 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What one training has to do: tokens, seed, text, a folder of its own."""
+    """What one training has to do: tokens, learners, seed, text, a folder of its own."""
 
     tokens: int
+    learners: int
     seed: int
     corpus: Path
     folder: Path
@@ -82,8 +84,8 @@ class TrainingTask:
 
     def request(self, rank: int, world: int, **more: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return what a worker of PyTorch must know; one alone has the batches of all."""
-        batch = TRAIN.batch * LEARNERS // world
-        together = TRAIN.tokens_per_step * LEARNERS
+        batch = TRAIN.batch * self.learners // world
+        together = TRAIN.tokens_per_step * self.learners
         rates = [learning_rate(TRAIN, step * together, self.tokens) for step in range(self.tokens // together)]
         return {
             "seed": self.seed,
@@ -135,7 +137,15 @@ def _spent_s() -> float:
 def jax_alone(task: TrainingTask) -> tuple[float, float, Path]:
     """Train in one process."""
     out = task.folder / "jax"
-    words = [sys.executable, "-m", "benchmarks.baselines", "--method", "data-parallel", "--learners", str(LEARNERS)]
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.baselines",
+        "--method",
+        "data-parallel",
+        "--learners",
+        str(task.learners),
+    ]
     words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out), "--evaluations", "1"]
     words += ["--set", f"data.dir={task.corpus}", "--set", "learner.threads=2"]
     return *told([words], task.folder / "log"), out / "model.safetensors"
@@ -147,14 +157,14 @@ def torch_alone(task: TrainingTask) -> tuple[float, float, Path]:
 
 
 def data_parallel(task: TrainingTask) -> tuple[float, float, Path]:
-    """Train in two processes that step together."""
-    return in_torch(task, "ddp", LEARNERS)
+    """Train in processes that step together."""
+    return in_torch(task, "ddp", task.learners)
 
 
 def diloco(task: TrainingTask) -> tuple[float, float, Path]:
-    """Train in two replica groups that meet every `INTERVAL_STEPS` steps."""
+    """Train in replica groups that meet every `INTERVAL_STEPS` steps."""
     bind = f"127.0.0.1:{free_port()}"
-    words = [str(Path(environment("racing")).with_name("torchft_lighthouse")), "--min_replicas", str(LEARNERS)]
+    words = [str(Path(environment("racing")).with_name("torchft_lighthouse")), "--min_replicas", str(task.learners)]
     with (task.folder / "lighthouse.log").open("wb") as log:
         lighthouse = subprocess.Popen([*words, "--bind", bind], stdout=log, stderr=log)
     try:
@@ -164,7 +174,7 @@ def diloco(task: TrainingTask) -> tuple[float, float, Path]:
             "lighthouse": f"http://{bind}",
             **OUTER,
         }
-        return in_torch(task, "diloco", LEARNERS, **told_all)
+        return in_torch(task, "diloco", task.learners, **told_all)
     finally:
         lighthouse.kill()
         lighthouse.wait()
@@ -190,7 +200,7 @@ def in_torch(task: TrainingTask, role: str, world: int, **more: Any) -> tuple[fl
 def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
     """Do what README says."""
     out = task.folder / "up"
-    words = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(LEARNERS), "--shards", "1"]
+    words = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(task.learners), "--shards", "1"]
     words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out)]
     words += ["--set", f"data.dir={task.corpus}"]
     programs = {"XDG_CACHE_HOME": str(task.folder / "cache")}
@@ -206,31 +216,34 @@ SYSTEMS: Final[dict[str, Callable[[TrainingTask], tuple[float, float, Path]]]] =
 }
 
 
-def tried(tokens: int, seeds: range, corpus: Path, folder: Path) -> dict[str, list[Try]]:
-    """Let every system train so many tokens with each seed."""
+def tried(tokens: int, learners: int, seeds: range, corpus: Path, folder: Path) -> dict[str, list[Try]]:
+    """Let every system train so many tokens with so many learners and with each seed."""
     found: dict[str, list[Try]] = {name: [] for name in SYSTEMS}
     measure = make_evaluator(MODEL, TRAIN, TokenShards(corpus), MEASURED_TOKENS)
     names = list(SYSTEMS)
     for place, seed in enumerate(seeds):
         for name in names[place % len(names) :] + names[: place % len(names)]:
-            mine = folder / f"{tokens}-{seed}-{name.replace(' ', '-')}"
+            mine = folder / f"{tokens}-{learners}-{seed}-{name.replace(' ', '-')}"
             shutil.rmtree(mine, ignore_errors=True)
             mine.mkdir(parents=True)
-            task = TrainingTask(tokens, seed, corpus, mine)
+            task = TrainingTask(tokens, learners, seed, corpus, mine)
             save_safetensors(first_values(MODEL, seed, None), task.first, {})
             wall_s, cpu_s, model = SYSTEMS[name](task)
             loss = measure(first_values(MODEL, seed, model))
             found[name].append(Try(wall_s, cpu_s, loss))
-            print(f"{tokens} tokens, seed {seed}: {name}, {wall_s:.1f} s, {loss:.3f} bits per byte", flush=True)
+            print(
+                f"{tokens} tokens, {learners} learners, seed {seed}: {name}, {wall_s:.1f} s, {loss:.3f} bits per byte",
+                flush=True,
+            )
     return found
 
 
 # -- what they did ----------------------------------------------------------------------------------------------------
 
 
-def figures_of(tokens: int, found: Mapping[str, list[Try]]) -> list[Figure]:
-    """Return the figures of one budget."""
-    at, shown = f"{tokens / 1e6:.1f}M tokens", []
+def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> list[Figure]:
+    """Return the figures of one budget and number of learners."""
+    at, shown = f"{tokens / 1e6:.1f}M tokens{'' if learners == USUAL_LEARNERS else f', {learners} learners'}", []
     for name, tries in found.items():
         how = (
             f"mean of {len(tries)} seed(s), {min(t.wall_s for t in tries):.1f} to {max(t.wall_s for t in tries):.1f} s"
