@@ -51,7 +51,12 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
         try:
             params = {"w": jnp.zeros((8, 2)), "v": jnp.zeros((5,))}
             with join(
-                opener, run=run, learner=learner, params=params, protocol=SETTINGS, options=JoinOptions(home=home)
+                opener,
+                run=run,
+                learner=learner,
+                params=params,
+                protocol=SETTINGS,
+                options=JoinOptions(home=home, log_adoptions=True),
             ) as island:
                 params = island.params
                 while not island.done:
@@ -163,13 +168,13 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
     for attempt in (2, 3, 4):
         why = f"call {attempt}: it needs 2 of 2 live learners, and has 1; not yet b"
-        await report.waiting(PublishCall(fragment=3, version=17, attempt=attempt, run_tokens=0, why=why))
+        await report.waiting(PublishCall(fragment=1, version=17, attempt=attempt, run_tokens=0, why=why))
     history = History()
     history.take("ev.left.a", b"no event")
     await history.read(bus, record.subjects)
 
-    assert lines(history, 3, 18) == [
-        "fragment 3: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/3/17/4)"
+    assert lines(history, 1, 18) == [
+        "fragment 1: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/1/17/4)"
     ]
     assert lines(history, None, None) == ["no round has ended yet"]
 
