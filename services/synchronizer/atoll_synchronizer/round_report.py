@@ -31,7 +31,7 @@ log = get(__name__)
 
 OVERRUNS_PER_WARNING = 20
 LONG_CALLS = 8
-"""A round that is called so often waits for some sixteen steps of its fleet: unusual where that is also more than its interval."""
+"""A round that is called so often waits for some sixteen steps of its fleet: unusual if that is also more than an interval."""
 SAID_S_MIN = 10.0
 SAID_S_MAX = 600.0
 DETAILED_MAX = 512
