@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.services import (
     DOOR,
     LEAF_PORT,
@@ -29,6 +29,7 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.texts import yaml
+from atoll.wire.region_names import HUB
 
 HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.kubernetes_rules import base_files, learners_of, rules_of_hub, rules_of_region
 from atoll.deploy.services import (
     CLUSTER,
@@ -39,6 +39,7 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.texts import yaml
+from atoll.wire.region_names import HUB
 
 __all__ = ["base_files", "kubernetes_files"]
 USER: Final = 10001

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
-from atoll.deploy.description import HUB, DeploymentDescription, RegionPlace, leaf_name
+from atoll.deploy.description import DeploymentDescription, RegionPlace, leaf_name
 from atoll.keys.rights import Kind, premerger_of
+from atoll.wire.region_names import HUB
 
 CLUSTER: Final = "hub"
 NODES_SERVICE: Final = "hub-nodes"

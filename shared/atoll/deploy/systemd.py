@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.deploy.archives import archive_folders
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit
+from atoll.wire.region_names import HUB
 
 USER: Final = "atoll"
 _UNIT: Final = """# Written by `atoll deploy render`; change the description and render again.
