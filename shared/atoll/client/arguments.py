@@ -29,6 +29,7 @@ IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
 
 OPTIONS: Final[Mapping[str, Kinds]] = {
     "donated": (bool,),
+    "log_adoptions": (bool,),
     "encode": (str,),
     "model": (str,),
     "data": (str,),
