@@ -13,7 +13,7 @@ from atoll_learner.evaluate import measured
 from atoll_learner.measure_once import KEPT, MeasureOnce
 
 
-class Counting:
+class CountedMeasure:
     """A measure that counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ def values(number: float, dtype: Any = np.float32) -> dict[str, Any]:  # noqa: A
 
 def test_the_last_point_of_a_curve_and_the_export_are_one_measurement() -> None:
     """Newest values and average are each measured once, though the run's model is read anew for the export."""
-    counting = Counting()
+    counting = CountedMeasure()
     measure = MeasureOnce(counting)
     curve, export = (measured(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens) for tokens in (90, 100))
 
@@ -44,7 +44,7 @@ def test_the_last_point_of_a_curve_and_the_export_are_one_measurement() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_other_values_at_the_same_versions_are_measured(dtype: Any) -> None:  # noqa: ANN401
     """A run that went back to a checkpoint gives versions out a second time; one bit in one leaf is another model."""
-    counting = Counting()
+    counting = CountedMeasure()
     measure = MeasureOnce(counting)
     other = values(2.0, dtype)
     other["scale"] = np.asarray(3.0, dtype)
@@ -56,7 +56,7 @@ def test_other_values_at_the_same_versions_are_measured(dtype: Any) -> None:  # 
 
 def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
     """Leaves that were exchanged are another model; what was asked for longest ago is forgotten first."""
-    counting = Counting()
+    counting = CountedMeasure()
     measure = MeasureOnce(counting)
     measure({"a": np.ones(2), "b": np.zeros(2)})
     measure({"a": np.zeros(2), "b": np.ones(2)})

@@ -142,7 +142,6 @@ def join(
         sample_s=checked_pause(options.sample_s),
         log_adoptions=options.log_adoptions,
     )
-
     opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
     session = Session(request, opener, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
