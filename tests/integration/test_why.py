@@ -141,7 +141,9 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
 
     one = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "1")
     assert one.exit_code == 0, one.output
-    for words in ("why it waited", "it rested until its first beat", "the quorum of 2 was met", "what caused what"):
+    assert first.round.why is not None
+    # On a busy machine a timer is late, and the round says that.
+    for words in ("why it waited", "what caused what", *first.round.why.sentences().values()):
         assert words in one.output
     for share in first.round.contributors:
         push = id_of("push", share.learner, share.incarnation, 0, share.push)
