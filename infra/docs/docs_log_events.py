@@ -92,6 +92,6 @@ def _cell(text: str) -> str:
 
 
 INTRODUCTION = """\
-A process logs to standard output, as JSON unless that is a terminal (`log.format`). Under `atoll up` every process has a file
+A process logs to standard error, as JSON unless that is a terminal (`log.format`). Under `atoll up` every process has a file
 in the run's folder, `logs/NAME.jsonl`. Every line has `event`, `level`, `timestamp` and what the process is (`role`, `run`,
 `learner` or `shard`); the table lists what each event adds. `…` stands for fields that are put together at run time."""

@@ -51,7 +51,12 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
         try:
             params = {"w": jnp.zeros((8, 2)), "v": jnp.zeros((5,))}
             with join(
-                opener, run=run, learner=learner, params=params, protocol=SETTINGS, options=JoinOptions(home=home)
+                opener,
+                run=run,
+                learner=learner,
+                params=params,
+                protocol=SETTINGS,
+                options=JoinOptions(home=home, log_adoptions=True),
             ) as island:
                 params = island.params
                 while not island.done:
@@ -136,7 +141,9 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
 
     one = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "1")
     assert one.exit_code == 0, one.output
-    for words in ("why it waited", "it rested until its first beat", "the quorum of 2 was met", "what caused what"):
+    assert first.round.why is not None
+    # On a busy machine a timer is late, and the round says that.
+    for words in ("why it waited", "what caused what", *first.round.why.sentences().values()):
         assert words in one.output
     for share in first.round.contributors:
         push = id_of("push", share.learner, share.incarnation, 0, share.push)
@@ -163,13 +170,13 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
     for attempt in (2, 3, 4):
         why = f"call {attempt}: it needs 2 of 2 live learners, and has 1; not yet b"
-        await report.waiting(PublishCall(fragment=3, version=17, attempt=attempt, run_tokens=0, why=why))
+        await report.waiting(PublishCall(fragment=1, version=17, attempt=attempt, run_tokens=0, why=why))
     history = History()
     history.take("ev.left.a", b"no event")
     await history.read(bus, record.subjects)
 
-    assert lines(history, 3, 18) == [
-        "fragment 3: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/3/17/4)"
+    assert lines(history, 1, 18) == [
+        "fragment 1: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/1/17/4)"
     ]
     assert lines(history, None, None) == ["no round has ended yet"]
 

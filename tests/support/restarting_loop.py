@@ -55,7 +55,8 @@ def main(url: str, run: str, learner: str, folder: Path, *, fresh: bool) -> None
     images = (images / 16.0).astype(np.float32)
     seed = sum(learner.encode())
     params = init()
-    with atoll.join(url, run=run, learner=learner, params=params, protocol=PROTOCOL) as island:
+    options = atoll.JoinOptions(log_adoptions=True)  # the test counts them
+    with atoll.join(url, run=run, learner=learner, params=params, protocol=PROTOCOL, options=options) as island:
         params = island.params
         like = {"opt": OPTIMIZER.init(params), "key": jax.random.key(seed), "read": 0}
         place = folder / "none" if fresh else folder

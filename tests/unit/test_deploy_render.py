@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
+from atoll.base.errors import SettingsError
 from atoll.deploy.description import read_description
 from atoll.deploy.rendering import render, rendered_texts
 from atoll.deploy.services import hosts_of_broker, kinds, leaf_of, nodes, places
@@ -439,6 +441,72 @@ def test_systemd_takes_a_unit_with_an_archive(tmp_path: Path) -> None:
     done = _verified(*sorted((tmp_path / "out").rglob("*synchronizer*.service")))
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+NAMED = (
+    'log.dump_dir = "/srv/facts"',
+    'learner.scratch_dir = "/scratch"',
+    'learner.profile = "/tmp/profile"',
+    'synchronizer.scratch_dir = "/scratch/hub"',
+)
+WRITTEN = {
+    "synchronizer-1": ["/srv/facts", "/scratch/hub"],
+    "synchronizer-2": ["/srv/facts", "/scratch/hub"],
+    "far-1": ["/srv/facts", "/scratch"],
+    "far-premerge": ["/srv/facts", "/scratch/hub"],
+    "monitor": [],
+}
+"""The folders of `NAMED` that each service must be given: a container and a unit have a folder for temporary files anyway."""
+
+
+def test_units_may_write_to_the_folders_that_their_settings_name(tmp_path: Path) -> None:
+    """Scratch files and dumps, each service to its own; a dump that no setting places is with the state, which stays."""
+    texts = rendered_texts(read_description(with_archive(tmp_path, "systemd", *NAMED)))
+    plain = rendered_texts(read_description(with_archive(tmp_path, "systemd")))
+
+    for name, folders in WRITTEN.items():
+        (text,) = (text for file, text in texts.items() if file.endswith(f"/atoll-tides-{name}.service"))
+        assert re.findall(r"ReadWritePaths=-(.+)", text) == folders, name
+        assert re.findall(r"install -d -o atoll -g atoll -m 0700 (\S+?)\"", text) == folders, name
+        (run_file,) = (text for file, text in plain.items() if file.endswith(f"/{name}/atoll.toml"))
+        assert tomllib.loads(run_file)["log"]["dump_dir"] == f"/var/lib/atoll-tides-{name}/facts"
+
+
+def test_containers_may_write_to_the_folders_that_their_settings_name(tmp_path: Path) -> None:
+    """In compose folders of the host, whose making the head of the file tells; in Kubernetes a volume of the pod's own."""
+    composed = rendered_texts(read_description(with_archive(tmp_path, "compose", *NAMED)))
+    for place in ("hub", "far"):
+        text = composed[f"{place}/compose.yml"]
+        for name, service in yaml.safe_load(text)["services"].items():
+            assert binds(service) == dict.fromkeys(WRITTEN.get(name, []), False), name
+            assert all(f"-m 0700 {folder} " in text for folder in WRITTEN.get(name, []))
+    pods = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]
+        for text in rendered_texts(read_description(with_archive(tmp_path, "kubernetes", *NAMED))).values()
+        if "kind: " in text
+        for document in yaml.safe_load_all(text)
+        if document and document["kind"] in ("Deployment", "Job")
+    }
+    plain = rendered_texts(read_description(with_archive(tmp_path, "kubernetes")))
+    (run_file,) = (text for file, text in plain.items() if file.endswith("/far-1/atoll.toml"))
+    assert tomllib.loads(run_file)["log"]["dump_dir"] == "/state/facts"
+    assert pods.keys() == WRITTEN.keys()
+    for name, pod in pods.items():
+        mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert [path for path in mounts if path not in ("/tmp", "/service", "/state", "/data")] == WRITTEN[name]  # noqa: S108
+        assert all(volumes[mounts[path]] == {"name": mounts[path], "emptyDir": {}} for path in WRITTEN[name])
+
+
+@pytest.mark.parametrize("target", ["systemd", "compose", "kubernetes"])
+@pytest.mark.parametrize("folder", ["scratch", "~/scratch", "/srv/../scratch", "/srv/my scratch", "/srv/%n"])
+def test_a_folder_that_a_service_cannot_be_given_is_refused(tmp_path: Path, target: str, folder: str) -> None:
+    """A relative one would be beside the run file, which no service may change."""
+    description = with_archive(tmp_path, target, f'learner.scratch_dir = "{folder}"')
+    with pytest.raises(SettingsError, match="cannot be let write") as refusal:
+        rendered_texts(read_description(description))
+
+    assert refusal.value.got == f"learner.scratch_dir = {folder}"
 
 
 def binds(service: dict[str, Any]) -> dict[str, bool]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.regions import REGION_FILE, HubSide, RegionSide, domain_of, hub_addresses, is_region, pings
+from atoll.client.arguments import check_joining
+from atoll.client.join_options import JoinOptions
+from atoll.deploy.description import DeploymentDescription, HubPlace, RegionPlace
+from atoll.keys.rights import check_name, premerger_of
 from atoll.keys.roll import KeyFolder
+from atoll.settings import load
+from atoll.wire.region_names import is_region_name
+from atoll_synchronizer.process import check_region
 from support.command_line import atoll
 
 
@@ -30,12 +38,39 @@ def test_a_region_keeps_its_name(tmp_path: Path) -> None:
         domain_of(tmp_path / "b", None)
 
 
-@pytest.mark.parametrize("name", ["hub", "", "a.b", "a b", "x" * 33])
-def test_names_that_no_region_can_have(tmp_path: Path, name: str) -> None:
-    """The name is a level of subjects, and the hub's is taken."""
-    with pytest.raises(SettingsError, match="name"):
-        domain_of(tmp_path, name)
+@pytest.mark.parametrize("name", ["hub", "a.b", "a b", "x" * 33, "EU", "eu_west", "1st", "eu-", "shard", "eu\n"])
+def test_names_that_no_region_can_have_have_none_anywhere(tmp_path: Path, name: str) -> None:
+    """One rule for a leaf, a learner, a synchronizer, an identity and a description: what one takes, all take."""
+    doors: list[Callable[[], object]] = [
+        lambda: domain_of(tmp_path, name),
+        lambda: check_joining("a", None, JoinOptions(region=name), JoinOptions),
+        lambda: check_region(load(None, [f"synchronizer.region={name}"]).settings),
+        lambda: check_name("premerger", "ocean", premerger_of(name)),
+    ]
+    for door in doors:
+        with pytest.raises(SettingsError):
+            door()
+    with pytest.raises(ValueError, match="no name of a region"):
+        described(name)
     assert not (tmp_path / REGION_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["eu", "a", "us-east-1", "x" * 32])
+def test_names_that_a_region_may_have_everywhere(tmp_path: Path, name: str) -> None:
+    """And the name that a leaf without one gets is such a name."""
+    check_joining("a", None, JoinOptions(region=name), JoinOptions)
+    check_name("premerger", "ocean", premerger_of(name))
+    described(name)
+
+    assert domain_of(tmp_path / "named", name) == name
+    assert check_region(load(None, [f"synchronizer.region={name}"]).settings) == name
+    assert is_region_name(domain_of(tmp_path / "unnamed", None))
+
+
+def described(region: str) -> DeploymentDescription:
+    """Return a deployment with a region of this name."""
+    hub, place = HubPlace(hosts=("hub.example.org",)), RegionPlace(learners=1, target="systemd")
+    return DeploymentDescription(run="ocean", hub=hub, regions={region: place})
 
 
 def test_addresses_of_a_hub() -> None:

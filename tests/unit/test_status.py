@@ -11,19 +11,25 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.base.errors import SettingsError
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
+from atoll.cli import watching
 from atoll.cli.main import build
-from atoll.cli.status import _check_founded
+from atoll.cli.status import _moment
 from atoll.local.console import ConsolePicture
 from atoll.local.console_status import status_lines, status_of
 from atoll.local.console_tables import TopMoment
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.standing import Standing, standing_of
 from atoll.run.status import RunStatus, status_schema
+from atoll.run.stream_room import provide
 from atoll.run.timeline import TimedView
 from atoll.settings import load
-from atoll.wire.messages import Presence, event
+from atoll.wire.messages import Presence, encode, event
 from support.command_line import atoll
+from support.founded_run import run_record
 from support.watched_runs import beat
 
 PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5)
@@ -132,10 +138,32 @@ async def test_a_run_that_is_still_being_founded_is_no_mistake_of_the_user(
     """In the first seconds of `atoll up` its folder is there, and the run is not: options that nobody gave are not named."""
     settings = load(None, [f"broker.url={broker.url}", "run=unfounded"]).settings
     with pytest.raises(SettingsError, match="still being founded") as found:
-        await _check_founded(settings, tmp_path)
+        await _moment(settings, tmp_path)
 
     assert "try again" in str(found.value)
     assert "--run" not in str(found.value)
+
+
+async def test_a_look_at_the_run_of_a_folder_opens_its_broker_once(
+    broker: EmbeddedBroker, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second connection costs another handshake, which over a slow link is what the verb mostly takes."""
+    bus, record = await open_bus(broker.url, run, name="founder"), run_record(run)
+    await provide(bus, record, None)
+    await bus.put_record(record.subjects.run_record, encode(record), expected=0)
+    await bus.close()
+    opened: list[str] = []
+
+    async def counted(url: str, run: str, *, name: str, options: BusOptions) -> Bus:
+        opened.append(name)
+        return await open_bus(url, run, name=name, options=options)
+
+    monkeypatch.setattr("atoll.bus.open.open_bus", counted)
+    monkeypatch.setattr(watching, "BEATS_HEARD", 0.0)
+    told, founded_at_s = await _moment(load(None, [f"broker.url={broker.url}", f"run={run}"]).settings, tmp_path)
+
+    assert opened == ["status"]
+    assert (told.picture.run, founded_at_s) == (run, record.founded_at_s)
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:

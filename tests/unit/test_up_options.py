@@ -85,6 +85,18 @@ def test_a_finished_run_is_refused_unless_told_to_begin_again(tmp_path: Path) ->
     assert len(up.learners) == 3
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_target_below_what_an_unfinished_run_has_trained_is_refused(tmp_path: Path, again: bool) -> None:  # noqa: FBT001
+    """It is not finished by its own target, so --again would not move it aside, and the message does not say so."""
+    former(tmp_path / "run", 500)
+    with pytest.raises(SettingsError, match="not finished, and has trained more") as refusal:
+        plan(UpRequest(out=tmp_path / "run", assignments=("protocol.tokens_target=300",), again=again), {})
+
+    assert refusal.value.got == "500 tokens trained, target 300; its own is 1000"
+    assert refusal.value.allowed == "a target above 500, or 0 for none"
+    assert "choose another --out" in str(refusal.value)
+
+
 def test_moving_aside_keeps_everything_under_the_next_free_name(tmp_path: Path) -> None:
     """Two finished runs get two names; the folder is free afterwards."""
     for count in (1000, 2000):

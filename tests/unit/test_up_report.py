@@ -91,7 +91,21 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert report["token_fragments_by_fate"]["merged"] == 1500
     assert report["token_fragments_by_fate"]["lost"] == 500
     assert not report["fates_exact"]
-    assert report["fates_errors"] == ["shard-1 did not close its ledger: what it had not settled counts as lost"]
+    (said,) = report["fates_errors"]
+    assert said.startswith("shard-1 did not close its ledger: what it merged into fragments 1 is known, ")
+    assert said.endswith("counts as lost; model, losses and bytes do not depend on it")
+    assert said in summary(report, Path("out"))
+
+    (said,) = collect(view, replace(facts, fragment_ledger=None))["fates_errors"]
+    assert "what became of the tokens in fragments 1 is not known, and counts as lost" in said
+
+
+def test_a_shard_of_many_fragments_names_a_few_of_those_whose_ledger_is_missing() -> None:
+    """A reader learns which counts to doubt; a line stays a line."""
+    settings = {"protocol.fragments": 20, "protocol.shards": 2}
+    report = collect(RunView(), Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))
+
+    assert "in fragments 1, 3, 5, 7, 9, 11, … is not known" in report["fates_errors"][1]
 
 
 def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
@@ -160,6 +174,7 @@ def test_figures_that_look_alike_say_which_they_are() -> None:
     assert "3.29 s (grace that was waited): " in slow
     assert "payload bytes that the learners sent, read" in shown
     assert "bytes on the wire of the learners&#x27; links, up, down" in shown
+    assert "fetched (with each learner&#x27;s first reading of the whole model)" in shown
     assert "on the wire of the learners' links" in summary(report, Path("out"))
 
 

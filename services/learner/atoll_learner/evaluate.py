@@ -5,7 +5,8 @@ byte on the same held-out bytes each time. It holds no lease and answers no call
 (`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures that too.
 
 An evaluator with a folder to export to does so when it is told to stop (`atoll up` tells it after the last commit). It has
-JAX and the compiled program already, and its last measurement is that of the model in the files.
+JAX and the compiled program already, and its last measurement is that of the model in the files; values that it has
+measured it does not measure again (`measure_once`).
 
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
 somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
@@ -37,6 +38,7 @@ from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 from atoll_learner.exporting import Measure, Measured, sampler_of, write_out
+from atoll_learner.measure_once import MeasureOnce
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class _OfReference:
 
         if self._measure is None:
             work = self._work
-            self._measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
+            self._measure = MeasureOnce(make_evaluator(work.model, work.train, work.shards, work.held_out_tokens))
         return self._measure(params)
 
     def _first(self, run: RunRecord) -> float:
@@ -200,7 +202,7 @@ async def _incomplete(bus: Bus, run: RunRecord) -> bool:
 
 
 async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation) -> None:
-    """Measure the model once more, tell of it, and write that very model out."""
+    """Read the model once more, measure it unless that has been done, tell of it, and write that very model out."""
     merged = await read_merged(bus, run)
     await _tell(bus, run, evaluation, merged, (await recorded_progress(bus, run)).tokens)
     await asyncio.to_thread(evaluation.export, run, merged)

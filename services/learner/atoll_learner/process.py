@@ -141,6 +141,7 @@ def train(settings: Settings) -> None:
             encode=settings.learner.encode,
             region=settings.learner.region,
             sample_s=settings.learner.sample_s,
+            log_adoptions=True,  # its log is a file of its own, and no person's prints are in it
         ),
     )
     with island:

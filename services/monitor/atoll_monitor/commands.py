@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,12 +95,12 @@ def dashboard(  # noqa: PLR0913  (one option each)
             check_kind(settings, WATCHERS, "the dashboard reads what no learner may")
             shown[_free_name(settings.run, folder, shown)] = BrokerRun(settings, reached_by(settings, folder))
 
-        def tell(url: str) -> None:
+        def open_at(url: str) -> None:
             typer.echo(f"{', '.join(shown)}: {url}\nCtrl-C ends this page; the run does not notice.")
             if browser:
                 open_page(url)
 
-        show_runs(shown, load(config, flags).settings, tell, any_port=port is None)
+        show_runs(shown, load(config, flags).settings, open_at, partial(typer.echo, err=True), any_port=port is None)
 
 
 def _free_name(run: str, folder: Path | None, taken: Collection[str]) -> str:

@@ -32,6 +32,7 @@ from atoll.run.watch import Watch
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
+from atoll_monitor.awaiting import tell_what_is_awaited
 from atoll_monitor.dashboard.fates import poll_fates
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.routes import page_routes
@@ -69,15 +70,20 @@ def watch_run(settings: Settings) -> None:
     configure(settings.log.format, settings.log.level, role="monitor", run=settings.run)
     mine = settings.monitor
     shown = {settings.run: BrokerRun(settings, reached_by(settings, settings.up.out))}
-    asyncio.run(monitor(shown, settings, opened_socket(mine.host, mine.port), keeps=True))
+    asyncio.run(monitor(shown, settings, opened_socket(mine.host, mine.port)))
 
 
 def show_runs(
-    shown: Mapping[str, BrokerRun | SavedRun], settings: Settings, tell: Callable[[str], None], *, any_port: bool
+    shown: Mapping[str, BrokerRun | SavedRun],
+    settings: Settings,
+    open_at: Callable[[str], None],
+    tell: Callable[[str], None],
+    *,
+    any_port: bool,
 ) -> None:
-    """Watch these runs for a person, to whom `tell` gives the address of the page; `settings` say where it is served.
+    """Watch these runs for a person; `open_at` gets the address of the page, `tell` what it waits for.
 
-    With `any_port` a port that is taken is no error: a free one will do.
+    `settings` say where it is served. With `any_port` a port that is taken is no error: a free one will do.
     """
     configure(settings.log.format, "error", role="dashboard", run=next(iter(shown)))
     mine = settings.monitor
@@ -87,17 +93,20 @@ def show_runs(
         if not any_port:
             raise
         listening = opened_socket(mine.host, 0)
-    tell(url_of(listening))
-    asyncio.run(monitor(shown, settings, listening, keeps=False))
+    open_at(url_of(listening))
+    asyncio.run(monitor(shown, settings, listening, tell))
 
 
 async def monitor(
-    shown: Mapping[str, BrokerRun | SavedRun], settings: Settings, listening: socket.socket, *, keeps: bool
+    shown: Mapping[str, BrokerRun | SavedRun],
+    settings: Settings,
+    listening: socket.socket,
+    tell: Callable[[str], None] | None = None,
 ) -> None:
     """Watch these runs, by the names under which they are shown, and serve until SIGTERM or SIGINT.
 
-    Metrics are those of the first that has a broker. A monitor that `keeps` writes records; one that only shows runs to a
-    person does not.
+    Metrics are those of the first that has a broker. A monitor writes records; one that only shows runs to a person does
+    not, and uses `tell` to say what it waits for.
     """
     clock, names = SystemClock(), tuple(shown)
     live = {name: each.settings for name, each in shown.items() if isinstance(each, BrokerRun)}
@@ -112,7 +121,7 @@ async def monitor(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    keepers = [RecordKeeper(watched[name], each.monitor) for name, each in live.items() if keeps]
+    keepers = [RecordKeeper(watched[name], each.monitor) for name, each in live.items() if tell is None]
     routes, allowed = (
         routes_of(next(iter(watched.values()), None), feed),
         allowed_hosts(listening, settings.monitor.names),
@@ -127,6 +136,11 @@ async def monitor(
     work += [asyncio.create_task(keeper.keep()) for keeper in keepers]
     work.append(asyncio.create_task(feed.run()))
     stopping = asyncio.create_task(feed.stop_with(stop))
+    hints = [
+        asyncio.create_task(tell_what_is_awaited(watched[name], each, tell))
+        for name, each in live.items()
+        if tell is not None
+    ]
     serving = asyncio.create_task(serve(application(routes, allowed), listening, stop))
     try:
         done, _ = await asyncio.wait({*work, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,9 +148,9 @@ async def monitor(
             task.result()
     finally:
         stop.set()
-        for task in work:
+        for task in (*work, *hints):
             task.cancel()
-        await asyncio.gather(*work, stopping, serving, return_exceptions=True)
+        await asyncio.gather(*work, *hints, stopping, serving, return_exceptions=True)
 
 
 def announce(settings: Settings, url: str) -> None:

@@ -173,6 +173,7 @@ class SimulatedLearner:
             data_blocks=blocks,
             encode=encode,
             sample_s=settings.learner.sample_s,
+            log_adoptions=True,
         )
 
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)

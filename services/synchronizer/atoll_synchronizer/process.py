@@ -31,7 +31,8 @@ from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run
 from atoll.settings import ArchiveSettings, Settings, bus_options
 from atoll.wire.messages import RunRecord
-from atoll.wire.subjects import Subjects, token
+from atoll.wire.region_names import region_name
+from atoll.wire.subjects import Subjects
 from atoll_synchronizer.region_service import RegionService
 from atoll_synchronizer.retention import make_retention
 from atoll_synchronizer.service import ShardService
@@ -111,7 +112,7 @@ def check_region(settings: Settings) -> str:
             got="synchronizer.region with synchronizer.shard or synchronizer.restore",
             todo="start another process for the shard, without synchronizer.region",
         )
-    return token(mine.region, "region")
+    return region_name(mine.region, "correct synchronizer.region")
 
 
 async def serve_region(bus: Bus, settings: Settings, stop: asyncio.Event) -> None:

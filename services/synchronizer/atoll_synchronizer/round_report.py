@@ -31,7 +31,7 @@ log = get(__name__)
 
 OVERRUNS_PER_WARNING = 20
 LONG_CALLS = 8
-"""A round that is called so often waits for some sixteen steps of its fleet."""
+"""A round that is called so often waits for some sixteen steps of its fleet: unusual if that is also more than an interval."""
 SAID_S_MIN = 10.0
 SAID_S_MAX = 600.0
 DETAILED_MAX = 512
@@ -159,7 +159,7 @@ class RoundReporter:
         step_s = self._machine.step_s(times.visible_s)
         if step_s is not None:
             round_s = times.visible_s - (command.called_s or times.visible_s)
-            interval_s = self._context.run.protocol.interval_steps * step_s
+            interval_s = self._interval_s(times.visible_s)
             self._overruns = self._overruns + 1 if round_s > interval_s else 0
             if self._overruns and self._overruns % OVERRUNS_PER_WARNING == 0:
                 log.warning(
@@ -191,13 +191,24 @@ class RoundReporter:
 
         `version` is the one that the round is to make, as in `committed`. The log gets what is new: where all rounds of a slow
         fleet are called twice, a line at growing intervals (`unsaid` waits came since the one before), and each long wait.
+        It is a warning only if the wait is unusual: healthy rounds are often called twice, because a slow step comes between.
         """
         if call.attempt & (call.attempt - 1) == 0:
             fields = {"fragment": call.fragment, "version": call.version + 1, "why": call.why}
             cause = id_of("call", call.fragment, call.version, call.attempt)
-            if self._waits.is_due(self._context.clock.monotonic(), is_long=call.attempt >= LONG_CALLS):
-                log.warning("round.waiting", **fields, unsaid=self._waits.taken(), cause_id=cause)
+            now_s = self._context.clock.monotonic()
+            if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
+                waited_s = now_s - self._machine.slots[call.fragment].round.called_s
+                line = fields | {"waited_s": round(waited_s, 3), "unsaid": self._waits.taken(), "cause_id": cause}
+                if call.attempt >= LONG_CALLS and waited_s > self._interval_s(now_s):
+                    log.warning("round.waiting", **line)
+                else:
+                    log.info("round.waiting", **line)
             await self._event_log.record("waiting", **fields, cause_id=cause)
+
+    def _interval_s(self, at_s: float) -> float:
+        """Return the time that a round should fit into: an interval at the live learners' median step time, 0 without one."""
+        return self._context.run.protocol.interval_steps * (self._machine.step_s(at_s) or 0.0)
 
 
 def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: bool = True) -> dict[str, object]:

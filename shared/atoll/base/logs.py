@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import structlog
 
@@ -114,5 +114,24 @@ def say_in_this_task(**values: str | int) -> None:
 
 def get(name: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of a module."""
-    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        None, wrapper_class=cast("type[structlog.types.BindableLogger]", _as_configured), logger_factory_args=(name,)
+    )
     return logger
+
+
+_quiet: Any = structlog.make_filtering_bound_logger(logging.INFO)
+
+
+def _as_configured(
+    logger: structlog.types.WrappedLogger,
+    processors: Iterable[structlog.types.Processor],
+    context: structlog.types.Context,
+) -> structlog.types.BindableLogger:
+    """Return a bound logger as structlog is configured; where nobody has, in a person's script, one without debug lines.
+
+    structlog would print those, too, and it is not ours to configure in a process that is not.
+    """
+    kind = structlog.get_config()["wrapper_class"] if structlog.is_configured() else _quiet
+    bound: structlog.types.BindableLogger = kind(logger, processors=processors, context=context)
+    return bound

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +33,11 @@ from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
 from atoll.bus.addresses import bracketed
 from atoll.bus.options import Credentials
+from atoll.wire.region_names import HUB, region_name
 
-HUB_DOMAIN: Final = "hub"
+HUB_DOMAIN: Final = HUB
 LEAF_PORT: Final = 7422
 REGION_FILE: Final = "region.json"
-_DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _SCHEMES: Final = ("nats", "tls", "nats-leaf")
 _WIRE: Final = "compression: off"
 """What passes is compressed already."""
@@ -140,13 +139,8 @@ def domain_of(store_dir: Path, wanted: str | None) -> str:
         SettingsError: `wanted` cannot be a domain, or is another one than the store's.
         EnvironmentFault: the store cannot be used.
     """
-    if wanted is not None and (not _DOMAIN.fullmatch(wanted) or not is_region(wanted)):
-        raise SettingsError(
-            "a region cannot have this name",
-            got=repr(wanted),
-            allowed=f"up to 32 letters, digits, - and _, and not {HUB_DOMAIN}",
-            todo="correct --region",
-        )
+    if wanted is not None:
+        region_name(wanted, "correct --region")
     kept = store_dir / REGION_FILE
     try:
         there = parsed(kept.read_bytes(), dict[str, str])["domain"]

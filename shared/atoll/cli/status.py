@@ -16,7 +16,7 @@ import typer
 
 from atoll.cli.histories import agreement_of, saved_in, view_of_saved
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, opened, settings_of
+from atoll.cli.reading import Out, settings_of
 from atoll.cli.watching import watched
 
 if TYPE_CHECKING:
@@ -77,28 +77,10 @@ async def _moment(settings: Settings, out: Path | None) -> tuple[TopMoment, floa
     """Return the run as it is now, and when it was founded."""
     from atoll.local.console_tables import TopMoment  # noqa: PLC0415
 
-    if out is not None:
-        await _check_founded(settings, out)
-    async with watched(settings, "status") as there:
+    async with watched(settings, "status", out) as there:
         await there.hear()
         moment = TopMoment(there.picture(), there.view.timeline, there.clock.wall(), there.record.closing)
         return moment, there.record.founded_at_s
-
-
-async def _check_founded(settings: Settings, out: Path) -> None:
-    """Raise `SettingsError` if the run of this folder is not founded yet: that takes `atoll up` some seconds."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
-
-    async with opened(settings, "status") as bus:
-        if await read_run(bus, Subjects(settings.run)) is not None:
-            return
-    raise SettingsError(
-        "the run of this folder is still being founded, or ended before it was",
-        got=f"{out} without a run record",
-        todo="try again in some seconds: the first learner of `atoll up` founds the run once it has its model",
-    )
 
 
 def _ended(view: TimedView, run: str, protocol: ProtocolSettings) -> TopMoment:

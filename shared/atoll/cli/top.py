@@ -21,6 +21,8 @@ from atoll.cli.reading import Out, settings_of
 from atoll.cli.watching import watched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atoll.cli.watching import WatchedRun
     from atoll.settings import Settings
 
@@ -49,11 +51,11 @@ def top(
 
     with settings_of(out, run, broker, config, assignments) as settings:
         configure(settings.log.format, "error", role="top", run=settings.run)
-        asyncio.run(_show(settings, once=once))
+        asyncio.run(_show(settings, out, once=once))
 
 
-async def _show(settings: Settings, *, once: bool) -> None:
-    async with watched(settings, "top") as there:
+async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
+    async with watched(settings, "top", out) as there:
         if once:
             await _print_once(there)
         elif sys.stdin.isatty() and sys.stdout.isatty():

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from atoll.cli.reading import opened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atoll.base.clock import Clock
     from atoll.bus.interface import Bus
     from atoll.local.console import ConsolePicture
@@ -57,21 +59,20 @@ def beat_s(protocol: ProtocolSettings) -> float:
 
 
 @asynccontextmanager
-async def watched(settings: Settings, verb: str) -> AsyncIterator[WatchedRun]:
-    """Follow a run while the block runs; its event log has been read when that begins.
+async def watched(settings: Settings, verb: str, out: Path | None = None) -> AsyncIterator[WatchedRun]:
+    """Follow a run while the block runs; its event log has been read when that begins. `out` is its folder, if it has one.
 
     Raises:
         SettingsError: nobody has founded the run.
         AtollError: what ended the following.
     """
     from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.run.record import founded_run  # noqa: PLC0415
     from atoll.run.timeline import TimedView  # noqa: PLC0415
     from atoll.run.watch import Watch  # noqa: PLC0415
 
     clock, view = SystemClock(), TimedView()
     async with opened(settings, verb) as bus:
-        record = await founded_run(bus, settings.run)
+        record = await _record(bus, settings.run, out)
         watch = Watch(bus, settings.run, view, clock)
         following = asyncio.create_task(watch.follow())
         try:
@@ -81,3 +82,21 @@ async def watched(settings: Settings, verb: str) -> AsyncIterator[WatchedRun]:
                 following.result()
         finally:
             following.cancel()
+
+
+async def _record(bus: Bus, run: str, out: Path | None) -> RunRecord:
+    """Return the record of a run; raise `SettingsError` if it is not founded, which takes the `atoll up` of `out` a while."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.run.record import founded_run, read_run  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+
+    if out is None:
+        return await founded_run(bus, run)
+    record = await read_run(bus, Subjects(run))
+    if record is None:
+        raise SettingsError(
+            "the run of this folder is still being founded, or ended before it was",
+            got=f"{out} without a run record",
+            todo="try again in some seconds: the first learner of `atoll up` founds the run once it has its model",
+        )
+    return record

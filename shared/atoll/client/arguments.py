@@ -18,6 +18,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.options import COPIES
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.region_names import region_name
 from atoll.wire.subjects import token
 
 log = get(__name__)
@@ -28,6 +29,7 @@ IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
 
 OPTIONS: Final[Mapping[str, Kinds]] = {
     "donated": (bool,),
+    "log_adoptions": (bool,),
     "encode": (str,),
     "model": (str,),
     "data": (str,),
@@ -127,7 +129,7 @@ def _check_fields(options: Any) -> None:  # noqa: ANN401  (a dataclass of option
     if options.taps not in ("bodies", "headers"):
         raise SettingsError("options.taps is unknown", got=repr(options.taps), allowed='"bodies" or "headers"')
     if options.region:
-        token(options.region, "region")
+        region_name(options.region, "correct options.region")
     merge = options.merge
     if not isinstance(merge, Mapping) or not all(isinstance(pattern, str) for pattern in merge):
         raise _refused(

@@ -6,9 +6,8 @@ It runs on one event loop in a thread of its own. The training thread meets it i
     training thread ── post_step(snapshot, adopted) ─►  loop: Island.handle ─► Push  ─► worker thread: encode ─► bus
                     ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
 
-The snapshot is a mapping from tensor names to arrays of the last completed step. JAX arrays do not change, so holding a
-reference costs nothing. Worker threads compute a pseudo-gradient, `anchor - theta` in float32, from it while they send,
-or the device of the snapshot computes it (`atoll.client.device_encoding`).
+The snapshot maps tensor names to arrays of the last completed step: JAX arrays do not change, so a reference costs nothing.
+Worker threads, or its device (`atoll.client.device_encoding`), compute pseudo-gradients of it: `anchor - theta` in float32.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
 from atoll.client.head_reading import HeadReading
 from atoll.client.local_refusals import LocalRefusals, tell_verdict
+from atoll.client.log_lines import AdoptionLog
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
 from atoll.client.run_progress import RunProgress
@@ -127,6 +127,7 @@ class IslandDriver:
         self.pusher = Pusher(bus, run, member, clock, self.steps)
         self._refusals = LocalRefusals(run.layout, clock)
         self._encoder: Encoder | None = None
+        self.adoption_log = AdoptionLog()
 
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
         """Set the snapshot before the first step, and choose where pseudo-gradients are made of such snapshots."""
@@ -247,7 +248,7 @@ class IslandDriver:
             cause = id_of("head", p, version)
             self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
             self.pusher.adopted(p, version)
-            log.info("fragment.adopted", fragment=p, version=version, step=self.machine.steps, cause_id=cause)
+            self.adoption_log.adopted(p, version, self.machine.steps, cause)
             with self._lock:
                 self._anchors[p] = item.frame
                 self._at_home.pop(p, None)

@@ -140,8 +140,8 @@ def join(
         founds=identity is None or identity.founds,
         region=options.region,
         sample_s=checked_pause(options.sample_s),
+        log_adoptions=options.log_adoptions,
     )
-
     opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
     session = Session(request, opener, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)

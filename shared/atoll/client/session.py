@@ -27,11 +27,11 @@ from atoll.client.adoption import AdoptableFragment
 from atoll.client.data_leases import DataLeases
 from atoll.client.driver import IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
+from atoll.client.log_lines import AdoptionLog, account
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.client.samples import SAMPLE_S, pause_of, sample_of
 from atoll.protocol.data import data_lease_s
-from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import check_run
 from atoll.run.stream_room import provide
@@ -52,7 +52,8 @@ class JoinRequest:
     `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
     step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
     One that may not found waits until the run is there. `region` is where its contributions are folded, empty for nowhere.
-    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`).
+    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`). With `log_adoptions`
+    each adopted fragment is a line of its log at info.
     """
 
     learner: str
@@ -66,6 +67,7 @@ class JoinRequest:
     founds: bool = True
     region: str = ""
     sample_s: float = SAMPLE_S
+    log_adoptions: bool = False
 
 
 class Session:
@@ -128,6 +130,7 @@ class Session:
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
+        self.driver.adoption_log = AdoptionLog(each=self._request.log_adoptions)
         # Heads count merged tokens, a little less than were trained; leases and calls give the exact number.
         self.driver.progress.prove(max(head.tokens_merged for head in heads.values()), 0)
         self.leases = DataLeases(
@@ -198,9 +201,10 @@ class Session:
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
             await self.record("sample", **sample_of(await self._beat()))  # where the curve ends
             await self._record_moved()
-            await self.record("left", incarnation=self.member.incarnation, **_account(machine))
+            counts = {"tokens": machine.tokens, "steps": machine.steps}
+            await self.record("left", incarnation=self.member.incarnation, **counts)
             await release(self.bus, subjects, self.member)
-        log.info("learner.left", incarnation=self.member.incarnation, **_account(machine))
+        log.info("learner.left", incarnation=self.member.incarnation, **account(machine))
 
     async def _say_draining(self) -> None:
         """Tell the shards, before the last pushes arrive, that we are leaving: their rounds then wait for us."""
@@ -259,7 +263,8 @@ class Session:
     async def _record_moved(self) -> None:
         moved = moved_by(self.bus.stats)
         await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
-        log.info("learner.moved", step=self.driver.machine.steps, **moved.told)
+        step, adopted = self.driver.machine.steps, self.driver.adoption_log.taken()
+        log.info("learner.moved", step=step, fragments_adopted=adopted, **moved.told)
 
     def _standing(self) -> TrainingStanding:
         """Return our standing: sound after several steps of this incarnation, if the last known loss is finite."""
@@ -290,13 +295,3 @@ class Session:
             moved=moved_by(self.bus.stats),
             run_tokens=max(self.driver.progress.tokens, machine.tokens),
         )
-
-
-def _account(machine: Island) -> dict[str, int]:
-    return {
-        "tokens": machine.tokens,
-        "steps": machine.steps,
-        "pushed": machine.pushed,
-        "superseded": machine.superseded,
-        "refused_local": machine.refused_local,
-    }

@@ -12,7 +12,6 @@ service. Such places are refused when a deployment is rendered, and so is any fo
 from __future__ import annotations
 
 import posixpath
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,12 +22,11 @@ from pydantic import ValidationError
 from atoll.archive.object_store import FolderArchive, open_archive, resolved
 from atoll.base.errors import SettingsError
 from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.own_folders import PLAIN
 from atoll.settings.sections import ArchiveSettings, Section, SynchronizerSettings
 
 OBJECT_STORE: Final = "s3"
 TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev", "/proc", "/run", "/sys")  # noqa: S108  (none of them is used here)
-_FOLDER: Final = re.compile(r"(/[\w.+@-]+)+/?")
-"""Letters that mean nothing else to systemd (`%`, blanks), to compose (`:`, `$`) and to a shell."""
 S = TypeVar("S", bound=Section)
 
 
@@ -123,7 +121,7 @@ def _folder(setting: str, url: str, target: str) -> str:
         )
     # Of a path the text as it was written: as a folder it is absolute already, counted from where we are.
     text = str(folder) if urlsplit(url).scheme else url
-    if not _FOLDER.fullmatch(text) or ".." in text.split("/"):
+    if not PLAIN.fullmatch(text) or ".." in text.split("/"):
         raise SettingsError(
             "synchronizers would not all find the archive in one folder",
             got=f"{setting} = {url}",

@@ -12,7 +12,8 @@ from typing import Any
 
 from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.own_folders import folders_of_container
 from atoll.deploy.services import (
     DOOR,
     LEAF_PORT,
@@ -29,12 +30,13 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.texts import yaml
+from atoll.wire.region_names import HUB
 
 HEAD = """{run}, {place}: written by `atoll deploy render`; change the description and render again.
 
   sudo chown -R {user} services       identities are their owner's alone, and the containers run as this one
-{archive}  docker compose up -d"""
-HEAD_ARCHIVE = "  sudo install -d -o {user} -g {group} -m 0700 {folder}    the archive, to which synchronizers write\n"
+{folders}  docker compose up -d"""
+HEAD_FOLDER = "  sudo install -d -o {user} -g {group} -m 0700 {folder}    {what}\n"
 USER = "10001:10001"
 FOLDER = "/service"
 HEALTH = "/tmp/health"  # noqa: S108  (of a container)
@@ -57,15 +59,19 @@ def compose_files(described: DeploymentDescription, place: str) -> dict[str, str
     tree = {"name": f"atoll-{described.run}-{place}".lower(), "services": found} | (
         {"volumes": volumes} if volumes else {}
     )
-    head = HEAD.format(run=described.run, place=place, user=USER, archive=_head_archive(described, place))
+    head = HEAD.format(run=described.run, place=place, user=USER, folders=_head_folders(described, place))
     return {"compose.yml": yaml(tree, head=head)}
 
 
-def _head_archive(described: DeploymentDescription, place: str) -> str:
-    """Return the line that tells how the folder of the archive is made; empty where none is written to."""
-    folder = archive_folders(described).written if place == HUB else ""
+def _head_folders(described: DeploymentDescription, place: str) -> str:
+    """Return a line for each folder that services write to: how it is made."""
+    told = {folder: f"for {one.name}" for one in services(described, place) for folder in folders_of_container(one)}
+    if place == HUB and (archive := archive_folders(described).written):
+        told[archive] = "the archive, to which synchronizers write"
     user, _, group = USER.partition(":")
-    return HEAD_ARCHIVE.format(user=user, group=group, folder=folder) if folder else ""
+    return "".join(
+        HEAD_FOLDER.format(user=user, group=group, folder=folder, what=what) for folder, what in told.items()
+    )
 
 
 def _hardened(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
@@ -125,35 +131,38 @@ def _service(described: DeploymentDescription, place: str, service: PlannedServi
         mounts += [f"{service.name}:/state", f"{_here(region.data)}:/data:ro"]
         made = _hardened(described.software.learner_image, region.memory, config)
         made["deploy"]["resources"]["limits"]["cpus"] = region.cpus
+        mounts += [_bind(folder) for folder in folders_of_container(service)]
         made |= {"command": [service.verb, *config], "volumes": mounts}
         return made if leaf is None else made | {"depends_on": waits}
     made = _hardened(described.software.hub_image, described.hub.memory, config)
     if service.kind == "reader":
         mounts.append(f"{service.name}:/state")
         made["ports"] = [f"127.0.0.1:{MONITOR_PORT}:{MONITOR_PORT}"]
+    own = folders_of_container(service)
+    mounts += [_bind(folder) for folder in own]
     if service.kind == "synchronizer":
-        mounts += _archive(described)
+        mounts += [mount for mount in _archive(described) if mount["source"] not in own]
     return made | {"command": [service.verb, *config], "volumes": mounts, "depends_on": waits}
 
 
 def _archive(described: DeploymentDescription) -> list[dict[str, Any]]:
-    """Return the mounts of a synchronizer for the archive, at the paths that its run file names.
+    """Return the mounts of a synchronizer for the archive, at the paths that its run file names."""
+    folders = archive_folders(described)
+    return [
+        _bind(folder, read_only=read_only)
+        for folder, read_only in ((folders.written, False), (folders.read, True))
+        if folder
+    ]
+
+
+def _bind(folder: str, *, read_only: bool = False) -> dict[str, Any]:
+    """Return the mount of a folder of the host, at its own path.
 
     The short form would let docker make a folder that is missing. It would be root's, and every checkpoint would fail, which
     is only a warning in the log. This form refuses to start the service.
     """
-    folders = archive_folders(described)
-    return [
-        {
-            "type": "bind",
-            "source": folder,
-            "target": folder,
-            "read_only": read_only,
-            "bind": {"create_host_path": False},
-        }
-        for folder, read_only in ((folders.written, False), (folders.read, True))
-        if folder
-    ]
+    bind = {"create_host_path": False}
+    return {"type": "bind", "source": folder, "target": folder, "read_only": read_only, "bind": bind}
 
 
 def _here(path: str) -> str:

@@ -37,13 +37,9 @@ from atoll.base.errors import SettingsError
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
 from atoll.settings.sections import Copies, Section
+from atoll.wire.region_names import ALLOWED, is_region_name
 from atoll.wire.subjects import token
 
-HUB: Final = "hub"
-TAKEN: Final = frozenset({HUB, "keys", "kubernetes", "broker", "synchronizer", "shard", "monitor"})
-"""What folders and services beside a region's are called. A learner `shard-1` would have the subjects of a shard."""
-PLACE_LETTERS_MAX: Final = 32
-_PLACE: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -220,11 +216,8 @@ class DeploymentDescription(Section):
     @classmethod
     def _named(cls, regions: dict[str, RegionPlace]) -> dict[str, RegionPlace]:
         for name in regions:
-            if not _PLACE.fullmatch(name) or len(name) > PLACE_LETTERS_MAX or name in TAKEN:
-                raise ValueError(
-                    f"{name!r} is no name of a region: up to {PLACE_LETTERS_MAX} small letters, digits and '-', "
-                    f"and not {', '.join(sorted(TAKEN))}"
-                )
+            if not is_region_name(name):
+                raise ValueError(f"{name!r} is no name of a region: {ALLOWED}")
         return regions
 
     @model_validator(mode="after")

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from atoll.deploy.description import HUB, DeploymentDescription
-from atoll.deploy.kubernetes_rules import base_files, learners_of, rules_of_hub, rules_of_region
+from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, rules_of_hub, rules_of_region
+from atoll.deploy.own_folders import folders_of_container
 from atoll.deploy.services import (
     CLUSTER,
     CLUSTER_PORT,
@@ -39,6 +40,7 @@ from atoll.deploy.services import (
     services,
 )
 from atoll.deploy.texts import yaml
+from atoll.wire.region_names import HUB
 
 __all__ = ["base_files", "kubernetes_files"]
 USER: Final = 10001
@@ -56,10 +58,10 @@ def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, 
     if place == HUB:
         namespace = described.hub.namespace
         documents = {
-            "brokers.yaml": [_brokers(described), _headless(), *_outside(described), _budget(CLUSTER, CLUSTER)],
+            "brokers.yaml": [_brokers(described), _headless(), *_outside(described), budget(CLUSTER, CLUSTER)],
             "synchronizers.yaml": [
                 *(_deployment(described, one, "synchronizer") for one in planned if one.kind == "synchronizer"),
-                _budget("synchronizers", "synchronizer"),
+                budget("synchronizers", "synchronizer"),
             ],
             "rules.yaml": rules_of_hub(described),
         }
@@ -145,6 +147,8 @@ def _serving(role: str, service: PlannedService, container: dict[str, Any], **mo
         },
         *more.pop("volumes", ()),
     ]
+    folders = {f"folder-{number}": path for number, path in enumerate(folders_of_container(service))}
+    volumes += [{"name": name, "emptyDir": {}} for name in folders]
     # Kubernetes shows secrets to the group of the pod; a copy of our own is ours alone.
     copying = {
         "name": "given",
@@ -153,10 +157,11 @@ def _serving(role: str, service: PlannedService, container: dict[str, Any], **mo
         "volumeMounts": [{"name": "given", "mountPath": "/given", "readOnly": True}, _mount("service", "/service")],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
     }
+    mounts = [_mount("tmp", "/tmp"), _mount("service", "/service"), *container["volumeMounts"]]  # noqa: S108
     container = {
         **container,
         "args": [service.verb, "--config", f"/service/{RUN_FILE}"],
-        "volumeMounts": [_mount("tmp", "/tmp"), _mount("service", "/service"), *container["volumeMounts"]],  # noqa: S108
+        "volumeMounts": [*mounts, *(_mount(name, path) for name, path in folders.items())],
     }
     return _pod(role, service.name, container, volumes, first={"given": copying}, **more)
 
@@ -304,12 +309,6 @@ def _outside(described: DeploymentDescription) -> list[dict[str, Any]]:
         }
         for node in nodes(described)
     ]
-
-
-def _budget(name: str, role: str) -> dict[str, Any]:
-    """Return the rule that maintenance takes one at a time."""
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": role}}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
 
 
 def _monitor(described: DeploymentDescription, service: PlannedService) -> list[dict[str, Any]]:

@@ -110,6 +110,12 @@ def rules_of_region(described: DeploymentDescription, place: str) -> list[dict[s
     return [_rule("learner", {"app": "learner"}, {"policyTypes": ["Egress"], "egress": [_NAMES, *reached]})]
 
 
+def budget(name: str, role: str) -> dict[str, Any]:
+    """Return the rule that maintenance takes one at a time."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": role}}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+
+
 def learners_of(described: DeploymentDescription, place: str) -> str:
     """Return the label `app` of a region's learners; rules add up, so those behind a leaf have one of their own."""
     return "learner" if leaf_of(described, place) is None else f"{place}-learner"

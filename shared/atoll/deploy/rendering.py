@@ -27,7 +27,7 @@ from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
 from atoll.deploy.archives import archive_folders, archive_notes
 from atoll.deploy.compose import compose_files
-from atoll.deploy.description import HUB, DeploymentDescription, leaf_name
+from atoll.deploy.description import DeploymentDescription, leaf_name
 from atoll.deploy.kubernetes import base_files, kubernetes_files
 from atoll.deploy.services import (
     IDENTITY_FILE,
@@ -54,6 +54,7 @@ from atoll.keys.handing_out import (
 from atoll.keys.identity import FOLDER_MODE
 from atoll.keys.roll import KeyFolder
 from atoll.settings import load
+from atoll.wire.region_names import HUB
 
 MANIFEST: Final = "rendered.json"
 KEYS: Final = "keys"

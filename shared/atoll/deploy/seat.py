@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.rendering import KEYS, SERVICES
 from atoll.deploy.services import (
     DOOR,
@@ -27,6 +27,7 @@ from atoll.deploy.services import (
 )
 from atoll.keys.rights import Kind
 from atoll.settings import LoadedSettings, load
+from atoll.wire.region_names import HUB
 
 OPERATORS: Path = Path(KEYS) / "identities" / "operator.toml"
 

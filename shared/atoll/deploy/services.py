@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
-from atoll.deploy.description import HUB, DeploymentDescription, RegionPlace, leaf_name
+from atoll.deploy.description import DeploymentDescription, RegionPlace, leaf_name
 from atoll.keys.rights import Kind, premerger_of
+from atoll.wire.region_names import HUB
 
 CLUSTER: Final = "hub"
 NODES_SERVICE: Final = "hub-nodes"
@@ -205,7 +206,11 @@ def _learner(described: DeploymentDescription, place: str, name: str, region: Re
     data = "/data" if mounted else region.data
     learner = {"checkpoint_dir": f"{state}/checkpoints", "compile_cache": f"{state}/jax", **told.get("learner", {})}
     learner |= {"region": place} if region.premerge else {}
-    return told | {"learner": {"id": name, **learner}, "data": {**told.get("data", {}), "dir": data}}
+    return told | {
+        "learner": {"id": name, **learner},
+        "data": {**told.get("data", {}), "dir": data},
+        "log": {"dump_dir": f"{state}/facts", **told.get("log", {})},
+    }
 
 
 def _premerger(described: DeploymentDescription, place: str, name: str, region: RegionPlace) -> dict[str, Any]:
@@ -261,7 +266,10 @@ def _told(
         )
     broker = {"url": broker_url(described, place), "identity": IDENTITY_FILE, "replicas": described.hub.count}
     health = {"systemd": f"/run/{unit(described, name)}/health", "skypilot": "health"}.get(target, "/tmp/health")  # noqa: S108
-    return merged(given, {"run": described.run, "stay": stay, "health_file": health, "broker": broker})
+    # A unit's folder for temporary files ends with it, and a dump is looked at afterwards.
+    kept = {"log": {"dump_dir": f"/var/lib/{unit(described, name)}/facts"}} if target == "systemd" else {}
+    decided = {"run": described.run, "stay": stay, "health_file": health, "broker": broker}
+    return merged(merged(kept, given), decided)
 
 
 def unit(described: DeploymentDescription, name: str) -> str:

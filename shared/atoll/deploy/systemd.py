@@ -1,10 +1,10 @@
 """A place as units of systemd: one for each service, the same on every machine of the place.
 
 A unit starts again what fails and not what has finished. After a boot it starts a service whose run is over once more, which
-finds that out and leaves. Units write only below /var/lib and /run, into folders of their own that systemd makes. Those of
-synchronizers also write to the archive, if that is a folder. Identities are files of the user `atoll` in /etc/atoll: systemd's
-own credentials are opened to that user by an access list, whose mask looks as if a group might read them, and such a file is
-refused.
+finds that out and leaves. Units write only below /var/lib and /run, into folders of their own that systemd makes, and into
+folders that settings name (`own_folders`), such as the archive. Identities are files of the user `atoll` in /etc/atoll:
+systemd's own credentials are opened to that user by an access list, whose mask looks as if a group might read them, and such
+a file is refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.deploy.archives import archive_folders
-from atoll.deploy.description import HUB, DeploymentDescription
+from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.own_folders import own_folders
 from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit
+from atoll.wire.region_names import HUB
 
 USER: Final = "atoll"
 _UNIT: Final = """# Written by `atoll deploy render`; change the description and render again.
@@ -63,12 +65,13 @@ SystemCallArchitectures=native
 WantedBy=multi-user.target
 """
 # A folder that is not there cannot be made writable: the unit would not start (status=226/NAMESPACE), or, with a `-`, it would
-# start with an archive that it may not make. So the unit makes the folder first; `+` is root, outside the sandbox. A folder
+# start with a folder that it may not make. So the unit makes the folder first; `+` is root, outside the sandbox. A folder
 # that exists keeps its owner and its mode. A synchronizer merges also while its archive is away, and warns: so neither line may
 # stop the unit (`-`), and it is started after remote file systems, which it does not require.
 _MAKES: Final = """ExecStartPre=-+/bin/sh -c "test -d {folder} || install -d -o {user} -g {user} -m 0700 {folder}"\n"""
 _WRITES: Final = "ReadWritePaths=-{folder}\n"
 _AFTER: Final = " remote-fs.target"
+TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (a unit has its own of the first two)
 
 
 def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str]:
@@ -85,8 +88,15 @@ def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str
         found[f"{name}.service"] = _unit(described, leaf.name, words, _broker_environment(name))
     for service in services(described, place):
         words = [service.verb, "--config", f"{etc(described)}/{service.name}/{RUN_FILE}"]
-        folder = archive_folders(described).written if service.kind == "synchronizer" else ""
-        found[f"{unit(described, service.name)}.service"] = _unit(described, service.name, words, archive=folder)
+        name = unit(described, service.name)
+        folders = own_folders(service, (*TEMPORARY, f"/var/lib/{name}"))
+        if (
+            service.kind == "synchronizer"
+            and (archive := archive_folders(described).written)
+            and archive not in folders
+        ):
+            folders.append(archive)
+        found[f"{name}.service"] = _unit(described, service.name, words, folders=folders)
     return found
 
 
@@ -101,9 +111,13 @@ def _broker_environment(name: str) -> str:
 
 
 def _unit(
-    described: DeploymentDescription, name: str, words: Sequence[str], environment: str = "", archive: str = ""
+    described: DeploymentDescription,
+    name: str,
+    words: Sequence[str],
+    environment: str = "",
+    folders: Sequence[str] = (),
 ) -> str:
-    """Return a unit that starts `words`; `archive` is a folder that it writes to beside its own."""
+    """Return a unit that starts `words`; it writes to `folders` beside its own."""
     return _UNIT.format(
         run=described.run,
         name=name,
@@ -112,9 +126,9 @@ def _unit(
         # A learner pushes what it has; a node of the broker hands its leaders over.
         stop_s="90s",
         environment=environment,
-        makes=_MAKES.format(folder=archive, user=USER) if archive else "",
-        writes=_WRITES.format(folder=archive) if archive else "",
-        after=_AFTER if archive else "",
+        makes="".join(_MAKES.format(folder=folder, user=USER) for folder in folders),
+        writes="".join(_WRITES.format(folder=folder) for folder in folders),
+        after=_AFTER if folders else "",
         unit=unit(described, name),
         # Token shards may be in somebody's home.
         home="read-only",

@@ -36,6 +36,8 @@ from atoll.base.errors import SettingsError
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, live_plan, stream_plan
 from atoll.wire.event_log import EVALUATOR, kinds_of
+from atoll.wire.region_names import ALLOWED as REGION_NAMES
+from atoll.wire.region_names import is_region_name
 from atoll.wire.subjects import SUM, Subjects, matches, token
 
 Kind = Literal["learner", "synchronizer", "reader", "evaluator", "region", "premerger", "operator"]
@@ -61,11 +63,11 @@ def check_name(kind: Kind, run: str, name: str) -> None:
             allowed=f"a name other than all, bye, {EVALUATOR}, {SUM} and shard-<number>",
             todo="choose another name for the learner",
         )
-    if kind == "premerger" and not premerged(name):
+    if kind == "premerger" and not is_region_name(premerged(name)):
         raise SettingsError(
             "the name of a premerger says whose sums it may send",
             got=name,
-            allowed=f"REGION{_PREMERGER}, for example {premerger_of('eu')}",
+            allowed=f"REGION{_PREMERGER}, for example {premerger_of('eu')}; a region has {REGION_NAMES}",
             todo="name it after its region",
         )
 

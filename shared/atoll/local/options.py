@@ -326,15 +326,31 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
         raise SettingsError("this run lives on a broker of yours", todo=f"give --broker {former.broker}")
     if former.broker == EMBEDDED and up.broker is not None:
         raise SettingsError("this run lives in its own broker's store", got=redacted(up.broker), todo="omit --broker")
-    target = up.settings.protocol.tokens_target
-    if _is_finished(former, target):
+    _check_target(former, up)
+
+
+def _check_target(former: RunFile, up: UpPlan) -> None:
+    """Refuse a target that the run has reached: it would end at once. `--again` begins anew only what is finished."""
+    target, own = up.settings.protocol.tokens_target, int(former.settings.get(_TARGET, 0))
+    if not _is_finished(former, target):
+        return
+    got = f"{former.tokens} tokens trained, target {target}"
+    allowed = f"a target above {former.tokens}, or 0 for none"
+    if _is_finished(former, own):
         raise SettingsError(
             "this run has reached its target",
-            got=f"{former.tokens} tokens trained, target {target}",
-            allowed=f"a target above {former.tokens}, or 0 for none",
+            got=got,
+            allowed=allowed,
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
             f"its report is {up.out / 'report.html'}",
         )
+    raise SettingsError(
+        "this run is not finished, and has trained more than the new target",
+        got=f"{got}; its own is {own or 'none'}",
+        allowed=allowed,
+        todo="leave --tokens away to continue it as it was, or give a larger one; --again begins anew only where a run is "
+        "finished, so to begin anew choose another --out or move this folder away",
+    )
 
 
 def _comparable(name: str, value: object) -> str:

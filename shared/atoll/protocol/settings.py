@@ -98,7 +98,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         share_max: largest share of a round's weight that one learner may have; 1 for any (`atoll.merge.robust`).
         robust: "none"; "clip": shorten slices that are much longer than the round's median; "gate": leave out, as well, those
             that point away from the others'. It needs a quorum of three.
-        outer: "nesterov", "optax:<name>" or "module:attr".
+        outer: the outer optimizer: our own, one of optax by its name, or a callable of the rate that makes one of optax.
         outer_lr: outer learning rate.
         outer_momentum: outer momentum, 0 for plain SGD.
         average_versions: horizon of an average of the global values that is kept beside them; 0 for none.

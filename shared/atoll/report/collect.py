@@ -35,6 +35,7 @@ from atoll.wire.traffic import NOTHING
 
 SCHEMA: Final = 1
 CURVE_MAX: Final = 2000
+FRAGMENTS_NAMED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
 def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
     """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
     unclosed = _unclosed(view, facts)
-    doubts = [f"{name} did not close its ledger: what it had not settled counts as lost" for name in unclosed]
+    doubts = [_missing(name, facts) for name in unclosed]
     for learner in view.learners.values():
         for life in learner.lives.values():
             booked = fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
@@ -158,6 +159,22 @@ def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
                 where = "that no ledger tells of" if unclosed else "after the ledgers were closed"
                 doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")
     return doubts
+
+
+def _missing(shard: str, facts: Facts) -> str:
+    """Return whose ledger is missing, how far the counts go without it, and that other figures do not need it.
+
+    The head of a fragment names its ledger as of its last commit, so with those only what came later is not known.
+    """
+    shards, fragments = int(facts.settings["protocol.shards"]), int(facts.settings["protocol.fragments"])
+    own = [str(fragment) for fragment in range(int(shard.removeprefix("shard-")), fragments, shards)]
+    whose = f"fragments {', '.join([*own[:FRAGMENTS_NAMED], '…'][: len(own)])}"
+    known = (
+        f"what it merged into {whose} is known, and what it refused there after the last commits counts as lost"
+        if facts.fragment_ledger is not None
+        else f"what became of the tokens in {whose} is not known, and counts as lost"
+    )
+    return f"{shard} did not close its ledger: {known}; model, losses and bytes do not depend on it"
 
 
 def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:

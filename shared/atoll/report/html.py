@@ -74,7 +74,7 @@ def _summary(report: Mapping[str, Any]) -> str:
     validation, rounds = report["validation"], report["rounds"]
     rows = [
         ["tokens trained", f"{report['tokens_trained']:,}"],
-        ["every token accounted for", "yes" if report["fates_exact"] else "NO"],
+        ["every token accounted for", "yes" if report["fates_exact"] else "no, see the reasons below"],
         [
             "bits per byte",
             f"{_number(validation['initial_bits_per_byte'])} → {_number(validation['final_bits_per_byte'])}",
@@ -110,7 +110,7 @@ def _errors(report: Mapping[str, Any]) -> str:
     if not report["fates_errors"]:
         return ""
     items = "".join(f"<li>{escape(error)}</li>" for error in report["fates_errors"])
-    return f'<div class="bad"><p>The ledger does not balance:</p><ul>{items}</ul></div>'
+    return f'<div class="bad"><p>Not every token is accounted for:</p><ul>{items}</ul></div>'
 
 
 def _validation_chart(report: Mapping[str, Any]) -> str:
@@ -250,7 +250,7 @@ def _links(moved: Mapping[str, Any]) -> str:
         ["data-parallel training in bf16, bytes per token", _number(moved["data_parallel_bytes_per_token"])],
         ["times less than data-parallel, learners' links, all", _both(moved, "times_less")],
         [
-            "bits per parameter merged, fetched, published",
+            "bits per parameter merged, fetched (with each learner's first reading of the whole model), published",
             ", ".join(_number(moved[f"bits_per_parameter_{way}"]) for way in ("up", "down", "published")),
         ],
     ]

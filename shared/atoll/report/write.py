@@ -16,6 +16,9 @@ from atoll.run.folder import RunFile, RunFolder
 from atoll.run.view import RunView
 from atoll.story.history import History
 
+DOUBTS_MAX = 4
+"""So many reasons why the fates are not exact are in the summary; the report has all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
@@ -58,11 +61,13 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
     goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
     ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
     bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
+    doubts = [f"                 {error}" for error in report["fates_errors"][:DOUBTS_MAX]]
     of_what = " of virtual time" if report["clock"] == "virtual" else ""
     return "\n".join(
         [
             f"{report['ended']}: {report['tokens_trained']:,} tokens in {report['wall_s']:,.0f} s{of_what}",
-            f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT, see the report'})",
+            f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT'})",
+            *doubts,
             f"  bits per byte: {bits}",
             f"  goodput:       {goodput}, {report['commits']:,} commits",
             f"  bytes:         {_moved(report['moved'])}",

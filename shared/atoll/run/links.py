@@ -42,8 +42,9 @@ class ByteLedger:
         links: learners by name, then synchronizers.
         tokens: what the learners trained in the incarnations whose bytes are known.
         data_parallel: bytes per token that data-parallel training would have moved; None when unknown.
-        bits_up, bits_down, bits_published: bits per parameter on the way: of contributions that were merged; of
-            versions as learners fetched them, keyframes included; of versions as published, keyframes included.
+        bits_up, bits_down, bits_published: bits per parameter on the way: of contributions that were merged; of versions
+            as learners fetched them, with each life's first reading of the whole model; of versions as published, keyframes
+            included.
     """
 
     links: tuple[LedgerLink, ...]

@@ -19,11 +19,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from atoll.base.docstrings import attributes
+from atoll.codec import FORMATS
 from atoll.protocol.settings import BOUNDS, ProtocolSettings
 from atoll.settings import Settings, load, variable
 from atoll.settings.sections import NamesPlace
 
 SECTIONS: Final = "atoll.sections"
+_FORMATS: Final = ", ".join(FORMATS)
+_NAMED: Final = {"codec_up": _FORMATS, "codec_down": _FORMATS, "outer": "nesterov, optax:<name> or module:attribute"}
+"""What is allowed for names that other rooms give a meaning to: the type in the protocol room is a text."""
 _WORDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
 
 
@@ -107,7 +111,7 @@ def _of_protocol(section: str) -> Iterator[Setting]:
     for field in msgspec.structs.fields(ProtocolSettings):
         bounds = BOUNDS.get(field.name)
         if bounds is None:
-            allowed = _choices(field.type)
+            allowed = _NAMED.get(field.name) or _choices(field.type)
         else:
             high = f"{section}.{bounds.high}" if isinstance(bounds.high, str) else _number(bounds.high)
             allowed = f"{_number(bounds.low)} to {high}"

@@ -11,11 +11,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from atoll.wire.region_names import ALLOWED
+
 UP_LEARNERS_MAX: Final = 64
 UP_STANDBYS_MAX: Final = 4
 UP_BULK_MAX: Final = 7
 THROTTLE_MAX: Final = 1000.0
 YEAR_MINUTES: Final = 365.0 * 24 * 60
+_REGION: Final = f"empty, or {ALLOWED}"
 
 
 class NamesPlace:
@@ -119,7 +122,7 @@ class LearnerSettings(Section):
     encode: Literal["auto", "host", "device"] = "auto"
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
     scratch_dir: SomePath | None = None
-    region: str = ""
+    region: str = Field(default="", description=_REGION)
     sample_s: float = Field(default=30.0, ge=1.0, le=86_400.0)
     profile: SomePath | None = None
     profile_steps: int = Field(default=64, ge=1, le=10_000)
@@ -157,7 +160,7 @@ class SynchronizerSettings(Section):
     restore: FolderOrUrl = ""
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
     scratch_dir: SomePath | None = None
-    region: str = ""
+    region: str = Field(default="", description=_REGION)
 
 
 class MonitorSettings(Section):

@@ -1,0 +1,69 @@
+"""What a learner's log says: adopted fragments as loudly as wished, and the fates of its tokens in one unit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.client.log_lines import AdoptionLog, account
+from atoll.protocol.events import CallHeard, DrainOrdered, Event, Push, PushSettled, StepDone
+from atoll.protocol.island import Island
+from atoll.protocol.settings import ProtocolSettings
+
+LOUD_AND_QUIET = """
+import structlog
+from atoll.base.logs import get
+from atoll.client.log_lines import AdoptionLog
+AdoptionLog(each=True).adopted(0, 7, 1, "head/0/7")
+AdoptionLog().adopted(1, 8, 1, "head/1/8")
+get("a.module").info("learner.moved")
+structlog.get_logger().debug("a line of the script's own")
+"""
+
+
+@pytest.mark.parametrize(("each", "level"), [(True, "info"), (False, "debug")])
+def test_adoptions_are_logged_as_loudly_as_wished_and_counted(each: bool, level: str) -> None:  # noqa: FBT001
+    """The summary has the number of those since the one before."""
+    told = AdoptionLog(each=each)
+    with capture_logs() as lines:
+        for fragment in (0, 1):
+            told.adopted(fragment, 7, 12, f"head/{fragment}/7")
+
+    assert [(line["event"], line["fragment"], line["log_level"]) for line in lines] == [
+        ("fragment.adopted", 0, level),
+        ("fragment.adopted", 1, level),
+    ]
+    assert (told.taken(), told.taken()) == (2, 0)
+
+
+def test_a_script_that_configures_no_logs_gets_no_debug_lines_of_ours_and_keeps_its_own() -> None:
+    """Structlog prints every level unless somebody says otherwise, and the script's structlog is not ours to configure."""
+    said = subprocess.run([sys.executable, "-c", LOUD_AND_QUIET], capture_output=True, text=True, check=True).stdout
+
+    assert "head/0/7" in said
+    assert "head/1/8" not in said
+    assert "learner.moved" in said
+    assert "a line of the script's own" in said
+
+
+def test_the_last_line_of_a_life_adds_up() -> None:
+    """Each token-fragment has a fate, and the names say which figures are to be compared."""
+    island = Island(ProtocolSettings(fragments=2, shards=1, interval_steps=4).check(), {0: 0, 1: 0})
+    facts: list[Event] = [StepDone(at_s=1.0, tokens=5), CallHeard(at_s=2.0, fragment=0, version=0, attempt=1)]
+    for fact in [*facts, StepDone(at_s=3.0, tokens=5), DrainOrdered(at_s=4.0)]:
+        for action in island.handle(fact):
+            if isinstance(action, Push):
+                reason = "not_finite" if action.fragment else ""
+                island.handle(PushSettled(at_s=5.0, fragment=action.fragment, push=action.push, reason=reason))
+    assert island.left
+    assert min(island.pushed, island.superseded, island.refused_local) > 0
+
+    told = account(island)
+
+    assert (told["steps"], told["tokens"], told["trained_token_fragments"]) == (2, 10, 20)
+    fates = ("pushed", "superseded", "refused_local")
+    assert sum(told[f"{fate}_token_fragments"] for fate in fates) == told["trained_token_fragments"]
+    assert all(name in ("steps", "tokens") or name.endswith("_token_fragments") for name in told)

@@ -1,0 +1,72 @@
+"""The same values are measured once, whoever asks; other values never answer for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from atoll.run.merged_model import MergedModel
+from atoll_learner.evaluate import measured
+from atoll_learner.measure_once import KEPT, MeasureOnce
+
+
+class CountedMeasure:
+    """A measure that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, params: dict[str, Any]) -> float:
+        """Return the sum of all values."""
+        self.asked += 1
+        return float(sum(np.asarray(leaf, np.float64).sum() for leaf in params.values()))
+
+
+def values(number: float, dtype: Any = np.float32) -> dict[str, Any]:  # noqa: ANN401  (any dtype)
+    """Return parameters that are new arrays each time, as each reading of a run makes them."""
+    return {"w": np.full((2, 3), number, dtype), "scale": np.asarray(number, dtype)}
+
+
+def test_the_last_point_of_a_curve_and_the_export_are_one_measurement() -> None:
+    """Newest values and average are each measured once, though the run's model is read anew for the export."""
+    counting = CountedMeasure()
+    measure = MeasureOnce(counting)
+    curve, export = (measured(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens) for tokens in (90, 100))
+
+    assert counting.asked == 2
+    assert curve | {"run_tokens": 100} == export
+    assert (export["bits_per_byte"], export["average"]) == (14.0, 7.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_other_values_at_the_same_versions_are_measured(dtype: Any) -> None:  # noqa: ANN401
+    """A run that went back to a checkpoint gives versions out a second time; one bit in one leaf is another model."""
+    counting = CountedMeasure()
+    measure = MeasureOnce(counting)
+    other = values(2.0, dtype)
+    other["scale"] = np.asarray(3.0, dtype)
+
+    assert measure(values(2.0, dtype)) != measure(other)
+    assert measure(values(2.0, dtype)) == 14.0
+    assert counting.asked == 2
+
+
+def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
+    """Leaves that were exchanged are another model; what was asked for longest ago is forgotten first."""
+    counting = CountedMeasure()
+    measure = MeasureOnce(counting)
+    measure({"a": np.ones(2), "b": np.zeros(2)})
+    measure({"a": np.zeros(2), "b": np.ones(2)})
+    assert counting.asked == 2
+
+    for number in range(KEPT):
+        measure(values(float(number)))
+        measure(values(0.0))
+    asked = counting.asked
+    measure(values(0.0))
+    assert counting.asked == asked
+    measure({"a": np.ones(2), "b": np.zeros(2)})
+    assert counting.asked == asked + 1
