@@ -48,6 +48,7 @@ BEFORE_ADR_56: Final[dict[str, Value]] = {
     "protocol.keyframe_versions": 48,
     "train.rate": 2e-3,
     "train.warmup": 0.03,
+    "train.optimizer": "adamw",
 }
 """What stood, beside what still does, when raw files did not say it yet: cells of theirs are named by it."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")

@@ -133,7 +133,7 @@ def test_impossible_models_are_refused(change: dict[str, object]) -> None:
 def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
     """The jitted step against optax by hand; decay applies to matrices only."""
     model = small()
-    train = train_settings({"batch": 4}, model=model)
+    train = train_settings({"batch": 4, "optimizer": "adamw"}, model=model)
     params = init_params(model, 0)
     step = make_step(model, train)
     loss_of = make_loss(model)

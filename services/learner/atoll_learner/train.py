@@ -1,4 +1,4 @@
-r"""The inner step: next-token loss, AdamW or Muon, a learning rate that comes from outside.
+r"""The inner step: next-token loss, Muon or AdamW, a learning rate that comes from outside.
 
 With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The schedule is a function of
 the *run's* tokens t, not of this learner's steps, so learners at different speeds and newcomers agree on it:
@@ -33,6 +33,9 @@ from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 from atoll_learner.train_settings import TrainSettings
 
 MUON_RMS: Final = 0.2
+MUON_ITERATIONS: Final = ((3.4445, -4.7750, 2.0315),) * 5
+"""Coefficients of each iteration towards the nearest orthogonal matrix. Optax makes a loop of a list, and 15 products for each
+matrix of one triple: a larger program, which compiles longer and is no faster."""
 PROGRAMS_MAX: Final = 8
 """How many steps and losses of different settings a process keeps traced."""
 CURVE_TOKENS_MAX: Final = 16_384
@@ -41,14 +44,14 @@ Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, 
 
 
 def optimizer(train: TrainSettings) -> optax.GradientTransformation:
-    """Return clip by global norm, then AdamW or Muon without its learning rate; matrices decay, gains do not.
+    """Return clip by global norm, then Muon or AdamW without its learning rate; matrices decay, gains do not.
 
     Muon moves the matrices that are no embeddings; its steps are scaled to a root mean square of `MUON_RMS`, about what
     AdamW's are, so one rate and one decay serve both (arXiv 2502.16982).
     """
     direction = optax.scale_by_adam(train.beta1, train.beta2)
     if train.optimizer == "muon":
-        downhill = optax.contrib.muon(1.0, beta=train.muon_momentum, consistent_rms=MUON_RMS)
+        downhill = optax.contrib.muon(1.0, MUON_ITERATIONS, beta=train.muon_momentum, consistent_rms=MUON_RMS)
         direction = optax.partition(
             {"muon": optax.chain(downhill, optax.scale(-1.0)), "adam": direction}, _optimizer_of_each
         )

@@ -1,4 +1,4 @@
-"""How a learner trains: batch, schedule by tokens, AdamW or Muon; without loading JAX."""
+"""How a learner trains: batch, schedule by tokens, Muon or AdamW; without loading JAX."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TrainSettings(BaseModel):
         warmup: share of the run's token target during which the rate rises.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
             runs and goes on where the first one stood.
-        optimizer: "adamw"; or "muon", which moves matrices by Muon and everything else (embeddings, gains) by AdamW at the
-            same `rate`, because Muon's steps are scaled to the root mean square that AdamW's usually have (arXiv 2502.16982).
+        optimizer: "muon", which moves matrices by Muon and everything else (embeddings, gains) by AdamW at the same `rate`,
+            because Muon's steps are scaled to the root mean square that AdamW's usually have (arXiv 2502.16982); or "adamw".
         muon_momentum: momentum of Muon.
         weight_decay: weight decay.
         beta1: decay of AdamW's first moment.
@@ -48,7 +48,7 @@ class TrainSettings(BaseModel):
     rate_min_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     warmup: float = Field(default=0.1, ge=0.0, le=0.5)
     tokens_before: int = Field(default=0, ge=0, le=1 << 62)
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["muon", "adamw"] = "muon"
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     weight_decay: float = Field(default=0.1, ge=0.0, le=1.0)
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)

@@ -1,6 +1,6 @@
 """What all processes of a run must agree on; written once into the run record by the founder.
 
-Defaults are Decoupled DiLoCo's where it publishes them (tau = 2, K = 1 plus grace, AdamW inside, Nesterov outside) and
+Defaults are Decoupled DiLoCo's where it publishes them (tau = 2, K = 1 plus grace, Nesterov outside) and
 our own measurements where it does not (outer rate and momentum, merge, interval; see docs/results). Two relations
 matter: the interval H must allow every fragment its turn, and the grace window may not exceed what overlap hides.
 
