@@ -8,8 +8,8 @@
     Atoll               `atoll up --learners 2 --shards 1`
 
 All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner.
-The inner optimizer is what a user gets: AdamW in PyTorch's loops, Atoll's own default in Atoll. So Atoll's loss has goals
-beside both: beside PyTorch's, and beside data-parallel training with its own optimizer, which is the harder one.
+The inner optimizer and its rate are what a user gets: AdamW in PyTorch's loops, Atoll's own default in Atoll. So Atoll's loss
+has goals beside both: beside PyTorch's, and beside data-parallel training with its own optimizer, which is the harder one.
 
 The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
 Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
@@ -49,6 +49,7 @@ from support.regions import free_port
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 """What `atoll up` trains by default."""
 TRAIN: Final = train_settings({}, model=MODEL)
+PEERS_TRAIN: Final = train_settings({"optimizer": "adamw"}, model=MODEL)
 INTERVAL_STEPS: Final = 24
 OUTER: Final = {"outer_rate": 0.6, "outer_momentum": 0.3}
 USUAL_LEARNERS: Final = 2
@@ -90,7 +91,7 @@ class TrainingTask:
         """Return what a worker of PyTorch must know; one alone has the batches of all."""
         batch = TRAIN.batch * self.learners // world
         together = TRAIN.tokens_per_step * self.learners
-        rates = [learning_rate(TRAIN, step * together, self.tokens) for step in range(self.tokens // together)]
+        rates = [learning_rate(PEERS_TRAIN, step * together, self.tokens) for step in range(self.tokens // together)]
         return {
             "seed": self.seed,
             "first": str(self.first),
@@ -105,10 +106,10 @@ class TrainingTask:
             "model": config_of(MODEL, end_token=None) | {"architectures": None},
             "batch": batch,
             "sequence": TRAIN.sequence,
-            "rate": TRAIN.rate,
-            "betas": [TRAIN.beta1, TRAIN.beta2],
-            "weight_decay": TRAIN.weight_decay,
-            "clip": TRAIN.clip,
+            "rate": PEERS_TRAIN.rate,
+            "betas": [PEERS_TRAIN.beta1, PEERS_TRAIN.beta2],
+            "weight_decay": PEERS_TRAIN.weight_decay,
+            "clip": PEERS_TRAIN.clip,
             **more,
         }
 
@@ -138,7 +139,7 @@ def _spent_s() -> float:
 # -- the systems ------------------------------------------------------------------------------------------------------
 
 
-def jax_alone(task: TrainingTask, optimizer: str = "adamw") -> tuple[float, float, Path]:
+def jax_alone(task: TrainingTask, optimizer: str = PEERS_TRAIN.optimizer) -> tuple[float, float, Path]:
     """Train in one process."""
     out = task.folder / "jax"
     words = [

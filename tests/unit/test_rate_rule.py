@@ -24,18 +24,18 @@ def test_the_rule_passes_through_the_rates_of_the_literature(name: str) -> None:
     layers, width, rate = GPT_3[name]
     shape = {"layers": layers, "width": width, "heads": width // 64, "kv_heads": width // 64, "ffn": 8 * width // 3}
 
-    found = usual_rate(model_settings({**shape, "context": 2048}, vocab=50257))
+    found = usual_rate(model_settings({**shape, "context": 2048}, vocab=50257), "adamw")
 
     assert found == pytest.approx(rate, rel=0.35)
 
 
 def test_a_vocabulary_changes_no_rate_and_a_wider_model_has_a_smaller_one() -> None:
     """Embeddings are not counted."""
-    sizes = [usual_rate(model_settings({"size": size}, vocab=256)) for size in ("xs", "s", "m", "l")]
+    sizes = [usual_rate(model_settings({"size": size}, vocab=256), "muon") for size in ("xs", "s", "m", "l")]
 
     assert sizes == sorted(set(sizes), reverse=True)
-    assert usual_rate(model_settings({"size": "xs"}, vocab=1 << 16)) == sizes[0]
-    assert usual_rate(model_settings({"size": 1, "ffn": 8}, vocab=256)) == RATE_MAX
+    assert usual_rate(model_settings({"size": "xs"}, vocab=1 << 16), "muon") == sizes[0]
+    assert usual_rate(model_settings({"size": 1, "ffn": 8}, vocab=256), "adamw") == RATE_MAX
 
 
 def test_layers_are_counted_as_their_matrices_are() -> None:
@@ -48,6 +48,16 @@ def test_who_says_a_rate_has_it_and_all_others_see_what_follows() -> None:
     told = load(None, ["model.size=xs"], {}).settings
     again = load(None, [f"train.rate={told.train['rate']}", "model.size=xs"], {}).settings
 
-    assert told.train["rate"] == usual_rate(model_settings({"size": "xs"}, vocab=None))
+    assert told.train["rate"] == usual_rate(model_settings({"size": "xs"}, vocab=None), "muon")
     assert told.train == again.train
     assert load(None, ["model.size=xs", "train.rate=1e-3"], {}).settings.train["rate"] == 1e-3
+
+
+def test_each_inner_optimizer_has_a_rate_of_its_own() -> None:
+    """Who asks for AdamW gets the rate that AdamW wants."""
+    rates = {
+        optimizer: load(None, ["model.size=xs", f"train.optimizer={optimizer}"], {}).settings.train["rate"]
+        for optimizer in ("adamw", "muon")
+    }
+
+    assert rates["muon"] == pytest.approx(4 * rates["adamw"], rel=0.02)

@@ -1,6 +1,6 @@
-r"""The largest inner learning rate where nobody says one, from the shape of the model.
+r"""The largest inner learning rate where nobody says one, from the shape of the model and the inner optimizer.
 
-With N the parameters of the layers' matrices (embeddings are left out: a larger vocabulary makes no layer wider),
+For AdamW, with N the parameters of the layers' matrices (embeddings are left out: a larger vocabulary makes no layer wider),
 
 .. math::
 
@@ -11,6 +11,10 @@ million to 13 billion are within a fifth of the line. The exponent says that the
 grow in all directions N ~ width^3, and maximal update parametrisation wants 1 / width for matrices (Yang et al., arXiv
 2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three sizes
 (docs/adr/0056); between a million parameters and the anchor it is the literature's.
+
+Muon's steps have the root mean square of AdamW's, and still it wants four times the rate: of 1, 2, 4 and 8 times that was
+the best or next to it at each of three sizes from 16 thousand parameters to a million (docs/adr/0059). Above a million
+nothing was measured.
 
 Left out: the tokens of a run (at 300 steps size xs wants about twice the rate, at 1200 what the rule says), its batch, and the
 number of learners (each steps with a batch of its own, so more of them make none larger).
@@ -26,6 +30,8 @@ ANCHOR_RATE: Final = 2e-4
 ANCHOR_PARAMETERS: Final = 1.2e9
 EXPONENT: Final = 1.0 / 3.0
 RATE_MAX: Final = 1e-2
+TIMES: Final = {"adamw": 1.0, "muon": 4.0}
+"""What each inner optimizer wants, and may have at most, in rates of AdamW."""
 
 
 def layer_parameters(model: ModelSettings) -> int:
@@ -36,13 +42,16 @@ def layer_parameters(model: ModelSettings) -> int:
     return model.layers * (attention + 3 * model.width * model.ffn)
 
 
-def usual_rate(model: ModelSettings) -> float:
-    """Return the largest learning rate for `model`, to two digits.
+def usual_rate(model: ModelSettings, optimizer: str) -> float:
+    """Return the largest learning rate for `model` with an inner optimizer (`TIMES`), to two digits.
 
     Examples:
         >>> from atoll_learner.model_settings import model_settings
-        >>> [usual_rate(model_settings({"size": size}, vocab=256)) for size in ("xs", "s", "m", "l")]
+        >>> sizes = [model_settings({"size": size}, vocab=256) for size in ("xs", "s", "m", "l")]
+        >>> [usual_rate(size, "adamw") for size in sizes]
         [0.0043, 0.0021, 0.0011, 0.00071]
+        >>> [usual_rate(size, "muon") for size in sizes]
+        [0.017, 0.0085, 0.0043, 0.0028]
     """
     rate = ANCHOR_RATE * (ANCHOR_PARAMETERS / layer_parameters(model)) ** EXPONENT
-    return float(f"{min(RATE_MAX, rate):.2g}")
+    return float(f"{TIMES[optimizer] * min(RATE_MAX, rate):.2g}")

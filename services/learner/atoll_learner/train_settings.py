@@ -25,7 +25,7 @@ class TrainSettings(BaseModel):
         batch: sequences of one micro-batch.
         sequence: tokens of one sequence; if not given, the model's context, at most 1024.
         accumulation: micro-batches of one step.
-        rate: largest learning rate; if not given, it follows from the model's size (`atoll_learner.rate_rule`).
+        rate: largest learning rate; if not given, it follows from model and optimizer (`atoll_learner.rate_rule`).
         rate_min_ratio: learning rate at the end, as a share of `rate`.
         warmup: share of the run's token target during which the rate rises.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
@@ -67,9 +67,10 @@ def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSe
     Raises:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
-    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": usual_rate(model)}
+    follows = {"sequence": min(model.context, SEQUENCE_MAX)}
     try:
-        train = TrainSettings(**(follows | dict(table)))
+        optimizer = TrainSettings(**(follows | {"rate": 1.0} | dict(table))).optimizer
+        train = TrainSettings(**(follows | {"rate": usual_rate(model, optimizer)} | dict(table)))
     except ValidationError as error:
         raise refusal(error, "train", list(TrainSettings.model_fields)) from error
     if train.sequence > model.context:
