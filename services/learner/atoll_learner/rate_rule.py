@@ -12,8 +12,9 @@ grow in all directions N ~ width^3, and maximal update parametrisation wants 1 /
 2203.03466). That the line holds four to five orders below its anchor was looked at with one seed for each of three sizes
 (docs/adr/0056); between a million parameters and the anchor it is the literature's.
 
-Muon's steps have the root mean square of AdamW's, and still it wants four times the rate: of what was tried that was the best or
-next to it, at four sizes and texts from 16 thousand parameters to a million (docs/adr/0059). Above a million nothing was measured.
+Muon's steps have the root mean square of AdamW's, and still it wants four times the rate: of what was tried that was the best
+or next to it, at four sizes and texts from 16 thousand parameters to a million (docs/adr/0059). Above a million nothing was
+measured.
 
 Left out: the tokens of a run (at 300 steps size xs wants about twice the rate, at 1200 what the rule says), its batch, and the
 number of learners (each steps with a batch of its own, so more of them make none larger).
