@@ -179,7 +179,8 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        await self._connection.call(blobs.write(self._writing, self._connection, stem, upload))
+        writing = itertools.repeat(self._jetstream) if upload.is_small else self._writing
+        await self._connection.call(blobs.write(writing, self._connection, stem, upload))
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -234,7 +235,10 @@ class JetStreamBus:
             )
 
     async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
-        """Read one page in the connection's loop, in its turn."""
+        """Read one page in the connection's loop, in its turn; a small blob takes nobody's."""
+        if download.is_small:
+            small = itertools.repeat(self._jetstream)
+            return await blobs.read_page(small, self._connection, stream, download, page)
         async with self._pages:
             return await blobs.read_page(self._reading, self._connection, stream, download, page)
 
@@ -342,7 +346,7 @@ class JetStreamBus:
                 self._resting[late_s_max] = connection.branch(rest_s=late_s_max)
             connection = self._resting[late_s_max]
 
-        async def on_message(message: Msg) -> None:
+        def on_message(message: Msg) -> None:
             self.stats.messages_down += 1
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))

@@ -5,6 +5,8 @@ nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
+* **handing messages over**: who `hear`s a subject is called at once, in the read loop, and must not wait; nats-py would put
+  each message into a queue and wake a task;
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
 * **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
   counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
@@ -19,16 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 from nats import errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
 from atoll.bus.nats.framing import Frame, Message
 from atoll.bus.nats.headers import read_headers, text_of
-from atoll.bus.nats.transport import SocketTransport
+from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 from atoll.wire.traffic import BusStats
 
 NO_TLS = "the broker offers no TLS"
@@ -88,8 +92,37 @@ class WireClient(Client):
         self._congestion = congestion
         self._rest_s = rest_s
         self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
+        self._hearers: dict[int, Callable[[Msg], None]] = {}
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
+
+    async def hear(self, subject: str, on_message: Callable[[Msg], None]) -> Subscription:
+        """Subscribe to `subject`; each message is handed over as soon as it is read, across reconnects."""
+        subscription = await self.subscribe(subject)
+        self._hearers[subscription._id] = on_message  # noqa: SLF001
+        while not subscription._pending_queue.empty():  # noqa: SLF001
+            on_message(subscription._pending_queue.get_nowait())  # noqa: SLF001
+        return subscription
+
+    def sends_at_once(self, payload_size: int) -> bool:
+        """Return whether `publish` would not wait: neither for room, nor until a large payload is gone."""
+        return payload_size < LARGE_BYTES and self.wire is not None and self.wire.queued <= QUEUE_BYTES
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        """Forget who hears a subscription, too."""
+        self._hearers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Hand a message to who hears it; what goes wrong there is complained of, as in nats-py."""
+        on_message = self._hearers.get(sid)
+        if on_message is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            on_message(self._build_message(sid, subject, reply, data, read_headers(headers)))
+        except Exception as error:  # noqa: BLE001  (whatever it is, the next message must be read)
+            await self._error_cb(error)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Read a header block by our rules."""

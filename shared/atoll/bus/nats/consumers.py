@@ -1,8 +1,9 @@
 """A durable place in a work queue.
 
 A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox, so that a long queue
-costs one round trip per batch and not per message. What arrives waits for the next `next` or `arrived`. Closing returns
-unsettled messages. If a process dies, the broker delivers its messages again after `ack_wait_s`.
+costs one round trip per batch and not per message. As long as a pull request stands, no other is sent: the broker delivers
+what comes. What arrives waits for the next `next` or `arrived`. Closing returns unsettled messages. If a process dies, the
+broker delivers its messages again after `ack_wait_s`.
 
 Anybody who learns the inbox may send to it. What is no delivery of JetStream's, by the subject on which it is settled, is
 dropped.
@@ -69,6 +70,19 @@ class QueueDelivery:
         await self.owner.connection.call(self.owner.give_back(self.reply))
 
 
+@dataclass(slots=True)
+class PullRequest:
+    """A pull request that stands: its `token` is where the broker says its end, unless it ends `until_s` or with its batch.
+
+    It also ends with the connection on which it was sent, once that is `lost`.
+    """
+
+    token: str
+    until_s: float
+    lost: asyncio.Future[None]
+    left: int = _BATCH
+
+
 class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
@@ -82,6 +96,7 @@ class QueueConsumer:
         self._inbox = self.connection.admission.inbox()
         self._key = 0
         self._pulls = 0
+        self._standing: PullRequest | None = None
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # the broker sends no more than `max_ack_pending`
         self.unsettled: dict[str, QueueDelivery] = {}
         self._newest_then = 0
@@ -132,7 +147,7 @@ class QueueConsumer:
                 ) from reason
             raise reason.public(self._config["filter_subject"]) from reason
         if not self._key:
-            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._arrived.put)
+            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._arrived.put_nowait)
 
     def _removed(self, reason: ApiRefusal) -> RecordConflict:
         """Return the error for a queue that another reader has taken over meanwhile."""
@@ -185,7 +200,11 @@ class QueueConsumer:
 
         What has a subject on which it is settled is a delivery, whatever its writer put into its headers.
         """
-        attempts = _attempts(message.reply)
+        attempts, standing = _attempts(message.reply), self._standing
+        if standing is not None:
+            standing.left -= attempts is not None
+            if message.subject == standing.token or standing.left <= 0:
+                self._standing = None
         if attempts is None:
             return None
         delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
@@ -201,18 +220,12 @@ class QueueConsumer:
             await self.say(reply, b"+ACK")
 
     async def _pull(self, left_s: float) -> Msg | None:
-        """Ask for messages and return the first that arrives within `left_s`, or None."""
-        self._pulls += 1
-        token = f"{self._inbox}.{self._pulls}"
-        lost = self.connection.lost
-        wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
-        body = json.dumps(wanted).encode()
-        await self.connection.send(
-            f"{self._jetstream.root}.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}", body, reply=token
-        )
+        """Ask for messages, unless that was done; return the first that arrives within `left_s`, or None."""
+        standing = await self._ask(left_s)
+        token, lost = standing.token, standing.lost
         getting = asyncio.ensure_future(self._arrived.get())
         taken = False
-        deadline = self.connection.loop.time() + left_s + _GRACE_S
+        deadline = min(self.connection.loop.time() + left_s, standing.until_s) + _GRACE_S
         try:
             while True:
                 left_s = max(0.0, deadline - self.connection.loop.time())
@@ -227,6 +240,7 @@ class QueueConsumer:
                     taken = True
                     return message
                 if message.subject == token:
+                    self._standing = None
                     if status in ("408", "404"):
                         return None
                     deleted = status == "503" or "Deleted" in (message.headers or {}).get(DESCRIPTION, "")
@@ -238,6 +252,20 @@ class QueueConsumer:
             # If the caller gives up at the moment of arrival, keep the message: it would be away until ack_wait_s ends.
             if not getting.cancel() and not taken:
                 self._arrived.put_nowait(getting.result())
+
+    async def _ask(self, left_s: float) -> PullRequest:
+        """Return the pull request that stands, or send one that stands for `left_s`."""
+        now_s, lost = self.connection.loop.time(), self.connection.lost
+        standing = self._standing
+        if standing is not None and standing.lost is lost and now_s < standing.until_s:
+            return standing
+        self._pulls += 1
+        standing = PullRequest(f"{self._inbox}.{self._pulls}", now_s + left_s, lost)
+        wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
+        where = f"{self._jetstream.root}.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}"
+        await self.connection.send(where, json.dumps(wanted).encode(), reply=standing.token)
+        self._standing = standing
+        return standing
 
     async def say(self, reply: str, word: bytes) -> None:
         """Send a status about a delivery; if it is lost, redelivery follows after silence."""
