@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncGenerator, Sequence
+from itertools import islice, repeat
 
 from nats.aio.msg import Msg
 
@@ -179,7 +179,7 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        writing = itertools.repeat(self._jetstream) if upload.is_small else self._writing
+        writing = repeat(self._jetstream) if upload.is_small else self._writing
         await self._connection.call(blobs.write(writing, self._connection, stem, upload))
         return upload.ref(stem)
 
@@ -194,11 +194,17 @@ class JetStreamBus:
         """
         stream = stream_of(self._plans, f"{download.ref.stem}.0").name
         pages = iter(download.pages())
+        if download.is_small:
+            for page in pages:
+                portion = await self._connection.call(self._read_page(stream, download, page))
+                for number, piece in portion:
+                    download.take(number, piece)
+                yield portion
         reading: set[asyncio.Future[Portion]] = set()
         done: set[asyncio.Future[Portion]] = set()
         try:
             while True:
-                for page in itertools.islice(pages, _READERS - len(reading)):
+                for page in islice(pages, _READERS - len(reading)):
                     work = self._connection.call(self._read_page(stream, download, page))
                     reading.add(asyncio.ensure_future(work))
                 for portion in [each.result() for each in done]:
@@ -237,8 +243,7 @@ class JetStreamBus:
     async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
         """Read one page in the connection's loop, in its turn; a small blob takes nobody's."""
         if download.is_small:
-            small = itertools.repeat(self._jetstream)
-            return await blobs.read_page(small, self._connection, stream, download, page)
+            return await blobs.read_page(repeat(self._jetstream), self._connection, stream, download, page)
         async with self._pages:
             return await blobs.read_page(self._reading, self._connection, stream, download, page)
 

@@ -5,8 +5,8 @@ nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
-* **handing messages over**: who `hear`s a subject is called at once, in the read loop, and must not wait; nats-py would put
-  each message into a queue and wake a task;
+* **handing messages over**: who `hear`s a subject is called as soon as a message is read, and must not wait; nats-py would
+  wake its read loop, which puts the message into a queue and wakes a task;
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
 * **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
   counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
@@ -50,6 +50,10 @@ class FrameParser(Parser):
         super().__init__(client)
         self._keeps_buffers = keeps_buffers
 
+    def payload(self, message: Message) -> bytes | bytearray | memoryview:
+        """Return a message's payload as this client wants it."""
+        return message.payload if self._keeps_buffers else bytes(message.payload)
+
     async def parse(self, data: bytes | list[Frame] = b"") -> None:
         """Dispatch frames in order, or bytes as nats-py does."""
         if isinstance(data, bytes):
@@ -57,8 +61,8 @@ class FrameParser(Parser):
             return
         for frame in data:
             if isinstance(frame, Message):
-                payload: Any = frame.payload if self._keeps_buffers else bytes(frame.payload)
                 # nats-py reads only the length of what it dispatches, and an empty header is none.
+                payload: Any = self.payload(frame)
                 await self.nc._process_msg(frame.sid, frame.subject, frame.reply, payload, frame.header)  # noqa: SLF001
             elif isinstance(frame, bytes):
                 await super().parse(frame)
@@ -91,8 +95,9 @@ class WireClient(Client):
         self._stats = stats
         self._congestion = congestion
         self._rest_s = rest_s
-        self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
+        self._ps: FrameParser = FrameParser(self, keeps_buffers=keeps_buffers)
         self._hearers: dict[int, Callable[[Msg], None]] = {}
+        self._complaining: set[asyncio.Future[None]] = set()
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
 
@@ -114,15 +119,29 @@ class WireClient(Client):
         super()._remove_sub(sid, max_msgs)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Hand a message to who hears it; what goes wrong there is complained of, as in nats-py."""
+        """Hand a message to who hears it, or do as nats-py does."""
+        if not self._handed(sid, subject, reply, data, headers):
+            await super()._process_msg(sid, subject, reply, data, headers)
+
+    def _arrived(self, message: Message) -> bool:
+        """Hand a message over from the transport; return whether anybody hears it."""
+        if message.sid not in self._hearers:
+            return False
+        payload: Any = self._ps.payload(message)
+        return self._handed(message.sid, message.subject, message.reply, payload, message.header)
+
+    def _handed(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
+        """Hand a message over; what goes wrong there is complained of, as in nats-py."""
         on_message = self._hearers.get(sid)
         if on_message is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
+            return False
         try:
             on_message(self._build_message(sid, subject, reply, data, read_headers(headers)))
         except Exception as error:  # noqa: BLE001  (whatever it is, the next message must be read)
-            await self._error_cb(error)
+            complaining = asyncio.ensure_future(self._error_cb(error))
+            self._complaining.add(complaining)
+            complaining.add_done_callback(self._complaining.discard)
+        return True
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Read a header block by our rules."""
@@ -153,7 +172,7 @@ class WireClient(Client):
         """Use a fresh transport of ours for every attempt."""
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s)
+            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s, self._arrived)
         await super()._connect_to_server(s)
 
     def _connect_command(self) -> bytes:
