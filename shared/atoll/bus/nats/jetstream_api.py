@@ -225,16 +225,19 @@ class JetStream:
 
         One plain request, where a page is a subscription, an answer and an end. It is tried until the patience ends, or `once`.
         """
-        patience = JetStreamPatience(self.connection)
-        where, body = f"{self.root}.DIRECT.GET.{stream}", json.dumps({"last_by_subj": subject}).encode()
+        patience, body = JetStreamPatience(self.connection), json.dumps({"last_by_subj": subject}).encode()
         while True:
             try:
-                message = await self.connection.request(where, body, attempts=patience.attempts)
-                return self._stored_event(message, subject)
+                # A branch for bulk may not be connected yet, and only then knows whether it speaks through a leaf.
+                await self.connection.ready(self.connection.try_s(patience.attempts))
+                where = f"{self.root}.DIRECT.GET.{stream}"
+                return self._stored_event(
+                    await self.connection.request(where, body, attempts=patience.attempts), subject
+                )
             except Unanswered as reason:
                 if once:
                     raise
-                await patience.after(where, reason)
+                await patience.after(f"{self.root}.DIRECT.GET.{stream}", reason)
 
     def _stored_event(self, message: Msg, subject: str) -> StoredEvent | None:
         """Return what a direct get of `subject` found; raise `Unanswered` for an answer that is none of JetStream's."""
