@@ -1,4 +1,4 @@
-"""The `Bus` over NATS JetStream: a thin layer over the thread that talks to the broker.
+"""The `Bus` over NATS JetStream: a thin layer over the connection that talks to the broker.
 
 Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),

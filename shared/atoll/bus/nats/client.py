@@ -8,9 +8,9 @@ nats-py's. We replace:
 * **handing messages over**: who `hear`s a subject is called as soon as a message is read, and must not wait; nats-py would
   wake its read loop, which puts the message into a queue and wakes a task;
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
-* **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
-  counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
-  that carried it begins;
+* **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
+  large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
+  the time-out of a request that carried it begins;
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters.
 
 `ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
@@ -202,7 +202,7 @@ class WireClient(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> None:
-        """Queue the three pieces behind pending data, and wait until a large payload is gone."""
+        """Queue it behind pending data, a large payload as a piece of its own, and wait until that is gone."""
         wire = self.wire
         if wire is None:
             await super()._send_publish(subject, reply, bytes(payload), payload_size, headers)
@@ -221,7 +221,10 @@ class WireClient(Client):
         if wire is not self._transport or not self.is_connected:
             raise errors.ConnectionReconnectingError
         # What nats-py has kept for its flusher was sent earlier.
-        wire.writelines([*self._pending, head, payload if large else bytes(payload), b"\r\n"])
+        if large:
+            wire.writelines([*self._pending, head, payload, b"\r\n"])
+        else:
+            wire.write(b"".join((*self._pending, head, payload, b"\r\n")))
         self._pending, self._pending_data_size = [], 0
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size

@@ -327,6 +327,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             if len(first) > _SLICE_BYTES:
                 self._queue.appendleft(first[_SLICE_BYTES:])
             return first[:_SLICE_BYTES]
+        if not self._queue:
+            return first
         parts, size = [first], len(first)
         while self._queue and len(self._queue[0]) < _JOINED_BYTES and size < _SLICE_BYTES:
             parts.append(self._queue.popleft())
