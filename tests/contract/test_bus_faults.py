@@ -41,13 +41,14 @@ def fragile(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.fixture
-async def open_bus(run: str) -> AsyncIterator[OpenBus]:
-    """Open buses that are closed after the test."""
+@pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
+async def open_bus(run: str, request: pytest.FixtureRequest) -> AsyncIterator[OpenBus]:
+    """Open buses, in either kind of loop, that are closed after the test."""
     opened: list[JetStreamBus] = []
 
     async def make(url: str, **settings: Any) -> JetStreamBus:  # noqa: ANN401  # passed on as they are
         given = {"name": f"bus-{len(opened)}", "options": OPTIONS, **settings}
+        given["options"] = replace(given["options"], own_thread=request.param)
         bytes_max = given.pop("bytes_max", GIB)
         opened.append(await JetStreamBus.open(url, given.pop("run", run), **given))
         if bytes_max:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from atoll.base.errors import BlobGone
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
+from atoll.wire.blobs import SMALL_BYTES
+from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
 
 pytestmark = pytest.mark.connected
 ROOM_BYTES = 16 << 20
+STANDS_S = 30.0
 OPTIONS = BusOptions(full_s=0.3, gone_s=0.2)
 
 
@@ -24,13 +29,14 @@ def full_at_bytes() -> int:
     return ROOM_BYTES
 
 
-@pytest.fixture
-async def make_bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
-    """Open buses of one run on the session's broker."""
+@pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
+async def make_bus(broker: EmbeddedBroker, run: str, request: pytest.FixtureRequest) -> AsyncIterator[MakeBus]:
+    """Open buses of one run on the session's broker, in either kind of loop."""
     opened: list[JetStreamBus] = []
+    options = replace(OPTIONS, own_thread=request.param)
 
     async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        opened.append(await JetStreamBus.open(broker.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
+        opened.append(await JetStreamBus.open(broker.url, run, name=f"bus-{len(opened)}", options=options))
         await opened[-1].provision(ROOM_BYTES)
         return opened[-1]
 
@@ -41,3 +47,46 @@ async def make_bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
 
 class TestJetStreamBus(BusContract):
     """The contract."""
+
+
+async def test_a_reader_has_one_pull_request_at_a_time(make_bus: MakeBus, run: str) -> None:
+    """One that stands delivers what comes; when time or a lost connection has ended it, the next `next` sends another."""
+    bus, subjects = await make_bus(), Subjects(run)
+    assert isinstance(bus, JetStreamBus)
+    queue = await bus.consume(subjects.contributions_of(0), durable="reader")
+
+    async def waiting() -> int:
+        told = await bus._connection.call(bus._jetstream.api(f"CONSUMER.INFO.{queue._stream}.reader"))
+        return int(told["num_waiting"])
+
+    for number in range(3):
+        await bus.publish(subjects.contribution(0, number, "m"), b"x", msg_id=f"{number}")
+        delivery = await queue.next(STANDS_S)
+        assert delivery is not None
+        await delivery.ack()
+    assert await waiting() == 1
+
+    assert await queue.next(0.01) is None
+    assert await waiting() == 1
+    await bus._connection.call(bus._connection.cut())
+    await bus.publish(subjects.contribution(0, 3, "m"), b"y", msg_id="3")
+    delivery = await queue.next(STANDS_S)
+
+    assert delivery is not None
+    assert delivery.data == b"y"
+
+
+async def test_a_small_blob_travels_with_what_is_small(make_bus: MakeBus, run: str) -> None:
+    """It opens no connection for bulk; one that is gone is gone on that way, too."""
+    bus, subjects = await make_bus(), Subjects(run)
+    assert isinstance(bus, JetStreamBus)
+    ref = await bus.put_blob(subjects.delta_stem(0, 1, "a"), b"small")
+
+    assert await bus.get_blob(ref, SMALL_BYTES) == b"small"
+    assert bus._connection._branches == []
+    await bus.purge(f"{ref.stem}.*")
+    with pytest.raises(BlobGone):
+        await bus.get_blob(ref, SMALL_BYTES)
+    large = await bus.put_blob(subjects.delta_stem(0, 2, "a"), bytes(SMALL_BYTES + 1))
+    assert await bus.get_blob(large, 2 * SMALL_BYTES) == bytes(SMALL_BYTES + 1)
+    assert len(bus._connection._branches) == 2

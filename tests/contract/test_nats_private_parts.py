@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.client import Client, Srv
+from nats.aio.subscription import Subscription
 from nats.aio.transport import Transport
 from nats.protocol.parser import Parser
 
@@ -30,9 +31,10 @@ METHODS = {
     "_send_publish": ["subject", "reply", "payload", "payload_size", "headers"],
     "_process_msg": ["sid", "subject", "reply", "data", "headers"],
     "_process_headers": ["headers"],
+    "_remove_sub": ["sid", "max_msgs"],
     "_build_message": ["sid", "subject", "reply", "data", "headers"],
 }
-PLAIN = ("_build_message",)
+PLAIN = ("_build_message", "_remove_sub")
 """Those that are no coroutine functions."""
 """Methods of the client that we override or call, with their parameters in order."""
 
@@ -82,6 +84,14 @@ async def test_a_client_holds_the_private_parts_that_we_replace() -> None:
     assert (client._pending, client._pending_data_size) == ([], 0)
     assert {"out_msgs", "out_bytes"} <= client.stats.keys()
     assert "uri" in inspect.signature(Srv).parameters
+
+
+async def test_a_subscription_holds_the_private_parts_that_we_read() -> None:
+    """Its number, by which the parser names it, and what came before somebody heard it."""
+    subscription = Subscription(Client(), id=7)
+
+    assert subscription._id == 7
+    assert subscription._pending_queue.empty()
 
 
 async def test_the_parser_says_when_a_line_was_not_understood() -> None:

@@ -27,6 +27,7 @@ class KeptPieces:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """Keep them."""
         self.pieces = pieces
+        self.size_bytes_max = sum(map(len, pieces))
 
     def __len__(self) -> int:
         """Return how many there are."""

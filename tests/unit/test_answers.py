@@ -1,10 +1,15 @@
-"""Answers that JetStream did not give: whoever learns a private inbox may send to it."""
+"""Answers that are awaited, and those that JetStream did not give: whoever learns a private inbox may send to it."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
+from nats.aio.msg import Msg
 
 from atoll.base.retry import Unanswered
+from atoll.bus.nats.answers import Answers
 from atoll.bus.nats.consumers import _attempts
 from atoll.bus.nats.jetstream_api import told
 
@@ -35,3 +40,62 @@ def test_an_answer_that_lacks_its_parts_is_no_answer(answer: dict[str, object]) 
 def test_an_answers_parts_are_found_by_name() -> None:
     """At any depth."""
     assert told({"seq": 7, "state": {"last_seq": 9}}, int, "state", "last_seq") == 9
+
+
+SOON_S = 20.0
+NOBODY: Any = None
+
+
+def waiting() -> Answers:
+    """Return a box that waits for nothing yet."""
+    return Answers(asyncio.get_running_loop(), "_INBOX.x")
+
+
+async def test_each_request_hears_its_own_answer_and_only_the_first() -> None:
+    """Every subject is below the inbox, and another one; what nobody waits for is dropped."""
+    box = waiting()
+    (first, one), (second, two) = box.expect(), box.expect()
+    for subject, data in ((second, b"2"), (first, b"1"), (first, b"again"), ("_INBOX.x.guessed", b"?")):
+        box.hear(Msg(NOBODY, subject, "", data))
+
+    heard = [await box.within(answer, SOON_S, None) for answer in (one, two)]
+
+    assert [message and message.data for message in heard] == [b"1", b"2"]
+    assert len({first, second, *(box.expect()[0] for _ in range(600))}) == 602
+    assert all(subject.startswith("_INBOX.x.") for subject in (first, second))
+
+
+async def test_a_lost_connection_fails_what_waits_and_nothing_later() -> None:
+    """The next request goes to the next connection."""
+    box = waiting()
+    _, before = box.expect()
+    box.lose()
+    after_at, after = box.expect()
+    box.hear(Msg(NOBODY, after_at, "", b"there"))
+
+    with pytest.raises(Unanswered):
+        await box.within(before, SOON_S, None)
+    assert await box.within(after, SOON_S, None) is not None
+
+
+async def test_an_answer_is_awaited_for_as_long_as_something_moves() -> None:
+    """Each time-out asks, and the first that sees nothing move is the end."""
+    box, moves = waiting(), iter([True, True, False])
+    subject, answer = box.expect()
+
+    with pytest.raises(TimeoutError):
+        await box.within(answer, 0.001, lambda: next(moves))
+    assert list(moves) == []
+    box.forget(subject)
+
+
+async def test_what_settles_a_request_that_was_given_up_harms_nobody() -> None:
+    """Neither an answer nor the loss of the connection finds it; asyncio reports no error that nobody read."""
+    box = waiting()
+    subject, answer = box.expect()
+    box.lose()
+    box.forget(subject)
+    box.hear(Msg(NOBODY, subject, "", b"late"))
+    box.lose()
+
+    assert answer.done()

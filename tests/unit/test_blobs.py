@@ -24,6 +24,7 @@ class WrittenPiece:
         """Keep them."""
         self.kept = pieces
         self.asked: list[int] = []
+        self.size_bytes_max = sum(map(len, pieces))
 
     def __len__(self) -> int:
         """Return how many there are."""

@@ -136,3 +136,22 @@ def test_lines_are_taken_one_by_one_before_messages_come() -> None:
     with pytest.raises(ProtocolError):
         framer.take_line()
     assert framer.take_line() is None
+
+
+def test_messages_at_the_front_may_be_taken_and_nothing_is_overtaken() -> None:
+    """The first frame that is none, or that nobody takes, keeps all behind it; their bytes count as waiting."""
+    framer, offered = Framer(), list[int]()
+
+    def taken(message: Message) -> bool:
+        offered.append(message.sid)
+        return message.sid == 1
+
+    feed(framer, b"MSG a 1 3\r\none\r\n" * 2 + b"MSG b 2 3\r\ntwo\r\n" + b"MSG a 1 3\r\none\r\n")
+    framer.offer(taken)
+
+    assert offered == [1, 1, 2]
+    assert framer.waiting_bytes == 6
+    assert [frame.sid for frame in framer.take() if isinstance(frame, Message)] == [2, 1]
+    feed(framer, b"PING\r\nMSG a 1 3\r\none\r\n")
+    framer.offer(taken)
+    assert len(framer.take()) == 2

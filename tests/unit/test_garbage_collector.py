@@ -76,7 +76,7 @@ def test_the_next_commit_of_a_fragment_removes_what_lies_there() -> None:
         garbage = GarbageCollector(bus)
         garbage.leave(0, await bus.put(0, 1), await bus.put(0, 2))
         garbage.leave(1, await bus.put(1, 1))
-        await garbage.sweep(0)
+        await garbage.sweep(0, await bus.put(0, 3))
         assert await bus.lying() == 1
         await garbage.sweep()
         assert await bus.lying() == 0

@@ -66,9 +66,12 @@ class GarbageCollector:
 
         await asyncio.gather(*(take() for _ in range(min(PURGES_AT_ONCE, len(waiting)))))
 
-    async def sweep(self, fragment: int | None = None) -> None:
-        """Remove the leftovers of one fragment, or all, now; this includes those whose removal failed before."""
-        now: list[str] = []
+    async def sweep(self, fragment: int | None = None, *more: str) -> None:
+        """Remove the leftovers of one fragment, or all, now, and what `more` filters match.
+
+        All includes those whose removal failed before.
+        """
+        now = list(more)
         others: deque[Leftover] = deque()
         for left in self._lying:
             if fragment in (None, left.fragment):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from atoll.archive.checkpoint_store import CheckpointStore
@@ -72,7 +73,9 @@ async def serve(settings: Settings) -> bool:
     fact_dumps.dump_on_signal()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
-    bus = await open_bus(settings.broker.url, settings.run, name=name, options=bus_options(settings))
+    # All large work is done beside this loop, and a round is many small requests: the connection needs no loop of its own.
+    options = replace(bus_options(settings), own_thread=False)
+    bus = await open_bus(settings.broker.url, settings.run, name=name, options=options)
     life = loop.create_task(live(settings.health_file, bus.reach))
     try:
         if settings.synchronizer.restore:

@@ -175,10 +175,9 @@ class ShardStore:
         new = attempt.new
         self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, attempt.norm, fragment_ledger)
         self.fragment_ledger[command.fragment] = durable
-        await self.garbage_collector.sweep(command.fragment)
+        await self.garbage_collector.sweep(command.fragment, *_chunks(held.head.fragment_ledger))
         former = held.head.state if held.head.state != head.state else None
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, former))
-        await self.garbage_collector.remove(*_chunks(held.head.fragment_ledger))
         await self._sweep(command.fragment)
         return frame_bytes
 

@@ -1,6 +1,6 @@
 """A thread with its own event loop, for coroutines that must go on while the caller's thread or loop is busy.
 
-An island's coroutines run in one while the caller's thread trains. A bus does its network work in one: a caller that blocks
+An island's coroutines run in one while the caller's thread trains. A bus may do its network work in one: a caller that blocks
 its own loop for seconds then loses no connection. The loop is asyncio's own: over our transport, which copies nothing,
 uvloop was measured to be no faster.
 """

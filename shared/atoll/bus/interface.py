@@ -13,8 +13,8 @@ Four kinds of traffic, and no other:
 
 Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
 or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
-coroutines of the caller's event loop; the JetStream adapter does its network work in a thread of its own.
-The same contract suite runs against every implementation.
+coroutines of the caller's event loop; the JetStream adapter does its network work in that loop, or in a thread of its
+own. The same contract suite runs against every implementation.
 """
 
 from __future__ import annotations

@@ -90,6 +90,8 @@ class BusOptions:
             broker is that region's leaf, the chunks of contributions stay there (`atoll.bus.nats.region`).
         bulk: where this process reaches the further brokers of a run (`atoll.bus.spread`); empty for the founder's addresses.
         credentials: who we are, for a broker that asks; with them nothing is sent but over TLS.
+        own_thread: whether the connection has a thread of its own, so that a caller who blocks its loop for seconds loses no
+            connection. Without one it runs in the loop that opens it: a small request then costs half as much.
     """
 
     connect_s: float = 2.0
@@ -113,6 +115,7 @@ class BusOptions:
     region: str = ""
     bulk: tuple[str, ...] = ()
     credentials: Credentials | None = None
+    own_thread: bool = True
 
     def watch_of(self, nodes: int) -> tuple[float, float]:
         """Return the interval and the bound of echoes to a broker of so many nodes: a frozen one is left soon."""

@@ -109,6 +109,8 @@ class SpreadBus:
 
     async def _numbers(self, subject_filter: str) -> list[int]:
         """Return the numbers of the brokers that keep some of what matches."""
+        if self._addresses == ():
+            return [HOME]
         level = fragment_level(subject_filter)
         if level is None:
             return [HOME]
@@ -125,7 +127,7 @@ class SpreadBus:
 
     def reconnects(self, subject: str) -> int:
         """Return the count of the broker that keeps `subject`; see `Bus`."""
-        level = fragment_level(subject)
+        level = fragment_level(subject) if self._addresses else None
         number = HOME if level is None else int(level) % (1 + len(self._addresses or ()))
         return self._open[number].reconnects(subject) if number in self._open else 0
 
@@ -154,7 +156,10 @@ class SpreadBus:
 
     async def purge(self, subject_filter: str) -> int:
         """Delete as `Bus.purge`, on every broker that keeps some of it."""
-        return sum(await all_of(bus.purge(subject_filter) for bus in await self._keepers(subject_filter)))
+        first, *others = await self._keepers(subject_filter)
+        if not others:
+            return await first.purge(subject_filter)
+        return sum(await all_of(bus.purge(subject_filter) for bus in (first, *others)))
 
     async def put_record(
         self,

@@ -27,6 +27,7 @@ from atoll.wire.limits import INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Bu
 from atoll.wire.subjects import Subjects, matches
 
 MIB, GIB = 1 << 20, 1 << 30
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 LENT_AGE_S = 600.0
 LIVE_AGE_S = 120.0
 LIVE_BYTES = 8 * MIB
@@ -147,7 +148,7 @@ def info_header(info: Info | None) -> dict[str, str]:
     """Return the header that shows `info` on taps, as compact JSON on one line; none without `info`."""
     if info is None:
         return {}
-    text = json.dumps(dict(info), separators=(",", ":"))
+    text = _COMPACT.encode(dict(info))
     if len(text) > INFO_BYTES_MAX:
         raise ProtocolMisuse("info is too large", got=len(text), allowed=f"up to {INFO_BYTES_MAX} bytes")
     return {INFO_HEADER: text}

@@ -33,7 +33,7 @@ class BufferedSubscription:
         self._len_max = max(1, len_max)
         self._on_drop = on_drop
         self._on_close = on_close
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._lock = threading.Lock()
         self._news = asyncio.Event()
         self._woken = False
@@ -52,14 +52,21 @@ class BufferedSubscription:
                 self._on_drop()
             if not self._woken and not self._loop.is_closed():
                 self._woken = True  # until the reader has looked
-                self._loop.call_soon_threadsafe(self._news.set)
+                self._wake()
 
     def end(self) -> None:
         """Let the reader take the rest and then stop, from any thread."""
         with self._lock:
             self._ended = True
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._news.set)
+                self._wake()
+
+    def _wake(self) -> None:
+        """Wake the reader; from its own thread that needs no call of the kernel."""
+        if threading.get_ident() == self._thread:
+            self._news.set()
+        else:
+            self._loop.call_soon_threadsafe(self._news.set)
 
     def _take(self) -> CoreMessage | None:
         """Return the oldest core message; without one, arm the wake-up."""

@@ -160,6 +160,7 @@ async def _opened(url: str, run: str, learner: str, options: JoinOptions, identi
         region=options.region,
         bulk=tuple(options.bulk),
         credentials=known,
+        own_thread=False,  # an island's loop has a thread of its own, and large work is done beside it
     )
     return await open_bus(url, run, name=learner, options=given)
 

@@ -42,6 +42,11 @@ class _Measured:
         self._ends = [stop for _, stop in self._bounds]
         self._squares: dict[int, list[tuple[int, float]]] = {}
 
+    @property
+    def size_bytes_max(self) -> int:
+        """Return the length of all segments, if none can be compressed."""
+        return self.framing.size_bytes
+
     def __len__(self) -> int:
         """Return the number of segments."""
         return self.framing.segments
@@ -106,6 +111,11 @@ class EncodedFrame:
         self.framing = Framing(vector.elements, codec)
         self._vector = vector
 
+    @property
+    def size_bytes_max(self) -> int:
+        """Return the length of all segments, if none can be compressed."""
+        return self.framing.size_bytes
+
     def __len__(self) -> int:
         """Return the number of segments."""
         return self.framing.segments
@@ -141,6 +151,7 @@ class StoredFrame:
     def __init__(self, data: Buffer) -> None:
         """Keep the frame, which must not change while it is sent."""
         self._segments = cut_frame(data)
+        self.size_bytes_max = len(data)
 
     def __len__(self) -> int:
         """Return the number of segments."""

@@ -182,6 +182,11 @@ async def _advanced(
     if not todo:
         await off_loop(values.size, _add, base, None, values, digest)
     try:
+        if len(todo) == 1:
+            delta = (
+                await _read(bus, delta_ref(run.subjects, head.fragment, todo.popleft()), values.size, codec)
+            ).vector
+            await off_loop(values.size, _add, base, delta, values, digest, follower)
         while todo or ahead:
             while todo and (not ahead or len(ahead) < most):
                 ref = delta_ref(run.subjects, head.fragment, todo.popleft())

@@ -42,6 +42,8 @@ PAGE_PIECES = 8
 """Pieces that a reader requests at once."""
 MADE_AHEAD = 4
 """Pieces that are made, or being made, ahead of the bus."""
+SMALL_BYTES = 32 << 10
+"""A blob of no more bytes is made where it is sent, and travels with everything else that is small."""
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -60,6 +62,10 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 class Pieces(Protocol):
     """Bytes in pieces of at most `CHUNK_BYTES` each."""
+
+    @property
+    def size_bytes_max(self) -> int:
+        """Return how many bytes they are together, at most."""
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -89,6 +95,11 @@ class Cut:
         if not self._pieces[-1]:
             self._pieces.pop()
 
+    @property
+    def size_bytes_max(self) -> int:
+        """Return how many bytes they are."""
+        return sum(len(part) for parts in self._pieces for part in parts)
+
     def __len__(self) -> int:
         """Return the number of pieces: 0 for no bytes."""
         return len(self._pieces)
@@ -105,7 +116,8 @@ class Upload:
     def __init__(self, source: Pieces) -> None:
         """Begin with nothing stored."""
         self._source = source
-        self._in_memory = isinstance(source, Cut)
+        self.is_small = source.size_bytes_max <= SMALL_BYTES
+        self._made_at_once = self.is_small or isinstance(source, Cut)
         self.stored: set[int] = set()
         """Numbers of the pieces that the broker has; the bus adds them."""
         self.collision_free = False
@@ -132,9 +144,9 @@ class Upload:
     async def pieces(self) -> AsyncGenerator[tuple[int, Buffer]]:
         """Yield number and bytes of the pieces that are not stored yet.
 
-        Worker threads make the pieces, `MADE_AHEAD` pieces ahead of the reader.
+        Worker threads make the pieces, `MADE_AHEAD` pieces ahead of the reader, unless they are quickly made.
         """
-        if self._in_memory:
+        if self._made_at_once:
             for number in self.missing():
                 yield number, self.make(number)
             return
@@ -189,6 +201,7 @@ class Download:
         if not _STEM.fullmatch(ref.stem):
             raise PeerMisbehaved("a blob's stem is not a subject", got=repr(ref.stem)[:200])
         self.ref = ref
+        self.is_small = ref.size_bytes <= SMALL_BYTES
         self._collision_free = ref.collision_free
         self._arrived = Arrived()
 

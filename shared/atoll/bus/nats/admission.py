@@ -45,7 +45,7 @@ class Admission:
         self._url = url
         self._credentials = credentials
         self._loop = loop
-        self._waiting: dict[str, set[Future[None]]] = {}
+        self._waiting: dict[str, set[Future[Any]]] = {}
         self._doors = len(addresses(url))
         self._shut_times = 0
         self._shut_since_s: float | None = None
@@ -69,9 +69,9 @@ class Admission:
         return f"{prefix}.{secrets.token_hex(11)}"
 
     @contextmanager
-    def denial(self, subject: str) -> Iterator[Future[None]]:
-        """Yield a future that is done as soon as the broker refuses us `subject`."""
-        denied: Future[None] = self._loop.create_future()
+    def denial(self, subject: str, settles: Future[Any] | None = None) -> Iterator[Future[Any]]:
+        """Yield a future that is done, with None, as soon as the broker refuses us `subject`: `settles`, or a new one."""
+        denied = self._loop.create_future() if settles is None else settles
         waiting = self._waiting.setdefault(subject.lower(), set())  # nats-py tells subjects in lower case
         waiting.add(denied)
         try:

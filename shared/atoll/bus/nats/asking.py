@@ -8,17 +8,13 @@ a subject that only who is asked may write on (`atoll.keys.rights`), and nobody 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 import nats.errors
 from nats.aio.msg import Msg
 
 from atoll.base.retry import Unanswered, bounded
 from atoll.bus.nats.connection import Connection
-
-_STATUS: Final = "Status"
-_NOBODY: Final = "503"
-"""With this status, and no body, the broker itself says on the answer's subject that nobody listens."""
+from atoll.bus.nats.headers import NOBODY, STATUS
 
 
 async def asked(connection: Connection, subject: str, data: bytes, answer_at: str, timeout_s: float) -> Msg:
@@ -30,7 +26,7 @@ async def asked(connection: Connection, subject: str, data: bytes, answer_at: st
     """
     first: asyncio.Future[Msg] = connection.loop.create_future()
 
-    async def hear(message: Msg) -> None:
+    def hear(message: Msg) -> None:
         if not first.done():
             first.set_result(message)
 
@@ -45,6 +41,6 @@ async def asked(connection: Connection, subject: str, data: bytes, answer_at: st
         raise Unanswered(f"{type(error).__name__} on {subject}") from error
     finally:
         await connection.unsubscribe(heard)
-    if (message.headers or {}).get(_STATUS) == _NOBODY:
+    if (message.headers or {}).get(STATUS) == NOBODY:
         raise Unanswered(f"nobody listens on {subject}")
     return message

@@ -102,7 +102,8 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
                 connection.stats.blob_bytes_up += len(piece)
                 upload.stored.add(number)
 
-        await all_of([writer() for _ in range(min(options.window, len(upload.missing())))])
+        writers = min(options.window, len(upload.missing()))
+        await (writer() if writers == 1 else all_of([writer() for _ in range(writers)]))
 
 
 async def read_there(
@@ -111,11 +112,15 @@ async def read_there(
     """Return what a copy of the stream has of these subjects, each once; with `once` nothing if it does not answer."""
     asked = {"multi_last": subjects, "batch": len(subjects), "max_bytes": _PAGE_BYTES_MAX}
     try:
-        page = await (jetstream.page_once(stream, asked) if once else jetstream.page(stream, asked))
+        if len(subjects) == 1:
+            newest = await jetstream.newest_there(stream, subjects[0], once=once)
+            there = [] if newest is None else [newest]
+        else:
+            page = await (jetstream.page_once(stream, asked) if once else jetstream.page(stream, asked))
+            found = {message.subject: message for message in page.messages}
+            there = [found[subject] for subject in subjects if subject in found]
     except Unanswered:
         return []
-    found = {message.subject: message for message in page.messages}
-    there = [found[subject] for subject in subjects if subject in found]
     jetstream.connection.stats.blob_bytes_down += sum(len(message.data) for message in there)
     return there
 

@@ -1,4 +1,4 @@
-"""The `Bus` over NATS JetStream: a thin layer over the thread that talks to the broker.
+"""The `Bus` over NATS JetStream: a thin layer over the connection that talks to the broker.
 
 Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncGenerator, Sequence
+from itertools import islice, repeat
 
 from nats.aio.msg import Msg
 
@@ -179,7 +179,8 @@ class JetStreamBus:
         """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        await self._connection.call(blobs.write(self._writing, self._connection, stem, upload))
+        writing = repeat(self._jetstream) if upload.is_small else self._writing
+        await self._connection.call(blobs.write(writing, self._connection, stem, upload))
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -193,11 +194,17 @@ class JetStreamBus:
         """
         stream = stream_of(self._plans, f"{download.ref.stem}.0").name
         pages = iter(download.pages())
+        if download.is_small:
+            for page in pages:
+                portion = await self._connection.call(self._read_page(stream, download, page))
+                for number, piece in portion:
+                    download.take(number, piece)
+                yield portion
         reading: set[asyncio.Future[Portion]] = set()
         done: set[asyncio.Future[Portion]] = set()
         try:
             while True:
-                for page in itertools.islice(pages, _READERS - len(reading)):
+                for page in islice(pages, _READERS - len(reading)):
                     work = self._connection.call(self._read_page(stream, download, page))
                     reading.add(asyncio.ensure_future(work))
                 for portion in [each.result() for each in done]:
@@ -234,7 +241,9 @@ class JetStreamBus:
             )
 
     async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
-        """Read one page in the connection's loop, in its turn."""
+        """Read one page in the connection's loop, in its turn; a small blob takes nobody's."""
+        if download.is_small:
+            return await blobs.read_page(repeat(self._jetstream), self._connection, stream, download, page)
         async with self._pages:
             return await blobs.read_page(self._reading, self._connection, stream, download, page)
 
@@ -342,7 +351,7 @@ class JetStreamBus:
                 self._resting[late_s_max] = connection.branch(rest_s=late_s_max)
             connection = self._resting[late_s_max]
 
-        async def on_message(message: Msg) -> None:
+        def on_message(message: Msg) -> None:
             self.stats.messages_down += 1
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))

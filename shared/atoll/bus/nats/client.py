@@ -5,10 +5,12 @@ nats-py's. We replace:
 
 * **the parser**, because our transport delivers frames: messages go straight to nats-py's dispatch, every other line to
   nats-py's own parser;
+* **handing messages over**: who `hear`s a subject is called as soon as a message is read, and must not wait; nats-py would
+  wake its read loop, which puts the message into a queue and wakes a task;
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
-* **publishing**: header, payload and line end go to the transport as three pieces, after it has room. A large payload
-  counts as published when the kernel has all of it. Then the buffer is no longer read, and the time-out of a request
-  that carried it begins;
+* **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
+  large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
+  the time-out of a request that carried it begins;
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters.
 
 `ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
@@ -19,16 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 from nats import errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
 from atoll.bus.nats.framing import Frame, Message
 from atoll.bus.nats.headers import read_headers, text_of
-from atoll.bus.nats.transport import SocketTransport
+from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 from atoll.wire.traffic import BusStats
 
 NO_TLS = "the broker offers no TLS"
@@ -46,6 +50,10 @@ class FrameParser(Parser):
         super().__init__(client)
         self._keeps_buffers = keeps_buffers
 
+    def payload(self, message: Message) -> bytes | bytearray | memoryview:
+        """Return a message's payload as this client wants it."""
+        return message.payload if self._keeps_buffers else bytes(message.payload)
+
     async def parse(self, data: bytes | list[Frame] = b"") -> None:
         """Dispatch frames in order, or bytes as nats-py does."""
         if isinstance(data, bytes):
@@ -53,8 +61,8 @@ class FrameParser(Parser):
             return
         for frame in data:
             if isinstance(frame, Message):
-                payload: Any = frame.payload if self._keeps_buffers else bytes(frame.payload)
                 # nats-py reads only the length of what it dispatches, and an empty header is none.
+                payload: Any = self.payload(frame)
                 await self.nc._process_msg(frame.sid, frame.subject, frame.reply, payload, frame.header)  # noqa: SLF001
             elif isinstance(frame, bytes):
                 await super().parse(frame)
@@ -87,9 +95,53 @@ class WireClient(Client):
         self._stats = stats
         self._congestion = congestion
         self._rest_s = rest_s
-        self._ps = FrameParser(self, keeps_buffers=keeps_buffers)
+        self._ps: FrameParser = FrameParser(self, keeps_buffers=keeps_buffers)
+        self._hearers: dict[int, Callable[[Msg], None]] = {}
+        self._complaining: set[asyncio.Future[None]] = set()
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
+
+    async def hear(self, subject: str, on_message: Callable[[Msg], None]) -> Subscription:
+        """Subscribe to `subject`; each message is handed over as soon as it is read, across reconnects."""
+        subscription = await self.subscribe(subject)
+        self._hearers[subscription._id] = on_message  # noqa: SLF001
+        while not subscription._pending_queue.empty():  # noqa: SLF001
+            on_message(subscription._pending_queue.get_nowait())  # noqa: SLF001
+        return subscription
+
+    def sends_at_once(self, payload_size: int) -> bool:
+        """Return whether `publish` would not wait: neither for room, nor until a large payload is gone."""
+        return payload_size < LARGE_BYTES and self.wire is not None and self.wire.queued <= QUEUE_BYTES
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        """Forget who hears a subscription, too."""
+        self._hearers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Hand a message to who hears it, or do as nats-py does."""
+        if not self._handed(sid, subject, reply, data, headers):
+            await super()._process_msg(sid, subject, reply, data, headers)
+
+    def _arrived(self, message: Message) -> bool:
+        """Hand a message over from the transport; return whether anybody hears it."""
+        if message.sid not in self._hearers:
+            return False
+        payload: Any = self._ps.payload(message)
+        return self._handed(message.sid, message.subject, message.reply, payload, message.header)
+
+    def _handed(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
+        """Hand a message over; what goes wrong there is complained of, as in nats-py."""
+        on_message = self._hearers.get(sid)
+        if on_message is None:
+            return False
+        try:
+            on_message(self._build_message(sid, subject, reply, data, read_headers(headers)))
+        except Exception as error:  # noqa: BLE001  (whatever it is, the next message must be read)
+            complaining = asyncio.ensure_future(self._error_cb(error))
+            self._complaining.add(complaining)
+            complaining.add_done_callback(self._complaining.discard)
+        return True
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Read a header block by our rules."""
@@ -120,7 +172,7 @@ class WireClient(Client):
         """Use a fresh transport of ours for every attempt."""
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s)
+            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s, self._arrived)
         await super()._connect_to_server(s)
 
     def _connect_command(self) -> bytes:
@@ -150,7 +202,7 @@ class WireClient(Client):
         payload_size: int,
         headers: dict[str, Any] | None,
     ) -> None:
-        """Queue the three pieces behind pending data, and wait until a large payload is gone."""
+        """Queue it behind pending data, a large payload as a piece of its own, and wait until that is gone."""
         wire = self.wire
         if wire is None:
             await super()._send_publish(subject, reply, bytes(payload), payload_size, headers)
@@ -169,7 +221,10 @@ class WireClient(Client):
         if wire is not self._transport or not self.is_connected:
             raise errors.ConnectionReconnectingError
         # What nats-py has kept for its flusher was sent earlier.
-        wire.writelines([*self._pending, head, payload if large else bytes(payload), b"\r\n"])
+        if large:
+            wire.writelines([*self._pending, head, payload, b"\r\n"])
+        else:
+            wire.write(b"".join((*self._pending, head, payload, b"\r\n")))
         self._pending, self._pending_data_size = [], 0
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size

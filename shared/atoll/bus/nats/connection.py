@@ -1,9 +1,9 @@
-"""One lasting connection to a broker: a client, a supervisor and a watchdog, in the loop of a thread of its own.
+"""One lasting connection to a broker: a client, a supervisor and a watchdog, in one loop (`connection_loop`).
 
 nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). The rest of the adapter sees:
 
 * `call` carries a coroutine from any loop into this one and its result back;
-* `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out;
+* `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out (`answers`);
 * `subscribe` registers interest that survives reconnects and rebuilt connections;
 * `branch` is another connection in the same loop: for bulk, so that nothing small waits behind megabytes, or for a crowd of
   messages that may be a little late, so that many of them cost one awakening.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import nats.errors
@@ -32,28 +32,30 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
-from atoll.base.errors import BrokerUnavailable
-from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded
 from atoll.bus.addresses import addresses
 from atoll.bus.nats.admission import Admission
 from atoll.bus.nats.answer_order import AnswerOrder
+from atoll.bus.nats.answers import Answers
 from atoll.bus.nats.client import WireClient
 from atoll.bus.nats.complaints import Complaints
-from atoll.bus.nats.watchdog import MOVED, watch
+from atoll.bus.nats.connection_loop import ConnectionLoop
+from atoll.bus.nats.headers import NOBODY, STATUS
+from atoll.bus.nats.watchdog import movement_of, watch
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
 
 T = TypeVar("T")
-OnMessage = Callable[[Msg], Awaitable[None]]
+OnMessage = Callable[[Msg], None]
+"""Called in the read loop: it must not wait, and not take long."""
 _log = logs.get(__name__)
 _CLOSE_S, _PENDING_BYTES = 2.0, 8 << 20
 _PINGS_MAX, _BRANCH_PINGS_MAX = 2, 1 << 20
 
 
 class Connection:
-    """A supervised nats-py client in a thread of its own. Public coroutines but `call` and `stop` run in its loop."""
+    """A supervised nats-py client. Public coroutines but `call` and `stop` run in its loop."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Connection:
         trunk: Connection | None = None,
         rest_s: float = 0.0,
     ) -> None:
-        """Start the thread; `connect` makes the connection. With a `trunk` it shares the trunk's thread.
+        """Prepare; `connect` makes the connection. With a `trunk` it shares the trunk's loop.
 
         After a read that emptied the socket the connection reads nothing for `rest_s`.
         """
@@ -74,8 +76,8 @@ class Connection:
         self.options = options
         self.stats = stats
         self.reconnects, self._trunk, self._stopped = 0, trunk or self, False
-        self._thread: LoopThread = LoopThread(f"bus-{name}") if trunk is None else trunk._thread  # noqa: SLF001
-        self.loop = self._thread.loop
+        self._place: ConnectionLoop = trunk._place if trunk else ConnectionLoop(name, own_thread=options.own_thread)  # noqa: SLF001
+        self.loop = self._place.loop
         self._name = name
         self._rest_s, self._order = rest_s, AnswerOrder()
         self.is_bulk = trunk is not None and not rest_s
@@ -85,38 +87,28 @@ class Connection:
         self._broken = asyncio.Event()
         self.lost: asyncio.Future[None] = self.loop.create_future()
         """Done once the present connection is lost."""
-        self._subscriptions: dict[int, tuple[str, OnMessage, Subscription | None]] = {}
-        self._next_key = 0
-        self._echoes: dict[bytes, asyncio.Future[None]] = {}
-        self._echo_subject = ""
         self.admission = Admission(url, options.credentials, self.loop)
+        self._answers = Answers(self.loop, self.admission.inbox())
+        self._echo_subject = self.admission.inbox()
+        self._echoes: dict[bytes, asyncio.Future[None]] = {}
+        self._subscriptions: dict[int, tuple[str, OnMessage, Subscription | None]] = {
+            -1: (self._answers.subjects, self._answers.hear, None),
+            0: (self._echo_subject, self._on_echo, None),
+        }
+        self._next_key = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._was_up = False
         self.complaints: Complaints = Complaints(name, None if trunk is None else trunk.complaints)
 
     # -- from any loop ------------------------------------------------------------------------------------------------
 
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+    def call(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run `work` in the connection's loop and return its result to the caller's."""
-        if self._stopped:
-            work.close()
-            raise BrokerUnavailable("the bus is closed", todo="open a new one")
-        try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._stopped and (task is None or not task.cancelling()):
-                raise BrokerUnavailable("the bus was closed during the call") from None
-            raise
+        return self._place.call(work)
 
     async def stop(self) -> None:
         """Close the connection and its branches, end the thread and free the loop; harmless when repeated."""
-        if self._stopped:
-            return
-        self._stopped = True
-        with contextlib.suppress(TimeoutError):
-            await bounded(asyncio.wrap_future(self._thread.submit(self._shut_down())), 3 * _CLOSE_S)
-        await asyncio.to_thread(self._thread.stop)
+        await self._place.close(self._shut_down, 3 * _CLOSE_S)
 
     # -- in the connection's loop -------------------------------------------------------------------------------------
 
@@ -157,10 +149,7 @@ class Connection:
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(watch(self))]
 
     def branch(self, rest_s: float = 0.0) -> Connection:
-        """Return another connection to the same broker in the same loop; it connects by itself and stays.
-
-        It is for bulk, or, with a `rest_s`, for messages that may be so late.
-        """
+        """Return another connection in the same loop that connects by itself: for bulk, or for what may be `rest_s` late."""
         name = f"{self._name}-{'crowd' if rest_s else 'bulk'}-{len(self._branches)}"
         branch = Connection(self.url, name, self.options, self.stats, trunk=self, rest_s=rest_s)
         self._branches.append(branch)
@@ -170,14 +159,7 @@ class Connection:
 
     def movement(self) -> Callable[[], bool]:
         """Return a function that says whether anything but an echo went or came since its last call."""
-        before = self.moved()
-
-        def moves() -> bool:
-            nonlocal before
-            last, before = before, self.moved()
-            return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
-
-        return moves
+        return movement_of(self)
 
     def moved(self) -> tuple[int, int, int]:
         """Return bytes sent and received on the present socket, and answers."""
@@ -216,26 +198,44 @@ class Connection:
         moves = self._order.while_due(number, self.movement()) if timeout_s is None else None
         timeout_s = self.try_s(attempts) if timeout_s is None else timeout_s
         client = await self.ready(timeout_s)
-        wait_s = self.options.total_s if self.is_bulk else timeout_s
-        try:  # any buffer of bytes works: it goes to the socket unchanged
-            asked = client.request(subject, payload, timeout=wait_s, headers=headers)  # type: ignore[arg-type]
-            with self.admission.denial(subject) as denied:
-                answer = await bounded(asked, timeout_s + 0.05, self.lost, denied, moves=moves)
+        reply, answer = self._answers.expect()
+        try:
+            with self.admission.denial(subject, answer):
+                sending = client.publish(subject, payload, reply, headers)  # type: ignore[arg-type]
+                await self._sent(client, len(payload), sending, timeout_s, moves)
+                message = await self._answers.within(answer, timeout_s, moves)
+            if message is not None and (message.headers or {}).get(STATUS) == NOBODY:
+                raise nats.errors.NoRespondersError
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            if denied.done():
-                raise self.admission.denied(subject) from None
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
+        finally:
+            self._answers.forget(reply)
+        if message is None:
+            raise self.admission.denied(subject)
         self._order.answered(number)
-        return answer
+        return message
 
     async def send(self, subject: str, payload: Buffer, reply: str = "", *, timeout_s: float | None = None) -> None:
         """Send at most once; raise `Unanswered` when not connected within `timeout_s` or stalled for `try_s`."""
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
-            sent = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await bounded(sent, self.options.try_s, self.lost, moves=self.movement() if self.is_bulk else None)
+            sending = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
+            await self._sent(
+                client, len(payload), sending, self.options.try_s, self.movement() if self.is_bulk else None
+            )
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
+
+    async def _sent(
+        self,
+        client: WireClient,
+        size: int,
+        sending: Coroutine[Any, Any, None],
+        timeout_s: float,
+        moves: Callable[[], bool] | None,
+    ) -> None:
+        """Publish; if that has to wait, for no longer than `timeout_s` without movement or the loss of the connection."""
+        await (sending if client.sends_at_once(size) else bounded(sending, timeout_s, self.lost, moves=moves))
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, confirm: bool = True) -> int:
         """Hear `subject` until `unsubscribe`; with `confirm`, return once the broker has registered it."""
@@ -244,7 +244,7 @@ class Connection:
         key = self._next_key
         # Registered before it is sent: if the client is replaced meanwhile, the new one subscribes to it.
         self._subscriptions[key] = (subject, on_message, None)
-        self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
+        self._subscriptions[key] = (subject, on_message, await client.hear(subject, on_message))
         if confirm:
             with self.admission.denial(subject) as denied:
                 await self.echo(self.options.try_s)
@@ -273,7 +273,7 @@ class Connection:
         finally:
             self._echoes.pop(token, None)
 
-    async def _on_echo(self, message: Msg) -> None:
+    def _on_echo(self, message: Msg) -> None:
         """Settle the echo that came back."""
         back = self._echoes.get(message.data)
         if back is not None and not back.done():
@@ -302,12 +302,9 @@ class Connection:
             **self.admission.options(),
         }
         await client.connect(addresses(self.url), **options, **self._callbacks(client))
-        if not self._echo_subject:
-            self._echo_subject = self.admission.inbox()
-            self._subscriptions[0] = (self._echo_subject, self._on_echo, None)
         for key in list(self._subscriptions):
             subject, on_message, _ = self._subscriptions[key]
-            self._subscriptions[key] = (subject, on_message, await client.subscribe(subject, cb=on_message))
+            self._subscriptions[key] = (subject, on_message, await client.hear(subject, on_message))
         self.complaints.forget()
         self.admission.entered()
         self._up.set()
@@ -350,6 +347,7 @@ class Connection:
         if self._up.is_set():
             _log.warning("bus.disconnected", bus=self._name, error=self.complaints.text)
         self._up.clear()
+        self._answers.lose()
         if not self.lost.done():
             self.lost.set_result(None)
         self.lost = self.loop.create_future()
@@ -389,8 +387,8 @@ class Connection:
             self._client.abort()
             await self._client.force_reconnect()
 
-    async def _shut_down(self) -> None:
-        """Close the clients."""
+    async def _shut_down(self) -> list[asyncio.Task[None]]:
+        """Close the clients; return what still keeps the connections."""
         for each in (self, *self._branches):
             each._stopped = True  # noqa: SLF001  # our own kind
             client = each._client  # noqa: SLF001  # our own kind
@@ -398,3 +396,4 @@ class Connection:
                 with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                     await bounded(client.close(), _CLOSE_S)
                 client.abort()
+        return [task for each in (self, *self._branches) for task in each._tasks]  # noqa: SLF001  # our own kind

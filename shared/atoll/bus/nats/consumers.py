@@ -1,8 +1,9 @@
 """A durable place in a work queue.
 
 A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox, so that a long queue
-costs one round trip per batch and not per message. What arrives waits for the next `next` or `arrived`. Closing returns
-unsettled messages. If a process dies, the broker delivers its messages again after `ack_wait_s`.
+costs one round trip per batch and not per message. As long as a pull request stands, no other is sent: the broker delivers
+what comes. What arrives waits for the next `next` or `arrived`. Closing returns unsettled messages. If a process dies, the
+broker delivers its messages again after `ack_wait_s`.
 
 Anybody who learns the inbox may send to it. What is no delivery of JetStream's, by the subject on which it is settled, is
 dropped.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +71,19 @@ class QueueDelivery:
         await self.owner.connection.call(self.owner.give_back(self.reply))
 
 
+@dataclass(slots=True)
+class PullRequest:
+    """A pull request that stands: its `token` is where the broker says its end, unless it ends `until_s` or with its batch.
+
+    It also ends with the connection on which it was sent, once that is `lost`.
+    """
+
+    token: str
+    until_s: float
+    lost: asyncio.Future[None]
+    left: int = _BATCH
+
+
 class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
@@ -82,7 +97,9 @@ class QueueConsumer:
         self._inbox = self.connection.admission.inbox()
         self._key = 0
         self._pulls = 0
-        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # the broker sends no more than `max_ack_pending`
+        self._standing: PullRequest | None = None
+        self._arrived: deque[Msg] = deque()  # the broker sends no more than `max_ack_pending`
+        self._waiting: set[asyncio.Future[None]] = set()
         self.unsettled: dict[str, QueueDelivery] = {}
         self._newest_then = 0
         self._closed = False
@@ -132,7 +149,7 @@ class QueueConsumer:
                 ) from reason
             raise reason.public(self._config["filter_subject"]) from reason
         if not self._key:
-            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._arrived.put)
+            self._key = await self.connection.subscribe(f"{self._inbox}.*", self._hear)
 
     def _removed(self, reason: ApiRefusal) -> RecordConflict:
         """Return the error for a queue that another reader has taken over meanwhile."""
@@ -160,10 +177,10 @@ class QueueConsumer:
         patience = JetStreamPatience(self.connection)
         while True:
             left = deadline - loop.time()
-            if self._arrived.empty() and (left <= 0 or self._closed):
+            if not self._arrived and (left <= 0 or self._closed):
                 return None
             try:
-                message = await self._pull(left) if self._arrived.empty() else self._arrived.get_nowait()
+                message = self._arrived.popleft() if self._arrived else await self._pull(left)
             except Unanswered as reason:
                 if deadline - loop.time() <= 0:
                     return None
@@ -174,8 +191,8 @@ class QueueConsumer:
 
     async def _take(self, most: int) -> list[QueueDelivery]:
         found: list[QueueDelivery] = []
-        while len(found) < most and not self._arrived.empty():
-            delivery = self._delivery(self._arrived.get_nowait())
+        while len(found) < most and self._arrived:
+            delivery = self._delivery(self._arrived.popleft())
             if delivery is not None:
                 found.append(delivery)
         return found
@@ -185,7 +202,11 @@ class QueueConsumer:
 
         What has a subject on which it is settled is a delivery, whatever its writer put into its headers.
         """
-        attempts = _attempts(message.reply)
+        attempts, standing = _attempts(message.reply), self._standing
+        if standing is not None:
+            standing.left -= attempts is not None
+            if message.subject == standing.token or standing.left <= 0:
+                self._standing = None
         if attempts is None:
             return None
         delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
@@ -201,43 +222,66 @@ class QueueConsumer:
             await self.say(reply, b"+ACK")
 
     async def _pull(self, left_s: float) -> Msg | None:
-        """Ask for messages and return the first that arrives within `left_s`, or None."""
-        self._pulls += 1
-        token = f"{self._inbox}.{self._pulls}"
-        lost = self.connection.lost
-        wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
-        body = json.dumps(wanted).encode()
-        await self.connection.send(
-            f"{self._jetstream.root}.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}", body, reply=token
-        )
-        getting = asyncio.ensure_future(self._arrived.get())
-        taken = False
-        deadline = self.connection.loop.time() + left_s + _GRACE_S
-        try:
-            while True:
-                left_s = max(0.0, deadline - self.connection.loop.time())
-                await asyncio.wait((getting, lost), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if not getting.done():
-                    if lost.done():
-                        raise Unanswered("connection lost while pulling")
+        """Ask for messages, unless that was done; return the first that arrives within `left_s`, or None."""
+        standing = await self._ask(left_s)
+        deadline = min(self.connection.loop.time() + left_s, standing.until_s) + _GRACE_S
+        while True:
+            if not self._arrived:
+                await self._arrival(deadline - self.connection.loop.time(), standing.lost)
+            if not self._arrived:
+                if standing.lost.done():
+                    raise Unanswered("connection lost while pulling")
+                return None
+            message = self._arrived.popleft()
+            status = (message.headers or {}).get(STATUS)
+            if message.reply or status is None:  # only a delivery has a reply
+                return message
+            if message.subject == standing.token:
+                self._standing = None
+                if status in ("408", "404"):
                     return None
-                message = getting.result()
-                status = (message.headers or {}).get(STATUS)
-                if message.reply or status is None:  # only a delivery has a reply
-                    taken = True
-                    return message
-                if message.subject == token:
-                    if status in ("408", "404"):
-                        return None
-                    deleted = status == "503" or "Deleted" in (message.headers or {}).get(DESCRIPTION, "")
-                    if deleted and not self._takeover:  # after a takeover the reader that removed ours has the queue
-                        await self.create()
-                    raise Unanswered(f"pull answered {status}")
-                getting = asyncio.ensure_future(self._arrived.get())
+                deleted = status == "503" or "Deleted" in (message.headers or {}).get(DESCRIPTION, "")
+                if deleted and not self._takeover:  # after a takeover the reader that removed ours has the queue
+                    await self.create()
+                raise Unanswered(f"pull answered {status}")
+
+    def _hear(self, message: Msg) -> None:
+        """Keep what arrives, and wake who waits for it."""
+        self._arrived.append(message)
+        self._wake()
+
+    def _wake(self, _lost: object = None) -> None:
+        for each in self._waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def _arrival(self, wait_s: float, lost: asyncio.Future[None]) -> None:
+        """Return once something has arrived, the time is up or the connection is lost."""
+        loop = self.connection.loop
+        news: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(news)
+        lost.add_done_callback(self._wake)
+        timer = loop.call_later(max(0.0, wait_s), self._wake)
+        try:
+            await news
         finally:
-            # If the caller gives up at the moment of arrival, keep the message: it would be away until ack_wait_s ends.
-            if not getting.cancel() and not taken:
-                self._arrived.put_nowait(getting.result())
+            timer.cancel()
+            lost.remove_done_callback(self._wake)
+            self._waiting.discard(news)
+
+    async def _ask(self, left_s: float) -> PullRequest:
+        """Return the pull request that stands, or send one that stands for `left_s`."""
+        now_s, lost = self.connection.loop.time(), self.connection.lost
+        standing = self._standing
+        if standing is not None and standing.lost is lost and now_s < standing.until_s:
+            return standing
+        self._pulls += 1
+        standing = PullRequest(f"{self._inbox}.{self._pulls}", now_s + left_s, lost)
+        wanted = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": max(int(left_s * _NS), 1_000_000)}
+        where = f"{self._jetstream.root}.CONSUMER.MSG.NEXT.{self._stream}.{self._config['durable_name']}"
+        await self.connection.send(where, json.dumps(wanted).encode(), reply=standing.token)
+        self._standing = standing
+        return standing
 
     async def say(self, reply: str, word: bytes) -> None:
         """Send a status about a delivery; if it is lost, redelivery follows after silence."""
@@ -252,8 +296,8 @@ class QueueConsumer:
     async def _close(self) -> None:
         """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
-        arrived = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
-        held = [*self.unsettled, *(each.reply for each in arrived if each.reply)]  # a status line has no reply
+        held = [*self.unsettled, *(each.reply for each in self._arrived if each.reply)]  # a status line has no reply
+        self._arrived.clear()
         for reply in held:
             await self.give_back(reply)
         if held:

@@ -13,6 +13,7 @@ stays. Bytes that break the grammar become an error frame, and everything after 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nats.errors import ProtocolError
@@ -112,6 +113,16 @@ class Framer:
         """Return the complete frames, in order, and forget them."""
         frames, self.frames, self.waiting_bytes = self.frames, [], 0
         return frames
+
+    def offer(self, taken: Callable[[Message], bool]) -> None:
+        """Offer the messages at the front, in order, up to the first frame that is none or is not taken."""
+        number = 0
+        for frame in self.frames:
+            if not isinstance(frame, Message) or not taken(frame):
+                break
+            number += 1
+            self.waiting_bytes -= len(frame.header) + len(frame.payload)
+        del self.frames[:number]
 
     def take_line(self) -> bytes | None:
         """Return the next frame, which must be a line, or None without one; raise `ProtocolError`."""

@@ -17,6 +17,8 @@ from typing import Final
 STATUS: Final = "Status"
 DESCRIPTION: Final = "Description"
 STORED: Final = "Nats-Stream"
+NOBODY: Final = "503"
+"""With this status, and no body, the broker itself says on the answer's subject that nobody listens."""
 _OF_THE_BROKER: Final = frozenset({STATUS.lower(), DESCRIPTION.lower()})
 _STATUS_DIGITS: Final = 3
 

@@ -220,6 +220,41 @@ class JetStream:
                 self.connection.stats.bytes_up += len(payload)
                 return
 
+    async def newest_there(self, stream: str, subject: str, *, once: bool = False) -> StoredEvent | None:
+        """Return the newest message of a subject as a copy of the stream has it, None if it has none.
+
+        One plain request, where a page is a subscription, an answer and an end. It is tried until the patience ends, or `once`.
+        """
+        patience, body = JetStreamPatience(self.connection), json.dumps({"last_by_subj": subject}).encode()
+        while True:
+            try:
+                # A branch for bulk may not be connected yet, and only then knows whether it speaks through a leaf.
+                await self.connection.ready(self.connection.try_s(patience.attempts))
+                where = f"{self.root}.DIRECT.GET.{stream}"
+                return self._stored_event(
+                    await self.connection.request(where, body, attempts=patience.attempts), subject
+                )
+            except Unanswered as reason:
+                if once:
+                    raise
+                await patience.after(f"{self.root}.DIRECT.GET.{stream}", reason)
+
+    def _stored_event(self, message: Msg, subject: str) -> StoredEvent | None:
+        """Return what a direct get of `subject` found; raise `Unanswered` for an answer that is none of JetStream's."""
+        headers = message.headers or {}
+        if headers.get(STATUS) == "404":
+            return None
+        sequence = headers.get("Nats-Sequence", "")
+        if (
+            STATUS in headers
+            or headers.get("Nats-Subject") != subject
+            or not (sequence.isascii() and sequence.isdigit())
+        ):
+            raise Unanswered(f"direct get of {subject}: {headers.get(STATUS, '')} {headers.get(DESCRIPTION, '')}")
+        self.connection.stats.messages_down += 1
+        self.connection.stats.bytes_down += len(message.data)
+        return StoredEvent(int(sequence), subject, message.data)
+
     async def page(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Return one page of a batched direct get, whole or not at all (tried until the patience ends)."""
         patience = JetStreamPatience(self.connection)
@@ -235,7 +270,7 @@ class JetStream:
         ended: asyncio.Future[Mapping[str, str]] = connection.loop.create_future()
         messages: list[StoredEvent] = []
 
-        async def collect(message: Msg) -> None:
+        def collect(message: Msg) -> None:
             headers = message.headers or {}
             sequence = headers.get("Nats-Sequence", "")
             if STATUS in headers and not ended.done():

@@ -26,7 +26,7 @@ async def node_answers(connection: Connection, wait_s: float) -> list[NodeTold]:
     answers: asyncio.Queue[Msg] = asyncio.Queue(NODES_MAX)
     inbox = connection.admission.inbox()
 
-    async def on_message(message: Msg) -> None:
+    def on_message(message: Msg) -> None:
         if not answers.full():
             answers.put_nowait(message)
 

@@ -93,7 +93,7 @@ class BrokerProbe:
     async def may_hear(self, subject: str) -> bool:
         """Return whether the broker lets us subscribe to `subject`."""
 
-        async def drop(_message: Msg) -> None:
+        def drop(_message: Msg) -> None:
             """Nothing is wanted."""
 
         try:
@@ -167,7 +167,7 @@ class BrokerProbe:
         wanted = asyncio.Event()
         expected = PIECES_MAX * COPIES
 
-        async def on_message(_message: Msg) -> None:
+        def on_message(_message: Msg) -> None:
             arrived.append(loop.time())
             if len(arrived) >= expected:
                 wanted.set()

@@ -326,12 +326,10 @@ class RegionKeeper:
         except AtollError as reason:
             log.warning("region.not_kept", run=kept.run, reason=str(reason))
 
-    def _on_message(
-        self, answer: Callable[[Msg], Coroutine[Any, Any, None]]
-    ) -> Callable[[Msg], Coroutine[Any, Any, None]]:
+    def _on_message(self, answer: Callable[[Msg], Coroutine[Any, Any, None]]) -> Callable[[Msg], None]:
         """Return what is done on a message: `answer` it in a task of its own."""
 
-        async def begin(message: Msg) -> None:
+        def begin(message: Msg) -> None:
             task = asyncio.create_task(answer(message))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)

@@ -2,10 +2,11 @@
 
 nats-py brings a transport of asyncio's streams: five copies of a payload on its way in, four on its way out. This one
 is the asyncio protocol itself. **In**, the loop receives into the room that a `Framer` offers; for a large payload this
-is the buffer that the reader gets. Frames wait in a list until nats-py's read loop takes them, and a reader that falls
-behind stops the socket. **Out**, pieces wait in a queue of views. The loop gets small neighbours joined and large
-pieces in slices, the next only when the last is with the kernel. A loop keeps what it cannot send at once, as a copy
-or, from Python 3.12 on, as a view. So it never keeps more than a slice, and from 3.12 on we give it a copy of that.
+is the buffer that the reader gets. A message that somebody takes at once is his. Every other frame, and what is behind it,
+waits in a list until nats-py's read loop takes it, and a reader that falls behind stops the socket. **Out**, pieces wait in
+a queue of views. The loop gets small neighbours joined and large pieces in slices, the next only when the last is with the
+kernel. A loop keeps what it cannot send at once, as a copy or, from Python 3.12 on, as a view. So it never keeps more than
+a slice, and from 3.12 on we give it a copy of that.
 
 Every byte has a position in the order of sending. `accepted` counts queued bytes, `sent` those that the kernel has. To
 wait for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: no sender
@@ -29,13 +30,13 @@ import socket
 import ssl
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
-from atoll.bus.nats.framing import Frame, Framer
+from atoll.bus.nats.framing import Frame, Framer, Message
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
 
@@ -51,11 +52,21 @@ _LOOP_KEEPS_VIEWS = sys.version_info >= (3, 12)
 class SocketTransport(Transport, asyncio.BufferedProtocol):
     """One TCP connection, perhaps under TLS, for one of nats-py's attempts to connect; belongs to the running loop."""
 
-    def __init__(self, stats: BusStats, congestion: str = "", rest_s: float = 0.0) -> None:
-        """Count in `stats`; request a congestion control from the kernel, if one is named; rest after reads."""
+    def __init__(
+        self,
+        stats: BusStats,
+        congestion: str = "",
+        rest_s: float = 0.0,
+        take: Callable[[Message], bool] = lambda _: False,
+    ) -> None:
+        """Count in `stats`; request a congestion control from the kernel, if one is named; rest after reads.
+
+        `take` is offered each message that no frame waits before, and returns whether it has taken it.
+        """
         self._stats = stats
         self._congestion = congestion
         self._rest_s = rest_s
+        self._take = take
         self._resting: asyncio.TimerHandle | None = None
         self._offered = 0
         self._loop = asyncio.get_running_loop()
@@ -212,7 +223,10 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         """Cut what has arrived; a reader that is far behind stops the socket."""
         self.received += nbytes
         self._stats.wire_bytes_down += nbytes
+        behind = bool(self._framer.frames)
         self._framer.filled(nbytes)
+        if not behind:
+            self._framer.offer(self._take)
         if self._rest_s and nbytes < self._offered and self._resting is None:
             self._resting = self._loop.call_later(self._rest_s, self._rested)
         if self._must_stop() and self._reading and self._transport is not None:
@@ -313,6 +327,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             if len(first) > _SLICE_BYTES:
                 self._queue.appendleft(first[_SLICE_BYTES:])
             return first[:_SLICE_BYTES]
+        if not self._queue:
+            return first
         parts, size = [first], len(first)
         while self._queue and len(self._queue[0]) < _JOINED_BYTES and size < _SLICE_BYTES:
             parts.append(self._queue.popleft())

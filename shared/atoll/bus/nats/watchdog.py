@@ -8,6 +8,7 @@ if meanwhile nothing came in and nothing was sent of a queue that still stands.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import nats.errors
@@ -45,6 +46,18 @@ class WatchedConnection(Protocol):
 
     async def cut(self) -> None:
         """Abort the socket and connect again."""
+
+
+def movement_of(connection: WatchedConnection) -> Callable[[], bool]:
+    """Return a function that says whether anything but an echo went or came since its last call."""
+    before = connection.moved()
+
+    def moves() -> bool:
+        nonlocal before
+        last, before = before, connection.moved()
+        return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
+
+    return moves
 
 
 async def watch(connection: WatchedConnection) -> None:

@@ -1,0 +1,101 @@
+"""Calls into a connection's loop, in a thread of its own or in the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from atoll.base.errors import BrokerUnavailable
+from atoll.bus.nats.connection_loop import ConnectionLoop
+
+SOON_S = 20.0
+
+
+@pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[ConnectionLoop]:
+    """A place of either kind, closed in the end."""
+    place = ConnectionLoop("x", own_thread=request.param)
+    yield place
+    await place.close(nothing_left, SOON_S)
+
+
+async def nothing_left() -> list[asyncio.Task[None]]:
+    """Shut down what was never there."""
+    return []
+
+
+async def running_loop() -> asyncio.AbstractEventLoop:
+    """Say where this runs."""
+    return asyncio.get_running_loop()
+
+
+async def test_a_call_runs_in_the_loop_of_the_connection(place: ConnectionLoop) -> None:
+    """Its result and its errors come back."""
+
+    async def failing() -> None:
+        raise ValueError("no")
+
+    assert await place.call(running_loop()) is place.loop
+    with pytest.raises(ValueError, match="no"):
+        await place.call(failing())
+
+
+async def test_a_connection_without_a_thread_lives_where_it_was_opened() -> None:
+    """So a call crosses no border."""
+    here, there = ConnectionLoop("x", own_thread=False), ConnectionLoop("y", own_thread=True)
+
+    assert here.loop is asyncio.get_running_loop()
+    assert there.loop is not asyncio.get_running_loop()
+    await there.close(nothing_left, SOON_S)
+
+
+async def test_closing_ends_what_is_under_way_and_leaves_its_caller_alive(place: ConnectionLoop) -> None:
+    """The caller is told that the bus was closed, and goes on; later calls are refused."""
+    began = asyncio.Event()
+
+    async def caller() -> str:
+        loop = asyncio.get_running_loop()
+
+        async def waiting() -> None:
+            loop.call_soon_threadsafe(began.set)
+            await asyncio.Event().wait()
+
+        try:
+            await place.call(waiting())
+        except BrokerUnavailable as error:
+            await asyncio.sleep(0)  # a cancellation that is not taken back would end this
+            return str(error)
+        return "went on"
+
+    calling = asyncio.create_task(caller())
+    await began.wait()
+    await place.close(nothing_left, SOON_S)
+
+    assert "the bus was closed during the call" in await asyncio.wait_for(calling, SOON_S)
+    with pytest.raises(BrokerUnavailable, match="the bus is closed"):
+        await place.call(running_loop())
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled(place: ConnectionLoop) -> None:
+    """That is no closing."""
+    calling = asyncio.create_task(place.call(asyncio.sleep(SOON_S)))
+    await asyncio.sleep(0.01)
+    calling.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
+async def test_closing_ends_the_tasks_that_are_left() -> None:
+    """In the caller's loop nobody else would."""
+    place, keeper = ConnectionLoop("x", own_thread=False), asyncio.create_task(asyncio.sleep(SOON_S))
+
+    async def shut_down() -> list[asyncio.Task[None]]:
+        return [keeper]
+
+    await place.close(shut_down, SOON_S)
+    await place.close(shut_down, SOON_S)
+
+    assert keeper.cancelled()
