@@ -36,6 +36,8 @@ AT_A_LIMIT = 1e-6
 """By how much of itself and its step a number may lie on the other side of a limit of rounding."""
 KEPT_IS_ROUNDED = 2.0**-5
 """By how much of the largest that is kept another number may be kept here: it is rounded to bfloat16 in every version."""
+SHARES = (1.0, 0.25, 0.0625, 0.015625)
+"""Shares of what is unsure by which a step may be nearer or further away."""
 
 
 def decoded(pieces: list[bytes], elements: int, codec: str) -> Vector:
@@ -229,8 +231,9 @@ def _check_rounded(settings: ProtocolSettings, before: Version, after: Version, 
     """Check that a version is its target, rounded as a delta in the run's codec, and note what rounding has kept.
 
     Where a number, or the step of its block, lies at a limit of rounding, float64 and production may see it on either side. So
-    each number must be that of the target, or of one that is a little nearer or further away. What is kept is rounded in every
-    version, and may come out otherwise here; a few numbers may therefore be the next ones.
+    each number must be that of the target, or of one that is a little nearer or further away: by all that is unsure or by less,
+    because all of it may be more than one step of a block's scale. What is kept is rounded in every version, and may come out
+    otherwise here; a few numbers may therefore be the next ones.
     """
     known = ~np.isnan(target)
     step = np.where(known, target - before.values, 0.0)
@@ -239,8 +242,8 @@ def _check_rounded(settings: ProtocolSettings, before: Version, after: Version, 
     unsure = np.sign(step) * (
         AT_A_LIMIT * (np.abs(step) + np.abs(before.values)) + KEPT_IS_ROUNDED * np.abs(kept).max()
     )
-    for moved in (step, step - unsure, step + unsure):
-        wanted = (before.values + moved).astype(np.float32)
+    for share in (0.0, *SHARES, *(-share for share in SHARES)):
+        wanted = (before.values + step + share * unsure).astype(np.float32)
         rounded, delta = wanted.copy(), Encoded.blank(format_of(settings.codec_down), wanted.size)
         delta.format.check(delta.settle(before.values, rounded, np.empty(wanted.size, np.uint16)))
         nearest = np.minimum(nearest, np.abs(after.values.astype(np.float64) - rounded))
