@@ -237,22 +237,25 @@ def _check_rounded(settings: ProtocolSettings, before: Version, after: Version, 
     """
     known = ~np.isnan(target)
     step = np.where(known, target - before.values, 0.0)
-    nearest, furthest = np.full(step.size, np.inf), 0.0
     kept = np.zeros(1) if before.kept is None else np.nan_to_num(before.kept)
     unsure = np.sign(step) * (
         AT_A_LIMIT * (np.abs(step) + np.abs(before.values)) + KEPT_IS_ROUNDED * np.abs(kept).max()
     )
-    for share in (0.0, *SHARES, *(-share for share in SHARES)):
-        wanted = (before.values + step + share * unsure).astype(np.float32)
-        rounded, delta = wanted.copy(), Encoded.blank(format_of(settings.codec_down), wanted.size)
-        delta.format.check(delta.settle(before.values, rounded, np.empty(wanted.size, np.uint16)))
-        nearest = np.minimum(nearest, np.abs(after.values.astype(np.float64) - rounded))
-        furthest = max(furthest, 2.1 * float(np.abs(wanted - rounded).max()))
     if known.all():  # a number that is not known here may set the step of its whole block
         limit = CLOSE * (1.0 + float(np.abs(after.values).max()))
-        strayed, worst = int((nearest > limit).sum()), float(nearest.max())
+        nearest, furthest, strayed, most = np.full(step.size, np.inf), 0.0, step.size, 2 + step.size // 20
+        for share in (0.0, *SHARES, *(-share for share in SHARES)):
+            wanted = (before.values + step + share * unsure).astype(np.float32)
+            rounded, delta = wanted.copy(), Encoded.blank(format_of(settings.codec_down), wanted.size)
+            delta.format.check(delta.settle(before.values, rounded, np.empty(wanted.size, np.uint16)))
+            nearest = np.minimum(nearest, np.abs(after.values.astype(np.float64) - rounded))
+            furthest = max(furthest, 2.1 * float(np.abs(wanted - rounded).max()))
+            strayed = int((nearest > limit).sum())
+            if strayed <= most:
+                break
+        worst = float(nearest.max())
         found = (strayed, step.size, worst, furthest + limit)
-        require(strayed <= 2 + step.size // 20, "a version is its step, rounded to what is sent", found)
+        require(strayed <= most, "a version is its step, rounded to what is sent", found)
         require(worst <= furthest + limit, "a version is its step, but for rounding", found)
     after.kept = (target - after.values).astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
