@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
+from structlog.testing import capture_logs
 
 from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.optimizer_state import host_copy, rebuilt
@@ -102,6 +103,21 @@ def test_a_warm_start_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     for other in others:
         for one, two in zip(jax.tree.leaves(kept), jax.tree.leaves(other), strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
+    """It is whole; the log says what it has, and what is trained with now."""
+    checkpoints = Checkpoints(tmp_path, LIFE)
+    checkpoints.save(host_copy(init_optimizer(ADAMW, toy())), LIFE)
+    assert checkpoints.finish(FINISH_S)
+    with capture_logs() as said:
+        loaded = checkpoints.load(init_optimizer(TRAIN, toy()))
+
+    assert loaded is None
+    (line,) = (line for line in said if str(line["event"]).startswith("checkpoint."))
+    assert line["event"] == "checkpoint.refused"
+    assert "another optimizer or model" in line["reason"]
+    assert "None" not in line["reason"]
 
 
 def test_a_state_that_no_gradients_make_is_refused() -> None:

@@ -54,6 +54,18 @@ def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
     assert up.settings.protocol.fragments == 6
 
 
+@pytest.mark.parametrize("said", [(), ("train.rate=3e-3",)])
+def test_a_rate_that_nobody_said_goes_with_the_optimizer(tmp_path: Path, said: tuple[str, ...]) -> None:
+    """A run that goes on with another inner optimizer has its rate; a rate that was said stays."""
+    first = former(tmp_path / "run", 500, "model.size=xs", *said)
+    same = plan(UpRequest(out=tmp_path / "run"), {}).settings.train
+    other = plan(UpRequest(out=tmp_path / "run", assignments=("train.optimizer=adamw",)), {}).settings.train
+
+    assert same == first.settings.train
+    assert other["optimizer"] == "adamw"
+    assert other["rate"] == (3e-3 if said else 4.3e-3)
+
+
 def test_a_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
     """Its data could not be prepared, say: the next session has other text, other settings and nothing to resume."""
     up = plan(UpRequest(out=tmp_path / "run", learners=2), {})

@@ -149,6 +149,7 @@ def train(settings: Settings) -> None:
             "learner.ready",
             took_s=round(time.monotonic() - began_s, 2),
             tokens=work.shards.meta.tokens,
+            optimizer=work.train.optimizer,
             rate=work.train.rate,  # said, or what follows from the next number (`rate_rule`)
             layer_parameters=layer_parameters(work.model),
         )

@@ -163,9 +163,13 @@ class Checkpoints:
                     log.warning("checkpoint.refused", path=str(self.folder / str(number)), reason=difference)
                     continue
                 arrays = self._read_state(number, note)
-                state = rebuilt(like, arrays)
-            except (CheckpointError, PeerMisbehaved) as error:
+            except CheckpointError as error:
                 log.warning("checkpoint.damaged", path=str(self.folder / str(number)), reason=str(error))
+                continue
+            try:
+                state = rebuilt(like, arrays)
+            except PeerMisbehaved as error:  # it is whole, and not what is trained with now
+                log.warning("checkpoint.refused", path=str(self.folder / str(number)), reason=str(error))
                 continue
             size = sum(int(array.nbytes) for array in arrays.values())
             return LoadedCheckpoint(state, note, size, time.monotonic() - began_s)

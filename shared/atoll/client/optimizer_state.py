@@ -70,7 +70,10 @@ def rebuilt(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: 
     for name in sorted(wanted.keys() | arrays.keys()):
         got = (arrays[name].shape, str(arrays[name].dtype)) if name in arrays else None
         if got != wanted.get(name):
-            raise PeerMisbehaved("a state of another optimizer or model", got=(name, got), allowed=wanted.get(name))
+            theirs, ours = (
+                f"{name} {kind[1]} {list(kind[0])}" if kind else f"no {name}" for kind in (got, wanted.get(name))
+            )
+            raise PeerMisbehaved("a state of another optimizer or model", got=theirs, allowed=ours)
         if not is_finite(arrays[name]):
             raise PeerMisbehaved("a state with infinities or NaN", got=name)
     return shape.whole(_placed(leaf, arrays[name]) for name, leaf in named)

@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.errors import AccessDenied, AtollError, PeerMisbehaved
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, CoreMessage
@@ -203,6 +203,8 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
                 log.warning("state.not_borrowed", peer=peer, reason="offered, and then not shared")
                 return None
             return await _read(bus, run.subjects, shared, shared.blob, bytes_max)
+    except AccessDenied:
+        log.info("state.not_borrowed", reason="learners of a locked run lend each other no optimizer state")
     except TimeoutError:
         log.warning("state.not_borrowed", reason=f"not within {within_s:g} s")
     except AtollError as error:

@@ -4,8 +4,8 @@ What is read is the earlier run's `report.json` or `run.json`, or the folder tha
 the section `up` included. A new run takes all of them but what belongs to that one run: its id, its folder, its broker with its
 door, and the relays to it. Flags, `--set`, environment and `--config` go before, as everywhere.
 
-A dimension of the model that merely followed from another (the width from `model.size`) is not taken over: it follows again.
-So `--like report.json --set model.size=m` begins a larger model, and not a mixture of two.
+What merely followed from another setting (the width from `model.size`, the rate from the inner optimizer) is not taken over: it
+follows again. So `--like report.json --set model.size=m` begins a larger model, and not a mixture of two.
 
 Settings do not make a run alone. If Atoll's version or commit is another, or the text is, the new run may end elsewhere, and
 `differences` and `other_text` say so.
@@ -33,6 +33,8 @@ from atoll.settings import SettingsFallback, load
 BYTES_MAX: Final = 64 << 20
 """A report is some hundred kilobytes; no report of ours is larger."""
 _DERIVED: Final = ("model.", "train.")
+_SOURCES: Final = ("model.size", "train.optimizer")
+"""The settings from which others follow."""
 _NOT_TAKEN: Final = ("run", "health_file", "up.locked")
 
 
@@ -70,13 +72,7 @@ class EarlierRun:
         for theirs, ours in (("data.dir", "up.corpus"), ("up.corpus", "data.dir")):
             if ours in stated:
                 kept.pop(theirs, None)
-        size = {"model.size": kept["model.size"]} if "model.size" in kept else {}
-        follows = flat(load(environment={}, fallback=SettingsFallback(str(self.path), size)).settings)
-        told = {
-            name: value
-            for name, value in kept.items()
-            if name in size or not name.startswith(_DERIVED) or follows.get(name) != value
-        }
+        told = without_what_follows(kept, str(self.path), _DERIVED)
         return SettingsFallback(str(self.path), told | {"run": run})
 
     def differences(self) -> list[str]:
@@ -104,6 +100,17 @@ class EarlierRun:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
         return "" if self.data in hashes else f"the text is not that of {self.run}: it has changed since, or is another"
+
+
+def without_what_follows(settings: dict[str, Any], origin: str, sections: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of a run by dotted names, but for those of `sections` that follow from `_SOURCES` or are defaults."""
+    sources: dict[str, Any] = {name: settings[name] for name in _SOURCES if name in settings}
+    follows = flat(load(environment={}, fallback=SettingsFallback(origin, sources)).settings)
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in sources or not name.startswith(sections) or follows.get(name) != value
+    }
 
 
 def read_earlier(path: Path) -> EarlierRun:

@@ -19,7 +19,7 @@ from atoll.base.errors import SettingsError
 from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat, redacted
-from atoll.local.likeness import EarlierRun, read_earlier
+from atoll.local.likeness import EarlierRun, read_earlier, without_what_follows
 from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
 from atoll.local.run_keys import RunKeys
 from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
@@ -254,9 +254,11 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
     """Return the settings that apply where none were given.
 
     Of the section `up` a continued run keeps its learners, its text and its brokers; the rest is a matter of each session.
+    A rate that nobody said is that of the optimizer, which may change.
     """
     if former is not None:
         kept = {name: value for name, value in former.settings.items() if not name.startswith("up.")}
+        kept = without_what_follows(kept, "run.json", ("train.",))
         ours = {
             "run": former.run,
             "up.learners": former.learners,

@@ -97,7 +97,9 @@ class Services:
     def greeting(self) -> list[str]:
         """Return the lines that tell a person what runs where, who may enter, and how to watch it."""
         run, url = self._up.settings.run, redacted(self._url)
-        lines = [f"run {run}: {len(self._up.learners)} learners, {url}"]
+        train = self._up.settings.train
+        inner = f"{train['optimizer']} at a rate of {train['rate']:g}"
+        lines = [f"run {run}: {len(self._up.learners)} learners, {inner}, {url}"]
         if self._up.broker is None and self._keys is None:
             lines.append("its broker is open to every user of this machine")
         # The folder has the identity that a locked broker asks for.
