@@ -98,7 +98,7 @@ def test_one_synchronous_learner_is_plain_training(corpus: Path) -> None:
     expected = plain(prepare_work(settings), settings)
     ours = trained(corpus, "diloco", 1, *AVERAGED, "protocol.interval_steps=4")
 
-    assert difference(ours.params, expected) < 1e-6
+    assert difference(ours.params, expected) < 5e-6
 
 
 def test_a_baseline_is_deterministic(corpus: Path) -> None:

@@ -18,6 +18,8 @@ from atoll.keys.rights import Kind
 
 PLAIN: Final = re.compile(r"(/[\w.+@-]+)+/?")
 """Letters that mean nothing else to systemd (`%`, blanks), to compose (`:`, `$`) and to a shell."""
+_BY_HAND: Final = ("learner.checkpoint_dir", "learner.compile_cache")
+"""These may be relative: beside the run file of a learner that a person starts by hand, as the page on deployments does."""
 _EVERYBODY: Final = ("log.dump_dir",)
 _SYNCHRONIZER: Final = (*_EVERYBODY, "synchronizer.scratch_dir")
 _SETTINGS: Final[Mapping[Kind, tuple[str, ...]]] = {
@@ -43,6 +45,8 @@ def own_folders(service: PlannedService, writable: Sequence[str]) -> list[str]:
     for setting in _SETTINGS.get(service.kind, ()):
         folder = _setting(service.settings, setting)
         if not isinstance(folder, str) or not folder:  # rendering tells of it where it tries run files
+            continue
+        if setting in _BY_HAND and not folder.startswith("/"):
             continue
         if not PLAIN.fullmatch(folder) or ".." in folder.split("/"):
             raise SettingsError(
