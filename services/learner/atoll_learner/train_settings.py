@@ -67,12 +67,13 @@ def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSe
     Raises:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
-    follows = {"sequence": min(model.context, SEQUENCE_MAX)}
+    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": 1.0}
     try:
-        optimizer = TrainSettings(**(follows | {"rate": 1.0} | dict(table))).optimizer
-        train = TrainSettings(**(follows | {"rate": usual_rate(model, optimizer)} | dict(table)))
+        train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:
         raise refusal(error, "train", list(TrainSettings.model_fields)) from error
+    if "rate" not in table:
+        train = train.model_copy(update={"rate": usual_rate(model, train.optimizer)})
     if train.sequence > model.context:
         raise SettingsError(
             "train.sequence is longer than the model's context",

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from atoll.archive.object_store import FolderArchive, open_archive, resolved
 from atoll.base.errors import SettingsError
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.own_folders import PLAIN
+from atoll.deploy.own_folders import PLAIN_FOLDER, is_plain
 from atoll.settings.sections import ArchiveSettings, Section, SynchronizerSettings
 
 OBJECT_STORE: Final = "s3"
@@ -121,11 +121,11 @@ def _folder(setting: str, url: str, target: str) -> str:
         )
     # Of a path the text as it was written: as a folder it is absolute already, counted from where we are.
     text = str(folder) if urlsplit(url).scheme else url
-    if not PLAIN.fullmatch(text) or ".." in text.split("/"):
+    if not is_plain(text):
         raise SettingsError(
             "synchronizers would not all find the archive in one folder",
             got=f"{setting} = {url}",
-            allowed="an absolute path of letters, digits and any of . _ + @ -, or s3://bucket/prefix",
+            allowed=f"{PLAIN_FOLDER}, or s3://bucket/prefix",
             todo=f"correct {setting} in [settings]",
         )
     text = posixpath.normpath(text)

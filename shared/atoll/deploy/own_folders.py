@@ -16,8 +16,9 @@ from atoll.base.errors import SettingsError
 from atoll.deploy.services import PlannedService
 from atoll.keys.rights import Kind
 
-PLAIN: Final = re.compile(r"(/[\w.+@-]+)+/?")
+_PLAIN: Final = re.compile(r"(/[\w.+@-]+)+/?")
 """Letters that mean nothing else to systemd (`%`, blanks), to compose (`:`, `$`) and to a shell."""
+PLAIN_FOLDER: Final = "an absolute path of letters, digits and any of . _ + @ -"
 _BY_HAND: Final = ("learner.checkpoint_dir", "learner.compile_cache")
 """These may be relative: beside the run file of a learner that a person starts by hand, as the page on deployments does."""
 _EVERYBODY: Final = ("log.dump_dir",)
@@ -35,6 +36,11 @@ _SETTINGS: Final[Mapping[Kind, tuple[str, ...]]] = {
 }
 
 
+def is_plain(folder: str) -> bool:
+    """Return whether a folder's name means the same wherever it is written down (`PLAIN_FOLDER`)."""
+    return _PLAIN.fullmatch(folder) is not None and ".." not in folder.split("/")
+
+
 def own_folders(service: PlannedService, writable: Sequence[str]) -> list[str]:
     """Return the folders that a service must be given, once each; it may write below the `writable` ones anyway.
 
@@ -48,11 +54,11 @@ def own_folders(service: PlannedService, writable: Sequence[str]) -> list[str]:
             continue
         if setting in _BY_HAND and not folder.startswith("/"):
             continue
-        if not PLAIN.fullmatch(folder) or ".." in folder.split("/"):
+        if not is_plain(folder):
             raise SettingsError(
                 "a service cannot be let write into this folder",
                 got=f"{setting} = {folder}",
-                allowed="an absolute path of letters, digits and any of . _ + @ -",
+                allowed=PLAIN_FOLDER,
                 todo=f"correct {setting} in the settings of the description",
             )
         folder = posixpath.normpath(folder)
