@@ -472,6 +472,15 @@ def test_units_may_write_to_the_folders_that_their_settings_name(tmp_path: Path)
         assert tomllib.loads(run_file)["log"]["dump_dir"] == f"/var/lib/atoll-tides-{name}/facts"
 
 
+def test_units_of_learners_ask_for_huge_pages(tmp_path: Path) -> None:
+    """Containers have the variable from their image; no other unit has it."""
+    texts = rendered_texts(read_description(with_archive(tmp_path, "systemd")))
+
+    asking = {file for file, text in texts.items() if "\nEnvironment=GLIBC_TUNABLES=glibc.malloc.hugetlb=1\n" in text}
+
+    assert asking == {file for file, text in texts.items() if "/atoll learner --config" in text} != set()
+
+
 def test_containers_may_write_to_the_folders_that_their_settings_name(tmp_path: Path) -> None:
     """In compose folders of the host, whose making the head of the file tells; in Kubernetes a volume of the pod's own."""
     composed = rendered_texts(read_description(with_archive(tmp_path, "compose", *NAMED)))

@@ -16,7 +16,17 @@ import pytest
 from atoll.base.errors import CheckpointError, SettingsError
 from atoll_learner.data.tokenizer import ByteTokenizer
 from atoll_learner.export import load_safetensors, save_safetensors
-from atoll_learner.model import Params, embedding_rules, frequencies, init_params, make_forward, rotate, turns
+from atoll_learner.model import (
+    Attending,
+    Params,
+    embedding_rules,
+    frequencies,
+    init_params,
+    make_forward,
+    product,
+    rotate,
+    turns,
+)
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.sample import generate
 from atoll_learner.train import init_optimizer, learning_rate, make_loss, make_step
@@ -113,6 +123,38 @@ def test_the_decoder_equals_an_explicit_reference(*, tied: bool) -> None:
     np.testing.assert_allclose(got, reference(params, settings, tokens), atol=2e-4)
     assert ("lm_head.weight" in params) == (not tied)
     assert set(embedding_rules(settings)) <= set(params)
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(12, 5), (5, 12)], ids=["tall", "wide"])
+def test_the_gradients_of_a_product_are_those_that_jax_derives(out: int, inputs: int) -> None:
+    """The backward pass of a linear layer is written by hand; JAX differentiates the same product."""
+    rows, weight, back = (
+        jnp.asarray(np.random.default_rng(number).normal(size=shape), dtype=jnp.float32)
+        for number, shape in enumerate([(7, inputs), (out, inputs), (7, out)])
+    )
+
+    got = jax.vjp(product, rows, weight)[1](back)
+    expected = jax.vjp(lambda x, w: x @ w.T, rows, weight)[1](back)
+
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_attention_and_its_gradients_are_those_of_jax(kv_heads: int, dtype: Any) -> None:  # noqa: ANN401  (a dtype)
+    """Query heads that share a key head, laid below each other, and the library's form with an axis of its own."""
+    random = np.random.default_rng(2)
+    q, k, v, back = (
+        jnp.asarray(random.normal(size=(2, 6, heads, 8)), dtype=dtype) for heads in (4, kv_heads, kv_heads, 4)
+    )
+
+    got, pulled = jax.vjp(Attending().mixed, q, k, v)
+    expected, reference_pulled = jax.vjp(lambda *a: jax.nn.dot_product_attention(*a, is_causal=True), q, k, v)
+
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
+    for one, other in zip((got, *pulled(back)), (expected, *reference_pulled(back)), strict=True):
+        np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), atol=tolerance)
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:

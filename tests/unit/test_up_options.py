@@ -182,6 +182,21 @@ def test_a_child_may_have_an_address_of_its_own(tmp_path: Path) -> None:
     assert services.evaluator().environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:9"
 
 
+def test_those_that_compute_on_the_processor_ask_for_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners and the evaluator, unless the environment of `atoll up` says otherwise; shards have buffers of their own."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with RunFolder(tmp_path / "run") as folder:
+        services = Services(plan(UpRequest(out=tmp_path / "run"), {}), folder, "nats://127.0.0.1:9")
+
+    assert services.learner("learner-1").environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert services.evaluator().environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert "GLIBC_TUNABLES" not in services.synchronizer("shard-0", 0).environment
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert services.learner("learner-1").environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
+
+
 @pytest.mark.parametrize(
     ("via", "complaint"),
     [

@@ -280,4 +280,5 @@ def limit_threads(threads: int) -> None:
     if threads <= 0:
         return
     flags = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'} intra_op_parallelism_threads={threads}"
+    os.environ.setdefault("PJRT_NPROC", str(threads))  # the pool in which XLA runs the parts of a program heeds no flag
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()

@@ -9,9 +9,10 @@ a file is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from atoll.base.huge_pages import huge_pages
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.own_folders import own_folders
@@ -96,7 +97,8 @@ def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str
             and archive not in folders
         ):
             folders.append(archive)
-        found[f"{name}.service"] = _unit(described, service.name, words, folders=folders)
+        trains = _assignments(huge_pages({})) if service.kind == "learner" else ""
+        found[f"{name}.service"] = _unit(described, service.name, words, trains, folders)
     return found
 
 
@@ -107,7 +109,11 @@ def etc(described: DeploymentDescription) -> str:
 
 def _broker_environment(name: str) -> str:
     """Return the line that tells the broker of a unit what a run file tells others."""
-    return f"Environment=ATOLL_HEALTH_FILE=/run/{name}/health ATOLL_LOG__FORMAT=json\n"
+    return _assignments({"ATOLL_HEALTH_FILE": f"/run/{name}/health", "ATOLL_LOG__FORMAT": "json"})
+
+
+def _assignments(environment: Mapping[str, str]) -> str:
+    return f"Environment={' '.join(f'{name}={value}' for name, value in environment.items())}\n"
 
 
 def _unit(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.base.huge_pages import huge_pages
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
@@ -192,7 +193,8 @@ class Services:
             **({"learner.initial_model": str(told.initial_model.absolute())} if told.initial_model else {}),
         }
         command = (sys.executable, "-m", "atoll_learner")
-        return ChildPlan(learner, command, self._environment(own), restarts_max=RESTARTS_MAX)
+        environment = self._environment(own) | huge_pages(os.environ)
+        return ChildPlan(learner, command, environment, restarts_max=RESTARTS_MAX)
 
     def _link(self, name: str) -> dict[str, str]:
         """Return the broker's address for child `name`, if `via` gives it another one."""
@@ -205,7 +207,7 @@ class Services:
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
         command = (sys.executable, "-m", "atoll.cli", *words)
         own = self._identity(name) if name in (EVALUATOR, EXPORT) else {}
-        return ChildPlan(name, command, self._environment(own), restarts_max=restarts_max)
+        return ChildPlan(name, command, self._environment(own) | huge_pages(os.environ), restarts_max=restarts_max)
 
     def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
         """Return a program's whole environment."""
