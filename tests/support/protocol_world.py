@@ -178,7 +178,8 @@ class ProtocolWorld:
         life = self.lives[name]
         self._tell(life, StepDone(at_s=self.now_s, tokens=tokens))
         for fragment, version in sorted(life.ready.items()):
-            self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version))
+            gone = not life.island.keeps(fragment, version)
+            self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=gone))
         life.ready.clear()
 
     def beat(self, name: str) -> None:

@@ -509,7 +509,7 @@ class IslandModel:
             own.known = max(own.known, fact.version) if fact.proven else own.known
             wanted = self._heard(fragment, own, fact.version, fact.at_s)
         elif isinstance(fact, Adopted):
-            wanted = self._adopted(fragment, own, fact.version)
+            wanted = self._adopted(fragment, own, fact.version, overwritten=fact.overwritten)
         elif isinstance(fact, PushSettled):
             wanted = self._settled(fragment, own, fact)
         elif isinstance(fact, PushRefused):
@@ -569,9 +569,9 @@ class IslandModel:
         own.fetching, own.hint = True, 0
         return [("fetch", fragment, max(own.known, own.anchor, version), again)]
 
-    def _adopted(self, fragment: int, own: _Own, version: int) -> list[object]:
-        carry, wanted = self._settings.adoption == "carry", list[object]()
-        if not carry and own.sent is None:
+    def _adopted(self, fragment: int, own: _Own, version: int, *, overwritten: bool) -> list[object]:
+        carry, wanted = self._settings.adoption == "carry" and not overwritten, list[object]()
+        if not carry and not overwritten and own.sent is None:
             wanted = self._push(fragment, own)
         if carry:
             own.begin = self._beyond(own)

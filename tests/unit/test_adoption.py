@@ -40,6 +40,19 @@ def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, 
     assert float(before["s"]) == 2.0
 
 
+@pytest.mark.parametrize(("since", "kept"), [(3.0, 2.0), (None, 0.0)])
+def test_carrying_adds_what_was_trained_since_the_push_if_it_is_of_use(since: float | None, kept: float) -> None:
+    """Without a place to carry from, the global values replace the learner's."""
+    before = {"w": np.full(8, 5.0, np.float32)}
+    settings = ProtocolSettings(fragments=1, shards=1, adoption="carry")
+    origin = None if since is None else np.full(8, since, np.float32)
+    frame = GlobalFragment(0, 9, np.full(8, 1.0, np.float32))
+
+    leaves = adopt(plan_layout(describe(before), 1), settings, before, [AdoptableFragment(frame, origin)])
+
+    np.testing.assert_array_equal(leaves["w"], np.full(8, 1.0 + kept, np.float32))
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_an_adopted_array_does_not_look_into_its_frame(committed: bool) -> None:  # noqa: FBT001
     """Memory as large frames have it, aligned to pages, is what JAX would rather not copy."""

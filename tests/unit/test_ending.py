@@ -76,7 +76,8 @@ class Numbers(ProtocolWorld):
         if isinstance(fact, Adopted):
             name, values = life.name, self.versions[fact.version]
             carried = self.now[name] - self.sent.get(name, self.anchor[name])
-            self.now[name] = values + carried if self.settings.adoption == "carry" else values
+            kept = self.settings.adoption == "carry" and not fact.overwritten
+            self.now[name] = values + carried if kept else values
             self.anchor[name] = values
             self.sent.pop(name, None)
 

@@ -465,6 +465,45 @@ def test_overwriting_supersedes_what_came_after_the_push() -> None:
     assert (beach.island.pushed, beach.island.superseded, beach.island.open) == (30, 20, 0)
 
 
+@pytest.mark.parametrize("adoption", ["carry", "overwrite"])
+@pytest.mark.parametrize(
+    ("missed", "alone", "kept"),
+    [(2, 40, True), (3, 40, False), (3, 8, True), (3, 9, False), (300, 1, True)],
+    ids=["nearly there", "cut off", "an interval", "more than that", "slow"],
+)
+def test_who_was_cut_off_keeps_nothing_of_what_it_trained_alone(
+    adoption: str, missed: int, alone: int, *, kept: bool
+) -> None:
+    """Versions missed beyond `age_max`, and more trained than an interval: both, and it is neither carried nor pushed late."""
+    beach = Beach(adoption=adoption, interval_steps=8, age_max=2)
+    beach.steps(3)
+    beach.called()
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
+    beach.steps(alone)
+    version = 1 + missed
+    assert beach.island.keeps(0, version) == kept
+
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=version, overwritten=not kept))
+
+    carried = kept and adoption == "carry"
+    assert (beach.island.pushed, beach.island.superseded) == (30, 0 if carried else 10 * alone)
+    beach.steps(1)
+    (push,) = the(Push, beach.called(version=version))
+    assert isinstance(push, Push)
+    assert (push.steps, push.base_version) == (1 + (alone if carried else 0), version)
+
+
+def test_what_would_be_refused_is_not_pushed_at_an_overwrite() -> None:
+    """It was never pushed, and its base is older than a late contribution's may be."""
+    beach = Beach(interval_steps=8, age_max=2)
+    beach.steps(9)
+
+    pushed = the(Push, beach.tell(Adopted(at_s=0.0, fragment=0, version=4, overwritten=not beach.island.keeps(0, 4))))
+
+    assert pushed == []
+    assert beach.island.superseded == 90
+
+
 def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
     """Under carry nothing is superseded."""
     beach = Beach(adoption="carry")

@@ -8,7 +8,8 @@ Let theta be the learner's values of the fragment, Theta the global ones and the
     blend: \theta \leftarrow \alpha\theta + (1-\alpha)\Theta \qquad
     carry: \theta \leftarrow \Theta + (\theta - \theta_s)
 
-Overwrite is the paper's rule. Blend is Streaming DiLoCo's. Carry keeps the progress made while the round was under way.
+Overwrite is the paper's rule. Blend is Streaming DiLoCo's. Carry keeps the progress made while the round was under way,
+unless that is of no use any more (`atoll.protocol.island.Island.keeps`).
 Inner-optimizer moments stay. The learner replaces arrays and never writes to them. It always copies from host memory:
 JAX may alias an aligned NumPy buffer, and a frame must not change under a running step. A frame that is on the leaves'
 device already is adopted there (`atoll.client.device_encoding`).
@@ -35,10 +36,10 @@ from atoll.run.heads import GlobalFragment
 
 @dataclass(frozen=True, slots=True)
 class AdoptableFragment:
-    """A global fragment to adopt, perhaps `placed` on its device; `carry` keeps the progress since `carry_from`."""
+    """A global fragment to adopt, perhaps `placed` on its device; `carry` keeps the progress since `carry_from`, if given."""
 
     frame: GlobalFragment
-    carry_from: Vector
+    carry_from: Vector | None
     placed: Placed | None = None
 
 
@@ -57,7 +58,7 @@ def adopt(
         if rules.adoption == "blend":
             alpha = np.float32(rules.blend_alpha)
             values = alpha * gather(layout, adopted, item.frame.fragment) + (np.float32(1.0) - alpha) * values
-        elif rules.adoption == "carry":
+        elif rules.adoption == "carry" and item.carry_from is not None:
             values = values + (gather(layout, adopted, item.frame.fragment) - item.carry_from)
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
             adopted[name] = _with_rows(adopted[name], pieces)

@@ -145,9 +145,8 @@ class IslandDriver:
     def take_ready(self) -> list[AdoptableFragment]:
         """Return the frames to adopt at this step boundary and forget them.
 
-        Until the adoption is posted, the learner does not answer calls for these fragments: a push in between would
-        count steps that the adoption is about to carry or overwrite. A fragment that is being encoded waits for the
-        next boundary, so that `carry_from` is always the snapshot that was pushed.
+        Until the adoption is posted, the learner does not answer calls for these fragments: a push in between would count steps
+        that the adoption is about to carry or overwrite. A fragment being encoded waits: we must know what was pushed.
         """
         with self._lock:
             now = [p for p in self._ready if p not in self._encoding]
@@ -155,7 +154,8 @@ class IslandDriver:
             ready = []
             for p in now:
                 frame, placed = self._ready.pop(p)
-                ready.append(AdoptableFragment(frame, self._sent.get(p, self._anchors[p].values), placed))
+                since = self._sent.get(p, self._anchors[p].values) if self.machine.keeps(p, frame.version) else None
+                ready.append(AdoptableFragment(frame, since, placed))
             return ready
 
     def post_step(self, step: StepBoundary) -> None:
@@ -246,9 +246,10 @@ class IslandDriver:
         for item in step.adopted:
             p, version = item.frame.fragment, item.frame.version
             cause = id_of("head", p, version)
-            self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, cause_id=cause))
+            gone = item.carry_from is None
+            self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, overwritten=gone, cause_id=cause))
             self.pusher.adopted(p, version)
-            self.adoption_log.adopted(p, version, self.machine.steps, cause)
+            self.adoption_log.adopted(p, version, self.machine.steps, cause, overwritten=gone)
             with self._lock:
                 self._anchors[p] = item.frame
                 self._at_home.pop(p, None)
@@ -359,8 +360,7 @@ class IslandDriver:
     def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
         """Return how a fragment of the snapshot is read, and note what is sent if the run needs it later.
 
-        It copies in runs that carry progress over or push onward from it (in a worker thread, if that is much), and it copies
-        arrays that their owner may write to. Other arrays do not change.
+        It copies (in a worker thread, if that is much) in runs that carry over or push onward, and what its owner may write to.
         """
         layout, protocol = self.run.layout, self.run.protocol.of(fragment)
         try:

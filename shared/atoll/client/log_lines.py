@@ -20,10 +20,12 @@ class AdoptionLog:
         self._each = each
         self._adopted = 0
 
-    def adopted(self, fragment: int, version: int, step: int, cause_id: str) -> None:
+    def adopted(self, fragment: int, version: int, step: int, cause_id: str, *, overwritten: bool = False) -> None:
         """Log that the learner goes on from `version` of a fragment, after its step number `step`."""
         self._adopted += 1
-        if self._each:
+        if overwritten:
+            log.info("fragment.overwritten", fragment=fragment, version=version, step=step, cause_id=cause_id)
+        elif self._each:
             log.info("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)
         else:
             log.debug("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)

@@ -185,10 +185,14 @@ class FetchFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Fact):
-    """At a step boundary the learner adopted `version`. A `Push` in answer is of the values *before*, on the old anchor."""
+    """At a step boundary the learner adopted `version`. A `Push` in answer is of the values *before*, on the old anchor.
+
+    `overwritten` says that it kept nothing, by `Island.keeps`, whatever its rule of adoption.
+    """
 
     fragment: int
     version: int
+    overwritten: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

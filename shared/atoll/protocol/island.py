@@ -124,6 +124,18 @@ class Island:
             return []
         return self._handle(event)
 
+    def keeps(self, fragment: int, version: int) -> bool:
+        """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed late.
+
+        Not so where more versions were missed than a late contribution may be behind (`age_max`), while more was trained than
+        an interval: the learner was cut off, and has gone its own way from values that are long replaced. Carried over, that
+        would pass for fresh, with the weight of all its tokens. A slow learner, whose steps outlast rounds, is below an interval.
+        """
+        interval = self.intervals[fragment]
+        missed = version - interval.anchor - 1
+        alone = self.steps - interval.from_steps - (interval.sent.steps if interval.sent else 0)
+        return missed <= self.settings.age_max or alone <= self.settings.interval_steps
+
     @property
     def lag_versions(self) -> int:
         """Return by how many versions the most outdated fragment is behind its visible head."""
@@ -197,8 +209,9 @@ class Island:
         if event.version < interval.anchor:
             raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{interval.anchor} or later")
         actions: list[Action] = []
-        carried = self.settings.of(event.fragment).adoption == "carry"
-        if not carried and interval.sent is None and self.tokens > interval.from_tokens:
+        carried = self.settings.of(event.fragment).adoption == "carry" and not event.overwritten
+        heard = carried or event.overwritten or interval.sent is not None
+        if not heard and self.tokens > interval.from_tokens:
             actions.append(self._push(event.fragment, interval, event.cause_id or "rescue", final=False))
         sent_tokens, sent_steps = (interval.sent.tokens, interval.sent.steps) if interval.sent else (0, 0)
         if carried:

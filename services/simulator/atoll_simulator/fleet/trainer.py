@@ -187,7 +187,8 @@ class FleetLearner:
         self._on_fact(StepDone(at_s=now_s, tokens=tokens))
         ready, self._ready = self._ready, {}
         for fragment, version in ready.items():
-            self._on_fact(Adopted(at_s=now_s, fragment=fragment, version=version))
+            gone = not self.island.keeps(fragment, version)
+            self._on_fact(Adopted(at_s=now_s, fragment=fragment, version=version, overwritten=gone))
         self._epoch += 1
         self.world.trained(tokens)
         self._step()
