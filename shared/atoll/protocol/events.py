@@ -1,7 +1,4 @@
-"""Facts, in the past tense, go into the machines; commands, imperatives whose order a driver keeps, come out: no tensors.
-
-Every fact carries its time (`at_s`, monotonic, seconds) and its cause (`cause_id`, for log lines; `atoll.protocol.reasons`).
-"""
+"""Facts, in the past tense, go into the machines; commands, imperatives whose order a driver keeps, come out: no tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class PushKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Something that happened at `at_s`."""
+    """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`atoll.protocol.reasons`)."""
 
     at_s: float
     cause_id: str = ""
@@ -185,10 +182,7 @@ class FetchFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Fact):
-    """At a step boundary the learner adopted `version`. A `Push` in answer is of the values *before*, on the old anchor.
-
-    `overwritten` says that it kept nothing, by `Island.keeps`, whatever its rule of adoption.
-    """
+    """A learner adopted `version`; `overwritten`: it kept nothing (`Island.keeps`). A `Push` in answer is on the old anchor."""
 
     fragment: int
     version: int

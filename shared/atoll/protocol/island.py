@@ -129,7 +129,7 @@ class Island:
 
         Not so where more versions were missed than a late contribution may be behind (`age_max`), while more was trained than
         an interval: the learner was cut off, and has gone its own way from values that are long replaced. Carried over, that
-        would pass for fresh, with the weight of all its tokens. A slow learner, whose steps outlast rounds, is below an interval.
+        would pass for fresh, with the weight of all its tokens. A slow learner, with steps that outlast rounds, trains less.
         """
         interval = self.intervals[fragment]
         missed = version - interval.anchor - 1
