@@ -122,19 +122,23 @@ for _ in range(later.WORTH_ELEMENTS // (1 << 19)):
 def test_processes_of_a_machine_compile_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another holds the turn, NumPy does the work; then we find what it has made, and our log says what that took."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder, made = user_cache("kernels"), []
+    folder, made = user_cache("kernels"), threading.Event()
     assert folder is not None
-    later = CompiledLater("a", lambda: made.append("ours") or "compiled", worth_elements=1)
+
+    def make() -> str:
+        made.set()
+        return "compiled"
+
+    later = CompiledLater("a", make, worth_elements=1)
 
     with capture_logs() as logs:
         with turn(folder, patience_s=0.0) as theirs:
             assert later.found(1) is None
             assert compiling() is not None
-            assert (theirs, made, later.found(1)) == (True, [], None)
-            assert logs == []
+            assert (theirs, made.is_set(), later.found(1), logs) == (True, False, None, [])
         await_compilers()
 
-    assert (made, later.found(1)) == (["ours"], "compiled")
+    assert (made.is_set(), later.found(1)) == (True, "compiled")
     assert logs[-1]["event"] == "kernels.compiled"
     assert logs[-1]["took_s"] < 1.0
 
@@ -142,14 +146,14 @@ def test_processes_of_a_machine_compile_one_after_the_other(tmp_path: Path, monk
 def test_a_process_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who has it may be at work for a minute."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder, made = user_cache("kernels"), []
-    later = CompiledLater("a", lambda: made.append("ours"), worth_elements=1)
+    made = threading.Event()
+    later: CompiledLater[None] = CompiledLater("a", made.set, worth_elements=1)
 
-    with turn(folder):
+    with turn(user_cache("kernels")):
         later.found(1)
         monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
         await_compilers()
-        assert made == []
+        assert not made.is_set()
 
 
 @pytest.mark.parametrize("form", [F32, pytest.param(INT4, marks=pytest.mark.second_tier)])
