@@ -79,7 +79,7 @@ class Moved(msgspec.Struct):
     bytes_per_token: Figure | None = None
 
 
-class Trained(msgspec.Struct):
+class ComparedSettings(msgspec.Struct):
     """What is compared of the settings."""
 
     optimizer: Name | None = msgspec.field(default=None, name="train.optimizer")
@@ -100,7 +100,7 @@ class ReportFigures(msgspec.Struct):
     commits: Count | None = None
     learners: list[msgspec.Raw] = []
     faults: Count | None = None
-    settings: Trained | None = None
+    settings: ComparedSettings | None = None
 
 
 def read_report(path: Path) -> tuple[Path, ReportFigures]:
