@@ -217,7 +217,7 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     for log in logs:
         wait_for_line(log, "learner.first_step")  # who has not trained has no state to go on with
     process.send_signal(signal.SIGINT)
-    finish(process)
+    assert f"to continue:   atoll up --out {run_dir}" in finish(process)
     first = report_of(run_dir)
     assert isinstance(first["tokens_trained"], int)
     target = first["tokens_trained"] + 60_000

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.parallel import PART
+from atoll.base.turns import turn
+from atoll.base.user_cache import user_cache
 from atoll.codec import kernels as sets
 from atoll.codec.formats import F32, INT4, Format
 from atoll.codec.kernels import FAST_ELEMENTS, Kernels, plain_kernels
@@ -114,6 +117,43 @@ for _ in range(later.WORTH_ELEMENTS // (1 << 19)):
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_processes_of_a_machine_compile_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another holds the turn, NumPy does the work; then we find what it has made, and our log says what that took."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, made = user_cache("kernels"), threading.Event()
+    assert folder is not None
+
+    def make() -> str:
+        made.set()
+        return "compiled"
+
+    later = CompiledLater("a", make, worth_elements=1)
+
+    with capture_logs() as logs:
+        with turn(folder, patience_s=0.0) as theirs:
+            assert later.found(1) is None
+            assert compiling() is not None
+            assert (theirs, made.is_set(), later.found(1), logs) == (True, False, None, [])
+        await_compilers()
+
+    assert (made.is_set(), later.found(1)) == (True, "compiled")
+    assert logs[-1]["event"] == "kernels.compiled"
+    assert logs[-1]["took_s"] < 1.0
+
+
+def test_a_process_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who has it may be at work for a minute."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = threading.Event()
+    later: CompiledLater[None] = CompiledLater("a", made.set, worth_elements=1)
+
+    with turn(user_cache("kernels")):
+        later.found(1)
+        monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
+        await_compilers()
+        assert not made.is_set()
 
 
 @pytest.mark.parametrize("form", [F32, pytest.param(INT4, marks=pytest.mark.second_tier)])

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll_learner.compiling import CompiledAhead, turn
+from atoll.base.turns import turn
+from atoll_learner.compiling import CompiledAhead
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import model_settings
 from atoll_learner.train import init_optimizer, make_step, step_arguments
@@ -23,7 +24,7 @@ from atoll_learner.train_settings import TrainSettings, train_settings
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atoll_learner.compiling import turn
+from atoll.base.turns import turn
 with turn(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(600)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import SettingsError
+from atoll.cli.options import with_flags
+from atoll.local.options import UpRequest, plan
 from atoll.settings import load
 
 
@@ -53,3 +55,87 @@ def test_a_name_is_a_value_or_a_table_and_not_both(tmp_path: Path) -> None:
 
     assert str(config) in refused.value.explain()
     assert "--set broker.url" in refused.value.explain()
+
+
+@pytest.mark.parametrize(
+    ("request_", "typed", "setting"),
+    [
+        (UpRequest(learners=0), "--learners", "up.learners"),
+        (UpRequest(minutes=-3.0), "--minutes", "up.minutes"),
+        (UpRequest(throttle=("learner-1=0",)), "--throttle", "up.throttle.learner-1"),
+        (
+            UpRequest(assignments=tuple(with_flags([], protocol__tokens_target=-5))),
+            "--tokens",
+            "protocol.tokens_target",
+        ),
+        (UpRequest(assignments=tuple(with_flags([], protocol__shards=99))), "--shards", "protocol.shards"),
+        (UpRequest(assignments=tuple(with_flags([], seed=-1))), "--seed", "seed"),
+    ],
+)
+def test_what_a_flag_has_set_is_refused_by_the_name_of_the_flag(request_: UpRequest, typed: str, setting: str) -> None:
+    """Who typed `--tokens` may never have heard of protocol.tokens_target."""
+    with pytest.raises(SettingsError) as refused:
+        plan(request_, {})
+
+    assert refused.value.what.startswith(f"{typed} is ")
+    assert str(refused.value.got).endswith(f" from {typed}")
+    assert (refused.value.todo or "").startswith(f"correct {typed}")
+    assert refused.value.setting == setting
+
+
+def test_what_no_flag_has_set_keeps_its_name_and_says_where_it_stands(tmp_path: Path) -> None:
+    """`--set`, a variable and a file name the setting already. A rule that joins two settings says so, too."""
+    config = tmp_path / "run.toml"
+    config.write_text("[protocol]\nquorum = 0\n", encoding="utf-8")
+    for given, environment, file, origin in (
+        (["protocol.quorum=0"], {}, None, "--set protocol.quorum"),
+        ([], {"ATOLL_PROTOCOL__QUORUM": "0"}, None, "ATOLL_PROTOCOL__QUORUM"),
+        ([], {}, config, str(config)),
+    ):
+        with pytest.raises(SettingsError, match="quorum is out of range") as refused:
+            load(file, given, environment)
+
+        assert refused.value.got == f"0 from {origin}"
+
+    with pytest.raises(SettingsError, match="quorum is out of range") as refused:
+        plan(UpRequest(learners=2, assignments=("protocol.quorum=3",)), {})
+
+    assert (refused.value.got, refused.value.allowed) == (
+        "3 from --set protocol.quorum",
+        "1..2 (the number of learners)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said", "todo"),
+    [
+        ("protocol.quorun=hunter2", "unknown setting protocol.quorun", "did you mean protocol.quorum?"),
+        ("train.optimiser=hunter2", "unknown setting train.optimiser", "did you mean train.optimizer?"),
+        ("model.colour=hunter2", "unknown setting model.colour", "`atoll config` lists what exists"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str, todo: str) -> None:
+    """What it was set to stays unsaid; so does the rest of its table."""
+    with pytest.raises(SettingsError) as refused:
+        load(None, [assignment], {})
+
+    assert (refused.value.what, refused.value.got) == (said, f"--set {assignment.partition('=')[0]}")
+    assert (refused.value.todo or "").startswith(todo)
+    assert "hunter2" not in refused.value.explain()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "got", "allowed"),
+    [
+        ("train.optimizer=foo", "foo", "muon, adamw"),
+        ("protocol.merge=median", "'median'", "mean, rda"),
+        ("up.brokers=2", "2", "1, 3, 5"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_told_with_those_that_do(assignment: str, got: str, allowed: str) -> None:
+    """In its own line, as every other range."""
+    with pytest.raises(SettingsError, match="there is no such choice") as refused:
+        load(None, [assignment], {})
+
+    assert refused.value.got == f"{got} from --set {assignment.partition('=')[0]}"
+    assert refused.value.allowed == allowed

@@ -62,6 +62,33 @@ def test_parts_of_a_learners_time_never_exceed_what_it_did_not_step(told: Steppe
     assert lost["unexplained", "c"].command == "atoll why goodput"
 
 
+@pytest.mark.parametrize(
+    ("samples", "compiling_s"),
+    [
+        (((11.0, 0), (12.0, 0), (24.0, 0), (30.0, 4)), 16.0),  # steps take a second: the first one began at 26 s
+        (((11.0, 0), (12.0, 0), (24.0, 0), (30.0, 29)), 14.0),  # not before the last sample that has none
+        (((11.0, 0), (24.0, 0)), 14.0),  # it never stepped
+        (((11.0, 1), (30.0, 12)), 0.0),  # its program was there
+        (((30.0, 12),), 0.0),
+    ],
+)
+def test_the_time_between_joining_and_the_first_step_is_compiling(
+    told: SteppedRun, samples: tuple[tuple[float, int], ...], compiling_s: float
+) -> None:
+    """A learner that joins before its step is compiled is there and steps not; the rest of such time stays unexplained."""
+    told.log("sample", "c", 11.0, incarnation=1, step=0, tokens=0)
+    for at_s, step in samples:
+        told.log("sample", "a", at_s, incarnation=1, step=step, tokens=100 * step)
+    for version in range(1, 11):
+        told.round(version)
+    leave(told, steps=80)
+    lost = lost_of(told)
+
+    assert (lost["compiling", "a"].seconds if compiling_s else 0.0) == pytest.approx(compiling_s)
+    assert (("compiling", "a") in lost) == (compiling_s > 0.0)
+    assert lost["unexplained", "a"].seconds == pytest.approx(20.0 - compiling_s)
+
+
 def test_silence_is_from_the_last_sign_of_a_life_to_the_start_of_the_next(told: SteppedRun) -> None:
     """Its last sample came at 40 s; it was back at 70, after a start of 5 s."""
     told.log("sample", "a", 40.0, incarnation=1, step=30, tokens=300)

@@ -18,10 +18,13 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.cli import watching
 from atoll.cli.main import build
 from atoll.cli.status import _moment
+from atoll.cli.watching import all_heard
 from atoll.local.console import ConsolePicture
 from atoll.local.console_status import status_lines, status_of
 from atoll.local.console_tables import TopMoment
+from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.event_fields import ClosedEvent
 from atoll.run.standing import Standing, standing_of
 from atoll.run.status import RunStatus, status_schema
 from atoll.run.stream_room import provide
@@ -164,6 +167,40 @@ async def test_a_look_at_the_run_of_a_folder_opens_its_broker_once(
 
     assert opened == ["status"]
     assert (told.picture.run, founded_at_s) == (run, record.founded_at_s)
+
+
+def test_a_look_is_over_once_nobody_is_missing() -> None:
+    """Two heartbeats of each learner that has not left, one of each shard's owner; of a run that is over nobody is awaited."""
+    record = run_record("r")
+    view, heard = TimedView(), list[bool]()
+
+    def take(name: str, at_s: float) -> None:
+        if name.startswith("host"):
+            view.on_presence(Presence(name=name, host="h", pid=1, owns=(int(name[-1]),), wants=()), at_s)
+        else:
+            view.on_beat(beat(name), at_s)
+        heard.append(all_heard(record, view))
+
+    view.on_event(event("joined", "a", 1.0, incarnation=1))
+    view.on_event(event("joined", "gone", 1.0, incarnation=1))
+    view.on_event(event("left", "gone", 2.0, incarnation=1, tokens=0, steps=0))
+    for at_s, name in enumerate(("a", "host-0", "a", "host-1", "b", "b")):
+        take(name, float(at_s))
+
+    assert heard == [False, False, False, True, False, True]
+    assert not all_heard(record, TimedView())
+
+
+def test_nobody_is_awaited_of_a_run_that_is_over() -> None:
+    """Its learners have left and its shards have closed their ledgers; one that has not may still be at it."""
+    record, view = msgspec.structs.replace(run_record("r"), closing=True), TimedView()
+    for shard in ("shard-0", "shard-1"):
+        assert not all_heard(record, view)
+        view.closed[shard] = ClosedEvent(ledger=Ledger())
+
+    assert all_heard(record, view)
+    view.on_beat(beat("late"), 1.0)
+    assert not all_heard(record, view)
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: st
 
 def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
     """And not a setting that the person never wrote."""
-    with pytest.raises(SettingsError, match=r"up\.learners is wrong") as refused:
+    with pytest.raises(SettingsError, match="--learners is wrong") as refused:
         plan(UpRequest(out=tmp_path, learners=0), {})
 
     assert "from --learners" in str(refused.value)

@@ -286,7 +286,7 @@ def test_as_many_copies_as_brokers_unless_it_is_said(tmp_path: Path) -> None:
         (3, "broker.url=nats://a:1", "--brokers and --broker contradict"),
         (1, "broker.replicas=3", "fewer brokers than copies"),
         (3, "broker.replicas=5", "fewer brokers than copies"),
-        (2, "seed=1", "up.brokers is wrong"),
+        (2, "seed=1", "--brokers is wrong"),
         (1, "broker.replicas=2", "broker.replicas is wrong"),
     ],
 )

@@ -1,9 +1,8 @@
 """Compiling once per machine and beside the joining: a cache of programs on disk, turns, and a step that is compiled ahead.
 
 XLA's persistent cache makes a restart cheap. But learners that start together on one machine all find it empty, compile the
-same step at the same time and share the cores: four learners on two cores took 56 s to their first step. With turns the
-first one compiles and the others find its programs. A turn is a lock on a file beside the cache; the kernel releases it
-when its holder dies. No wait is endless: after `PATIENCE_S` a learner compiles out of turn.
+same step at the same time and share the cores: four learners on two cores took 56 s to their first step. So they take turns
+(`atoll.base.turns`).
 
 A learner knows the shapes of its step before it has joined, so it compiles in a thread meanwhile (`CompiledAhead`). Tracing
 needs no turn, only the compiler does.
@@ -11,11 +10,8 @@ needs no turn, only the compiler does.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,11 +19,9 @@ from typing import Any
 import jax
 
 from atoll.base.logs import get
+from atoll.base.turns import turn
 
 log = get(__name__)
-
-PATIENCE_S = 120.0
-POLL_S = 0.1
 
 
 def enable_compile_cache(folder: Path | None) -> None:
@@ -39,29 +33,6 @@ def enable_compile_cache(folder: Path | None) -> None:
     update("jax_compilation_cache_dir", str(folder))
     update("jax_persistent_cache_min_compile_time_secs", 0.0)
     update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-@contextlib.contextmanager
-def turn(folder: Path | None, patience_s: float = PATIENCE_S) -> Iterator[bool]:
-    """Hold the turn to compile into the cache in `folder`; yield whether this process got it, False without a cache."""
-    if folder is None:
-        yield False
-        return
-    began_s = time.monotonic()
-    try:  # nothing that somebody has put in its place may end or delay a compiler
-        file = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        log.info("compile.turn", had=False, waited_s=0.0, reason=str(error))
-        yield False
-        return
-    try:
-        had = _locked(file, began_s + patience_s)
-        waited_s = time.monotonic() - began_s
-        if not had or waited_s > 1.0:
-            log.info("compile.turn", had=had, waited_s=round(waited_s, 2))
-        yield had
-    finally:
-        os.close(file)
 
 
 class CompiledAhead:
@@ -86,18 +57,3 @@ def _compiled(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> 
         compiled = lowered.compile()
     log.info("step.compiled", traced_s=round(traced_s, 2), took_s=round(time.monotonic() - began_s, 2))
     return compiled
-
-
-def _locked(file: int, deadline_s: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(POLL_S)
-        except OSError:
-            # Some network file systems know no locks.
-            return False
-        else:
-            return True

@@ -91,7 +91,14 @@ class UserError(AtollError):
 
 
 class SettingsError(UserError):
-    """A setting is unknown, out of range or contradicts another."""
+    """A setting is unknown, out of range or contradicts another. `setting` is its dotted name, if the error is of one alone."""
+
+    def __init__(
+        self, what: str, *, got: object = None, allowed: object = None, todo: str | None = None, setting: str = ""
+    ) -> None:
+        """Keep `setting` beside the four parts of the message."""
+        self.setting = setting
+        super().__init__(what, got=got, allowed=allowed, todo=todo)
 
 
 class DataError(UserError):

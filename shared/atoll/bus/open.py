@@ -36,6 +36,6 @@ async def open_jetstream(
             "this is not the address of a broker",
             got=repr(url),
             allowed=ADDRESSES,
-            todo="correct broker.url",
+            todo="correct --broker, or broker.url",
         )
     return await JetStreamBus.open(url, run, name=name, options=options, stats=stats)

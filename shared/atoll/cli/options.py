@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -34,10 +34,17 @@ Like = Annotated[
 ]
 
 
+# The flags of settings whose last word is not the flag's name.
+_FLAGS: Final = {"broker.url": "--broker", "learner.id": "--id", "protocol.tokens_target": "--tokens"}
+
+
 def with_flags(assignments: list[str] | None, **flags: object) -> list[str]:
     """Return the `--set` texts followed by those of `flags` that were given; `__` in a name stands for a dot.
 
     Flags come last and so win over `--set`, which wins over the environment and the file.
     """
-    given = [f"{name.replace('__', '.')}={value}" for name, value in flags.items() if value is not None]
+    from atoll.settings.sources import FlagText  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    named = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
+    given = [FlagText(_FLAGS.get(name, f"--{name.rpartition('.')[2]}"), name, value) for name, value in named.items()]
     return [*(assignments or []), *given]

@@ -26,7 +26,8 @@ def register(app: typer.Typer) -> None:
     report = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     report.callback(help="Look at the reports that runs have left.")(_nothing)
     report.command(
-        name="compare", help="Print tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs."
+        name="compare",
+        help="Print optimizer, tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs.",
     )(compare)
     app.add_typer(report, name="report")
 
@@ -66,7 +67,9 @@ def show(rows: Sequence[ComparedRun]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run")
     table.add_column("ended")
+    table.add_column("optimizer")
     for heading in (
+        "rate",
         "learners",
         "tokens",
         "time",
@@ -83,6 +86,8 @@ def show(rows: Sequence[ComparedRun]) -> None:
         table.add_row(
             plain(row.run),
             plain(row.ended),
+            plain(row.optimizer or "-"),
+            _figure(row.rate, ".3g"),
             str(row.learners),
             _figure(row.tokens, ","),
             time,

@@ -1,8 +1,8 @@
 """`atoll status`: whether a run trains, and what it waits for; for scripts and health checks.
 
-It listens for two heartbeats, and leaves with 0 if the run trains or is over, with 1 if it waits for something or a learner
-that has not left is not heard, with 2 if nobody has founded it, and with 3 if its broker does not answer. A saved run is over,
-and its folder tells how it ended. The verb only reads.
+It listens until it has two heartbeats of everybody, or has waited long enough for those. It leaves with 0 if the run trains or
+is over, with 1 if it waits for something or a learner that has not left is not heard, with 2 if nobody has founded it, and with
+3 if its broker does not answer. A saved run is over, and its folder tells how it ended. The verb only reads.
 """
 
 from __future__ import annotations

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from atoll.local.console import ConsolePicture
     from atoll.protocol.settings import ProtocolSettings
     from atoll.run.timeline import TimedView
+    from atoll.run.view import RunView
     from atoll.run.watch import Watch
     from atoll.settings import Settings
     from atoll.wire.messages import RunRecord
 
 BEATS_HEARD: Final = 2.5
-"""How many heartbeats a verb waits for that looks once: two make a pace."""
+"""For how many heartbeats' time a verb that looks once waits for a silent process: two make a pace."""
+LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,36 @@ class WatchedRun:
     following: asyncio.Task[None]
 
     async def hear(self) -> None:
-        """Wait until every live process has been heard, and its pace is known."""
-        await asyncio.sleep(BEATS_HEARD * beat_s(self.record.protocol))
+        """Wait until nobody is missing any more (`all_heard`); for a silent process so long as it takes to tell."""
+        until_s = self.clock.monotonic() + BEATS_HEARD * beat_s(self.record.protocol)
+
+        def hears_on() -> bool:
+            waits = self.clock.monotonic() < until_s and not self.following.done()
+            return waits and not all_heard(self.record, self.view)
+
+        # A view tells nobody that it has changed.
+        while hears_on():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
 
     def picture(self) -> ConsolePicture:
         """Return the run as it is now."""
         from atoll.local.console import ConsolePicture  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
         return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
+
+
+def all_heard(record: RunRecord, view: RunView) -> bool:
+    """Return whether nobody is missing: there are two heartbeats of each learner that has not left, and an owner of each shard.
+
+    Two heartbeats make a pace. In a run that has reached its end a shard that has closed its ledger is not missing.
+    """
+    protocol, lives = record.protocol, [(learner, learner.latest) for learner in view.learners.values()]
+    there = [learner for learner, life in lives if life is not None and not life.left]
+    known = {shard for host in view.hosts.values() if host.heard_s is not None for shard in host.owns}
+    if ended := record.closing or 0 < protocol.tokens_target <= view.run_tokens:
+        known |= {shard for shard in range(protocol.shards) if f"shard-{shard}" in view.closed}
+    heard = all(learner.present_s > 0.0 for learner in there)
+    return bool(there or ended) and heard and known >= set(range(protocol.shards))
 
 
 def beat_s(protocol: ProtocolSettings) -> float:

@@ -6,6 +6,7 @@ knows how much was trained and committed (`atoll.local.run_probe` compares the b
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import atoll
@@ -50,6 +51,17 @@ class Journal:
     def ended(self, how: str) -> None:
         """Note how the session ended."""
         self._session.ended = how
+
+    def continued_by(self) -> str:
+        """Return the command that continues the run, as a line below the summary of its report; "" if it is finished.
+
+        The folder keeps the run's settings, so nothing else needs to be said again, but the address of a broker of yours.
+        """
+        target = int(self.file.settings.get("protocol.tokens_target", 0))
+        if 0 < target <= self.file.tokens:
+            return ""
+        broker = "" if self.file.broker == EMBEDDED else " --broker URL"
+        return f"  to continue:   atoll up --out {shlex.quote(str(self._folder.out))}{broker}"
 
     def rebuilt(self, record: RebuiltRecord) -> None:
         """Note that the run went back to a checkpoint: later commits no longer belong to it."""

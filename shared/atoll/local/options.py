@@ -137,7 +137,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     loaded = load(request.config, request.assignments, environment, flags, _fallback(former, like, run, stated))
     settings = loaded.settings
     count, shards = settings.up.learners, settings.protocol.shards
-    settings.protocol.check(count)
+    loaded.check_learners(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))
     throttle = _throttle(settings.up.throttle, learners, stated)
     if former is not None:

@@ -6,8 +6,7 @@ A program depends on the model and the batch, not on the run. So the second run 
 processes are up. JAX names an entry by all that it was compiled from, JAX's own version among it, but not by the processor's
 abilities: a home folder may be shared by unlike machines, so each kind of processor has a folder of its own.
 
-An entry is machine code that processes run. So the folder serves only if it is the user's and nobody else can write into it;
-otherwise, and where there is none, the run's own folder does.
+Where the user has no such folder of its own (`atoll.base.user_cache`), the run's own folder does.
 
 The folder never holds much more than `CACHE_BYTES_MAX`: each run removes the oldest entries first. It also removes those that
 a full disk or a killed process has cut, which JAX would find and refuse in every run. An entry that vanishes under a reader
@@ -18,13 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import stat
 from pathlib import Path
 from typing import Final
 
 import zstandard
+
+from atoll.base.user_cache import user_cache
 
 CACHE_BYTES_MAX: Final = 1 << 30
 CPU_FACTS: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")
@@ -40,34 +40,12 @@ CPU_LIST: Final = Path("/proc/cpuinfo")
 
 def program_cache(run: Path, cpus: Path = CPU_LIST) -> Path:
     """Return the folder in which processes of the run in folder `run` keep compiled programs; it exists."""
-    folder = _of_user(machine(cpus))
+    folder = user_cache("programs", machine(cpus))
     if folder is None:
         folder = run / "cache" / "jax"
         folder.mkdir(parents=True, exist_ok=True)
     tidy(folder, CACHE_BYTES_MAX)
     return folder
-
-
-def _of_user(name: str) -> Path | None:
-    """Return the user's folder for this kind of machine, None where it cannot be had, or is not the user's alone."""
-    told = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        home = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
-        if not home.is_absolute() or home.parent == home.parent.parent:  # no home, or an empty one
-            return None
-        folders = [home / "atoll", home / "atoll" / "programs", home / "atoll" / "programs" / name]
-        home.mkdir(parents=True, exist_ok=True)
-        for folder in folders:
-            folder.mkdir(exist_ok=True, mode=0o700)
-        return folders[-1] if all(map(_is_ours, folders)) and os.access(folders[-1], os.W_OK | os.X_OK) else None
-    except (OSError, RuntimeError):  # a user without a home
-        return None
-
-
-def _is_ours(folder: Path) -> bool:
-    """Return whether a folder is this user's, and nobody else may write into it."""
-    about = folder.lstat()
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
 
 
 def machine(cpus: Path = CPU_LIST) -> str:

@@ -330,7 +330,7 @@ class Supervisor:
         self._journal.save()
         report = write_report(self._folder, self._view, self._journal.file, last)
         self._journal.settle(report)
-        self._face.say(summary(report, self._folder.out))
+        self._face.say(summary(report, self._folder.out, self._journal.continued_by()))
         self._say(await asyncio.to_thread(unarchived, self._up))
 
     def _say(self, text: str) -> None:

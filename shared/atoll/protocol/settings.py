@@ -191,6 +191,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 got=f"{value!r} ({type(value).__name__})",
                 allowed=", ".join(get_args(kind)) or kind.__name__,
                 todo=f"correct protocol.{name}",
+                setting=f"protocol.{name}",
             ) from error
 
     def _check_momentum(self) -> None:
@@ -235,4 +236,5 @@ def _within(name: str, got: float, low: float, high: float, why: str = "") -> No
             got=got,
             allowed=f"{low}..{high}" + (f" ({why})" if why else ""),
             todo=f"set protocol.{name} within that range",
+            setting=f"protocol.{name}",
         )

@@ -40,6 +40,7 @@ class ComparedRun:
         bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
         tokens_per_s: tokens trained over `wall_s`.
         faults: learners and shards that were lost, and incarnations put into quarantine.
+        optimizer, rate: the inner optimizer of the reference learner, and its rate after the warm-up.
     """
 
     path: str
@@ -55,6 +56,8 @@ class ComparedRun:
     commits: int | None
     learners: int
     faults: int | None
+    optimizer: str | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         """Derive the speed."""
@@ -76,6 +79,13 @@ class Moved(msgspec.Struct):
     bytes_per_token: Figure | None = None
 
 
+class ComparedSettings(msgspec.Struct):
+    """What is compared of the settings."""
+
+    optimizer: Name | None = msgspec.field(default=None, name="train.optimizer")
+    rate: Figure | None = msgspec.field(default=None, name="train.rate")
+
+
 class ReportFigures(msgspec.Struct):
     """What is compared of a `report.json`, within bounds: the file may be anybody's."""
 
@@ -90,6 +100,7 @@ class ReportFigures(msgspec.Struct):
     commits: Count | None = None
     learners: list[msgspec.Raw] = []
     faults: Count | None = None
+    settings: ComparedSettings | None = None
 
 
 def read_report(path: Path) -> tuple[Path, ReportFigures]:
@@ -158,4 +169,6 @@ def compared(path: Path, report: ReportFigures) -> ComparedRun:
         commits=report.commits,
         learners=len(report.learners),
         faults=report.faults,
+        optimizer=None if report.settings is None else report.settings.optimizer,
+        rate=None if report.settings is None else report.settings.rate,
     )

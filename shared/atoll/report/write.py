@@ -54,8 +54,8 @@ def write_report(
     return report
 
 
-def summary(report: Mapping[str, Any], out: Path) -> str:
-    """Return the report in a few lines for people."""
+def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
+    """Return the report in a few lines for people; `following` is the last one, if there is something to say."""
     validation, fates = report["validation"], report["tokens_by_fate"]
     shown = ", ".join(f"{name} {count:,}" for name, count in fates.items() if count)
     goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
@@ -72,6 +72,7 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
             f"  goodput:       {goodput}, {report['commits']:,} commits",
             f"  bytes:         {_moved(report['moved'])}",
             f"  report:        {out / 'report.html'}",
+            *([following] if following else []),
         ]
     )
 

@@ -3,8 +3,8 @@
 Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is a
 source of pydantic-settings, which merges them (`atoll.settings.sources`). `load` is the only place that reads the
 environment; services get the frozen result. Every value remembers where it came from (`LoadedSettings.origins`), so an
-error names the file, the variable or the flag that is wrong, and `atoll config` shows it. Relations between settings are
-checked here, once, with both values in the message.
+error names the file, the variable or the flag that is wrong (`atoll.settings.refusals`), and `atoll config` shows it.
+Relations between settings are checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
 `train`, `data`, `synchronizer`, `monitor`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final
 
 import msgspec
 from pydantic import BeforeValidator, Field, ValidationError
@@ -30,6 +30,7 @@ from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
 from atoll.keys.identity import run_credentials
 from atoll.protocol.settings import ProtocolSettings
+from atoll.settings.refusals import as_typed, explained, protocol_refusal, refusal
 from atoll.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
@@ -78,20 +79,13 @@ COMPLETERS: Final = "atoll.settings"
 
 
 def _protocol(value: object) -> ProtocolSettings:
-    """Turn a table of texts and numbers into `ProtocolSettings`; raise ValueError with the field's own message."""
+    """Turn a table of texts and numbers into `ProtocolSettings`; raise `SettingsError` that names the field."""
     if isinstance(value, ProtocolSettings):
         return value
     try:
         return check_codecs(msgspec.convert(value, ProtocolSettings, strict=False).check())
     except msgspec.ValidationError as error:
-        raise ValueError(_with_choices(str(error))) from error
-
-
-def _with_choices(said: str) -> str:
-    """Return what was said of a protocol setting; of one with a choice of words, the words as well."""
-    name = said.rpartition("$.")[2].rstrip("`")
-    words = get_args(get_type_hints(ProtocolSettings).get(name))
-    return f"protocol.{name} is one of {', '.join(words)} ({said})" if words else said
+        raise protocol_refusal(error, value) from error
 
 
 class Settings(BaseSettings):
@@ -179,6 +173,13 @@ class LoadedSettings:
     settings: Settings
     origins: Mapping[str, str]
 
+    def check_learners(self, learners: int) -> None:
+        """Raise `SettingsError` if what the run agrees on cannot hold among so many learners."""
+        try:
+            self.settings.protocol.check(learners)
+        except SettingsError as error:
+            raise as_typed(error, self.origins) from error
+
 
 NO_FLAGS: Final[Mapping[str, object]] = {}
 
@@ -218,15 +219,17 @@ def load(
     before = in_force.set(sources)
     try:
         settings = Settings()
+        token(settings.run, "run id")
+        token(settings.learner.id, "learner id")
+        for point in entry_points(group=COMPLETERS):
+            model, train = point.load()(settings.model, settings.train)
+            settings = settings.model_copy(update={"model": model, "train": train})
     except ValidationError as error:
-        raise _explained(error, origins) from error
+        raise explained(error, origins) from error
+    except SettingsError as error:
+        raise as_typed(error, origins) from error
     finally:
         in_force.reset(before)
-    token(settings.run, "run id")
-    token(settings.learner.id, "learner id")
-    for point in entry_points(group=COMPLETERS):
-        model, train = point.load()(settings.model, settings.train)
-        settings = settings.model_copy(update={"model": model, "train": train})
     return LoadedSettings(settings, origins)
 
 
@@ -254,30 +257,3 @@ def _origins(sources: Sequence[Given]) -> dict[str, str]:
                 todo="remove one of them",
             )
     return origins
-
-
-def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
-    """Return the first validation error of a service's own section, whose settings are `names`."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join((section, *(str(part) for part in first["loc"])))
-    todo = "`atoll config` shows every value and where it comes from"
-    if first["type"] == "extra_forbidden":
-        return SettingsError(f"unknown setting {name}", got=first["input"], allowed=", ".join(names), todo=todo)
-    return SettingsError(
-        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}", got=first["input"], todo=todo
-    )
-
-
-def _explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
-    """Return the first validation error as one message that names where the value came from."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"])
-    origin = origins.get(name) or next((o for n, o in origins.items() if n.startswith(f"{name}.")), "a default")
-    if first["type"] == "extra_forbidden":
-        # Its value stays unsaid: a misspelt name may hold a secret.
-        return SettingsError(f"unknown setting {name}", got=origin, todo="`atoll config` lists what exists")
-    return SettingsError(
-        f"setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}",
-        got=f"{first['input']!r} from {origin}",
-        todo="`atoll config` shows every value and where it comes from",
-    )

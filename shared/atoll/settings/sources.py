@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Self, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -87,6 +87,19 @@ def variable(name: str) -> str:
     return f"{PREFIX}{name.upper().replace('.', '__')}"
 
 
+class FlagText(str):
+    """The assignment `name=value` that a flag of the command line makes. `flag` is what the person typed."""
+
+    __slots__ = ("flag",)
+    flag: str
+
+    def __new__(cls, flag: str, name: str, value: object) -> Self:
+        """Return the assignment of `value` to the setting `name`, by `flag`."""
+        text = super().__new__(cls, f"{name}={value}")
+        text.flag = flag
+        return text
+
+
 def flagged(flags: Mapping[str, object]) -> Given:
     """Return what flags give: values of `up` by dotted name; the flag of `up.throttle.learner-1` is `--throttle`."""
     found = Given({}, {})
@@ -96,7 +109,7 @@ def flagged(flags: Mapping[str, object]) -> Given:
 
 
 def assigned(assignments: Sequence[str]) -> Given:
-    """Return what `--set` texts give.
+    """Return what `--set` texts give, and those of flags that name a setting outside of `up`.
 
     Raises:
         SettingsError: a text is no assignment.
@@ -106,7 +119,8 @@ def assigned(assignments: Sequence[str]) -> Given:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
-        _plant_text(found, name.strip(), text, f"--set {name.strip()}")
+        origin = assignment.flag if isinstance(assignment, FlagText) else f"--set {name.strip()}"
+        _plant_text(found, name.strip(), text, origin)
     return found
 
 

@@ -27,11 +27,15 @@ SIGN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TimePresent:
-    """How long a learner was present, stepped and joined by the event log, in seconds; in how many lives."""
+    """How long a learner was present, stepped and joined by the event log, in seconds; in how many lives.
+
+    `compiling_s` is the time between joining and the first step: a learner compiles its step then, or waits for its turn to.
+    """
 
     present_s: float
     stepping_s: float
     joining_s: float
+    compiling_s: float
     lives: int
 
 
@@ -75,12 +79,14 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
     begun = [life for life in lives if life.joined is not None]
     if not begun or step_s is None:
         return None
-    present_s = joining_s = 0.0
+    present_s = joining_s = compiling_s = 0.0
     for place, life in enumerate(begun):
         if life.joined is None:
             continue
         joining_s += life.joined.fields.took_s
-        begun_s = life.joined.at_s - life.joined.fields.took_s
+        joined_s, first_s = life.joined.at_s, life.first_step_s(step_s) or 0.0
+        compiling_s += max(0.0, first_s - joined_s - history.paused_s(joined_s, first_s))
+        begun_s = joined_s - life.joined.fields.took_s
         following = begun[place + 1].joined if place + 1 < len(begun) else None
         last_s = life.last_s or begun_s
         if life.left is not None:
@@ -91,4 +97,4 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
             ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
         present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
     stepping_s = sum(life.steps for life in lives) * step_s
-    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), joining_s, len(begun))
+    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), joining_s, compiling_s, len(begun))

@@ -48,6 +48,19 @@ class RecordedLife:
         signs = [each.at_s for each in (self.joined, self.left, self.newest) if each is not None]
         return max([*signs, *(line.at_s for line, _ in self.merged[-1:])], default=None)
 
+    def first_step_s(self, step_s: float) -> float | None:
+        """Return when its first step began, seconds since the epoch, by the samples before and after that.
+
+        `step_s` is the time of a step. None if the event log does not tell, because its first samples have a step already or
+        are forgotten. A life that never stepped began no step before its newest sample.
+        """
+        still = [each.at_s for each in self.samples if each.fields.step == 0]
+        if not still or self.samples[0].fields.step > 0:
+            return None
+        first = next((each for each in self.samples if each.fields.step > 0), None)
+        begun_s = still[-1] if first is None else first.at_s - first.fields.step * step_s
+        return max(still[-1], begun_s)
+
 
 def lives_of(history: History) -> dict[str, dict[int, RecordedLife]]:
     """Return all lives by learner and incarnation, both in order."""

@@ -97,6 +97,11 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
         inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.joining_s - away_s)
         told = (
             ("joining", one.joining_s, f"joined {_times(one.lives)}: started, compiled, read the run's values"),
+            (
+                "compiling",
+                one.compiling_s,
+                "had joined and made no step yet: it compiled its step, or waited for its turn to",
+            ),
             ("silence", away_s, "was gone between its last sign of life and its next start"),
             ("adoption", inside_s, "was inside `island.step`: it adopted versions and handed over its own"),
         )
@@ -104,7 +109,10 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
             seconds = min(left_s, claimed_s)
             left_s -= seconds
             yield _lost("learners", what, learner, seconds, whole_s, sentence, f"atoll story learner {learner}")
-        rest = "did not step, and the event log does not tell why: it compiled, wrote a checkpoint or was dead"
+        rest = (
+            "did not step, and the event log does not tell why: "
+            "it compiled kernels, wrote a checkpoint, pushed its last or was dead"
+        )
         yield _lost("learners", "unexplained", learner, left_s, whole_s, rest, "atoll why goodput")
 
 

@@ -6,6 +6,9 @@ No caller waits: the NumPy form works until the compiled one is there. A process
 process that merges large fragments compiles within its first seconds, and its log says when and how long. What was compiled
 beforehand (`atoll.codec.kernels.ready`) is there at once.
 
+Processes of a machine that begin together want the same kernels at about the same time. They take turns (`atoll.base.turns`):
+one compiles, with the cores to itself, and the others load what it has made.
+
 The thread is no daemon: the interpreter would end under a compiler at work, which crashes. It stops between two functions
 once the main thread has ended (`ends_with_the_process`).
 """
@@ -18,6 +21,8 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from atoll.base.logs import get
+from atoll.base.turns import turn
+from atoll.base.user_cache import user_cache
 
 log = get(__name__)
 
@@ -92,10 +97,11 @@ class CompiledLater(Generic[T]):
 
     def _compile(self) -> None:
         """Compile beside the others' work, and say so."""
-        began_s = time.monotonic()
-        log.info("kernels.compiling", kernels=self._name, why="large vectors; NumPy does the work meanwhile")
         try:
-            made = self.now()
+            with turn(user_cache("kernels"), at_each_look=ends_with_the_process):
+                began_s = time.monotonic()
+                log.info("kernels.compiling", kernels=self._name, why="large vectors; NumPy does the work meanwhile")
+                made = self.now()
         except ProcessEnds:
             return
         except Exception as error:  # noqa: BLE001  (numba, LLVM and the file system have their own)

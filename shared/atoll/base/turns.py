@@ -1,0 +1,71 @@
+"""Turns: processes of one machine do one after the other what they would all do at once, and do it once.
+
+Processes that start together find a cache empty, and each would compile the same program while they share the cores. With turns
+the first one compiles, and the others find what it has made. A turn is a lock on a file beside the cache; the operating system
+releases it when its holder dies. No wait is endless: after `PATIENCE_S` a process goes on out of turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from atoll.base.logs import get
+
+log = get(__name__)
+
+PATIENCE_S: Final = 120.0
+POLL_S: Final = 0.1
+
+
+def _nothing() -> None:
+    """Let a waiting process wait."""
+
+
+@contextlib.contextmanager
+def turn(
+    folder: Path | None, patience_s: float = PATIENCE_S, *, at_each_look: Callable[[], None] = _nothing
+) -> Iterator[bool]:
+    """Hold the turn to compile into the cache in `folder`; yield whether this process got it, False without a cache.
+
+    `at_each_look` is called while we wait, and may raise to end that.
+    """
+    if folder is None:
+        yield False
+        return
+    began_s = time.monotonic()
+    try:  # nothing that somebody has put in its place may end or delay a compiler
+        file = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.info("compile.turn", had=False, waited_s=0.0, reason=str(error))
+        yield False
+        return
+    try:
+        had = _locked(file, began_s + patience_s, at_each_look)
+        waited_s = time.monotonic() - began_s
+        if not had or waited_s > 1.0:
+            log.info("compile.turn", had=had, waited_s=round(waited_s, 2))
+        yield had
+    finally:
+        os.close(file)
+
+
+def _locked(file: int, deadline_s: float, at_each_look: Callable[[], None]) -> bool:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            at_each_look()
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(POLL_S)
+        except OSError:
+            # Some network file systems know no locks.
+            return False
+        else:
+            return True

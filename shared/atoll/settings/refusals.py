@@ -1,0 +1,100 @@
+"""What a person reads of a setting that is refused: in the words of the place where its value was given.
+
+An error of one setting names that (`SettingsError.setting`). Its value may come from a flag, and then the person has never
+seen the setting's name: the message begins with the flag, and tells the name for a file. For any other place the message keeps
+the setting's name and says where the value came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Final, get_args, get_type_hints
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from atoll.base.errors import SettingsError
+from atoll.protocol.settings import ProtocolSettings
+
+_SHOWS: Final = "`atoll config` shows every value and where it comes from"
+_LISTS: Final = "`atoll config` lists what exists"
+_ALIKE: Final = 0.7
+_NO_CHOICE: Final = "there is no such choice"
+
+
+def as_typed(error: SettingsError, origins: Mapping[str, str]) -> SettingsError:
+    """Return the error of one setting with the place that its value came from; any other as it is."""
+    name, origin = error.setting, origins.get(error.setting)
+    if origin is None:
+        return error
+    got = origin if error.got is None else f"{error.got} from {origin}"
+    what, todo = error.what, error.todo
+    if _is_flag(origin):
+        for known in (f"setting {name}", name, name.rpartition(".")[2]):
+            if what.startswith(f"{known} "):
+                what = f"{origin} {what.removeprefix(f'{known} ')}"
+                break
+        todo = f"correct {origin}" if origin == f"--{name}" else f"correct {origin}, which sets {name}"
+    return SettingsError(what, got=got, allowed=error.allowed, todo=todo, setting=name)
+
+
+def _is_flag(origin: str) -> bool:
+    """Return whether an origin is a flag with a name of its own, as `--tokens`, and not `--set a.b`."""
+    return origin.startswith("--") and " " not in origin
+
+
+def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
+    """Return the first validation error of a service's own section, whose settings are `names`."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join((section, *(str(part) for part in first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return _unknown(name, names)
+    return _wrong(name, first, str(first["input"]))
+
+
+def explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
+    """Return the first validation error as one message that names where the value came from."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    within = next((one for one in origins if one.startswith(f"{name}.")), "")
+    origin = origins.get(name) or origins.get(within, "a default")
+    if first["type"] == "extra_forbidden":
+        # Its value stays unsaid: a misspelt name may hold a secret.
+        return SettingsError(f"unknown setting {name}", got=origin, todo=_LISTS, setting=name)
+    return as_typed(_wrong(name, first, repr(first["input"])), {name: origin})
+
+
+def _wrong(name: str, first: ErrorDetails, got: str) -> SettingsError:
+    """Return what pydantic has said of the setting `name`; of one with a choice of words, the words as what is allowed."""
+    said, allowed = first["msg"].removeprefix("Value error, "), None
+    if first["type"] == "literal_error":
+        said, allowed = _NO_CHOICE, first["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+    return SettingsError(f"setting {name} is wrong: {said}", got=got, allowed=allowed, todo=_SHOWS, setting=name)
+
+
+def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsError:
+    """Return what is wrong in the table `protocol`."""
+    said = str(error)
+    if "unknown field" in said:
+        return _unknown(f"protocol.{said.rpartition('field `')[2].rstrip('`')}", ProtocolSettings.__struct_fields__)
+    name = said.rpartition("$.")[2].rstrip("`")
+    words = get_args(get_type_hints(ProtocolSettings).get(name))
+    reason = _NO_CHOICE if words else said.partition(" - at ")[0]
+    got = value.get(name) if isinstance(value, Mapping) else value
+    return SettingsError(
+        f"setting protocol.{name} is wrong: {reason}",
+        got=repr(got),
+        allowed=", ".join(map(str, words)) or None,
+        todo=_SHOWS,
+        setting=f"protocol.{name}",
+    )
+
+
+def _unknown(name: str, names: Sequence[str]) -> SettingsError:
+    """Return that a section has `names` and not this one. What it was set to stays unsaid: it may be a secret."""
+    section, _, leaf = name.rpartition(".")
+    near = get_close_matches(leaf, names, 1, _ALIKE)
+    todo = f"did you mean {section}.{near[0]}? {_LISTS}" if near else _LISTS
+    return SettingsError(f"unknown setting {name}", allowed=", ".join(names), todo=todo, setting=name)
