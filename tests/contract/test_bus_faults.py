@@ -300,15 +300,16 @@ async def test_a_buffer_is_its_owners_once_writing_was_cancelled(fragile: Embedd
     while bulk.queued < MIB:
         others.append(asyncio.create_task(bus.put_blob(subjects.global_stem(0, len(others), "o"), bytes(MIB))))
         await asyncio.sleep(0.01)
-    queued = bulk.queued
+    wire = bulk._client.wire if bulk._client else None
+    assert wire is not None
     mine = asyncio.create_task(reusing())
-    await until(lambda: bulk.queued > queued)
+    await until(lambda: any(piece.obj is buffer for piece in wire._queue))
     mine.cancel()
     with pytest.raises(asyncio.CancelledError):
         await mine
     os.kill(fragile.pid, signal.SIGCONT)
     await asyncio.gather(*others)
-    await until(lambda: bulk.queued == 0)
+    await bus.put_blob(subjects.global_stem(0, 0, "last"), bytes(MIB))  # stored after everything before it
     sent = await bus.replay(f"{subjects.global_stem(0, 0, 'mine')}.*")
     await bus.close()
 
