@@ -261,6 +261,140 @@ async def test_a_silent_link_is_cut_by_the_watchdog(broker: EmbeddedBroker, open
         await bus.close()
 
 
+async def test_a_subscription_without_confirmation_is_not_kept(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
+    """Nobody has its key: the broker would send for ever what nobody reads, after each reconnect again."""
+    async with LinkProxy(broker.port) as link:
+        bus = await open_bus(link.url, options=replace(OPTIONS, try_s=0.2, watch_s=SOON_S))
+        before = dict(bus._connection._subscriptions)
+        link.blackhole("down")
+
+        with pytest.raises(BrokerUnavailable, match="cannot listen"):
+            await bus.listen("a.b")
+        assert await bus.ask("a.b", b"?", timeout_s=0.1, answer_at="a.c") is None
+        listening = asyncio.create_task(bus.listen("a.d"))
+        await until(lambda: len(bus._connection._subscriptions) > len(before))
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+
+        await until(lambda: bus._connection._subscriptions == before)
+        await bus.close()
+
+
+async def test_a_buffer_is_its_owners_once_writing_was_cancelled(fragile: EmbeddedBroker, run: str) -> None:
+    """What is still queued of it is a copy: bytes that are written later into the buffer are never sent."""
+    options, subjects = replace(OPTIONS, try_s=SOON_S, watch_s=SOON_S, own_thread=False), Subjects(run)
+    bus = await JetStreamBus.open(fragile.url, run, name="x", options=options)
+    await bus.provision(GIB)
+    await bus.put_blob(subjects.global_stem(0, 0, "n"), bytes(MIB))
+    bulk, buffer = bus._connection._branches[0], bytearray(b"a" * MIB)
+
+    async def reusing() -> None:
+        try:
+            await bus.put_blob(subjects.global_stem(0, 0, "mine"), buffer)
+        finally:
+            buffer[:] = b"b" * MIB
+
+    os.kill(fragile.pid, signal.SIGSTOP)
+    others: list[asyncio.Task[Any]] = []
+    while bulk.queued < MIB:
+        others.append(asyncio.create_task(bus.put_blob(subjects.global_stem(0, len(others), "o"), bytes(MIB))))
+        await asyncio.sleep(0.01)
+    wire = bulk._client.wire if bulk._client else None
+    assert wire is not None
+    mine = asyncio.create_task(reusing())
+    await until(lambda: any(piece.obj is buffer for piece in wire._queue))
+    mine.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await mine
+    os.kill(fragile.pid, signal.SIGCONT)
+    await asyncio.gather(*others)
+    await bus.put_blob(subjects.global_stem(0, 0, "last"), bytes(MIB))  # stored after everything before it
+    sent = await bus.replay(f"{subjects.global_stem(0, 0, 'mine')}.*")
+    await bus.close()
+
+    assert [bytes(each.data) for each in sent] == [b"a" * MIB]
+
+
+async def test_an_opening_that_is_cancelled_leaves_nothing_open(fragile: EmbeddedBroker, run: str) -> None:
+    """Whenever that is: `wait_for` of Python 3.11 may lose the cancellation, and nats-py would connect for nobody."""
+    for steps in range(40):
+        opening = asyncio.create_task(
+            JetStreamBus.open(fragile.url, run, name="x", options=replace(OPTIONS, own_thread=False))
+        )
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).close()
+
+        assert asyncio.all_tasks() == {asyncio.current_task()}, f"cancelled after {steps} steps"
+
+
+async def test_closing_leaves_nothing_open_where_a_broker_reads_nothing(
+    fragile: EmbeddedBroker, open_bus: OpenBus, run: str
+) -> None:
+    """Each connection with bytes to send may have to wait, and all do so at once. See `_no_task_left`."""
+    options, subjects = replace(OPTIONS, try_s=SOON_S, watch_s=SOON_S, bulk_connections=4), Subjects(run)
+    bus = await open_bus(fragile.url, options=options)
+    for number in range(4):
+        await bus.put_blob(subjects.global_stem(0, number, "n"), bytes(MIB))
+    connections = [bus._connection, *bus._connection._branches]
+    clients = [each._client for each in connections if each._client is not None]
+
+    os.kill(fragile.pid, signal.SIGSTOP)
+    writing: list[asyncio.Task[Any]] = []
+    while any(each.queued == 0 for each in connections[1:]):
+        writing.append(asyncio.create_task(bus.put_blob(subjects.global_stem(0, len(writing), "o"), bytes(MIB))))
+        await asyncio.sleep(0.01)
+    await bus.close()
+    os.kill(fragile.pid, signal.SIGCONT)
+    found = await asyncio.gather(*writing, return_exceptions=True)
+
+    assert isinstance(found[-1], BrokerUnavailable)
+    assert all(each.is_closed for each in clients)
+
+
+async def test_closing_that_is_cancelled_leaves_nothing_open(
+    broker: EmbeddedBroker, open_bus: OpenBus, run: str
+) -> None:
+    """Wherever that is, also before the connection's turn; who closes again waits for the end."""
+    for steps in range(12):
+        bus = await open_bus(broker.url)
+        await bus.consume(Subjects(run).contributions_of(0), durable="x")
+        client = bus._connection._client
+        assert client is not None
+        closing = asyncio.create_task(bus.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if closing.cancel():
+            with contextlib.suppress(asyncio.CancelledError):
+                await closing
+        await bus.close()
+
+        assert client.is_closed
+
+
+async def test_two_who_wait_at_one_queue_are_both_told_of_a_lost_connection(
+    fragile: EmbeddedBroker, open_bus: OpenBus, run: str
+) -> None:
+    """One that goes away does not take the other's notice with it."""
+    bus, subjects = await open_bus(fragile.url), Subjects(run)
+    queue = await bus.consume(subjects.contributions_of(0), durable="x")
+    stays, goes = (asyncio.create_task(queue.next(SOON_S / 4)) for _ in range(2))
+    await until(lambda: len(queue._waiting) == 2)
+    goes.cancel()
+    await until(lambda: len(queue._waiting) == 1)
+
+    await asyncio.to_thread(fragile.kill)
+    await asyncio.to_thread(fragile.restart)
+    await bus.publish(subjects.contribution(0, 0, "m"), b"x", msg_id="m")
+    delivery = await stays
+
+    assert delivery is not None
+    assert delivery.data == b"x"
+
+
 async def test_a_protocol_error_is_survived(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:
     """The broker hangs up for good on an oversized message; the supervisor builds a new connection with its feeds."""
     bus, subjects = await open_bus(broker.url), Subjects(run)

@@ -76,6 +76,27 @@ async def test_a_reader_has_one_pull_request_at_a_time(make_bus: MakeBus, run: s
     assert delivery.data == b"y"
 
 
+async def test_who_closes_a_queue_says_nothing_where_a_stranger_points(make_bus: MakeBus, run: str) -> None:
+    """What came to the reader's inbox and is no delivery of JetStream's is not settled: its reply may be any subject."""
+    bus, stranger, subjects = await make_bus(), await make_bus(), Subjects(run)
+    assert isinstance(bus, JetStreamBus)
+    assert isinstance(stranger, JetStreamBus)
+    queue = await bus.consume(subjects.contributions_of(0), durable="reader")
+    heard = await stranger.listen("elsewhere.*")
+
+    there = stranger._connection
+    await there.call(there.send(f"{queue._inbox}.1", b"x", "elsewhere.head"))
+    assert await stranger.reach(STANDS_S)
+    assert await bus.reach(STANDS_S)
+    assert len(queue._arrived) == 1
+    await queue.close()
+    await bus.tell("elsewhere.end", b"end")
+
+    first = await heard.next(STANDS_S)
+    assert first is not None
+    assert (first.subject, first.data) == ("elsewhere.end", b"end")
+
+
 async def test_a_small_blob_travels_with_what_is_small(make_bus: MakeBus, run: str) -> None:
     """It opens no connection for bulk; one that is gone is gone on that way, too."""
     bus, subjects = await make_bus(), Subjects(run)

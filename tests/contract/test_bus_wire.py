@@ -34,7 +34,7 @@ from atoll.bus.server import EmbeddedBroker, find_server
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
-from support.links import LinkProxy
+from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected
 MIB = 1 << 20
@@ -333,6 +333,17 @@ async def test_tls_is_agreed_and_carries_everything(tmp_path: Path, scheme: str,
         refused = WireClient(BusStats())
         with pytest.raises(ssl.SSLError):
             await refused.connect(url, tls_handshake_first=first, allow_reconnect=False)
+
+
+async def test_a_broker_that_leaves_after_its_greeting_leaves_no_pings_behind() -> None:
+    """However often it does: pings of lost connections would take the last one for dead, and outlive the client."""
+    async with GreetingServer("2.15.0", leaves=True) as server, client(server.url):
+        async with asyncio.timeout(SOON_S):
+            while server.greeted < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        coroutines = [str(task.get_coro()) for task in asyncio.all_tasks()]
+
+        assert sum("_ping_interval" in each for each in coroutines) <= 1
 
 
 async def test_what_was_queued_for_a_lost_connection_is_dropped(broker: EmbeddedBroker) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import BrokerUnavailable
 from atoll.base.retry import Unanswered
 from atoll.bus.nats import client
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.headers import DESCRIPTION, STATUS, read_headers
+from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.live_stream import make_live_stream
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
@@ -143,6 +146,38 @@ async def test_a_message_with_any_header_stops_no_listener(
     assert heard[-1].data == b"honest"
     assert bus.stats.reconnects == before
     await feed.close()
+
+
+@pytest.mark.connected
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"config": 7, "consumers": [7], "purged": "x", "ack_floor": [], "num_pending": 0},
+        {"consumers": [{}], "ack_floor": {"stream_seq": "x"}, "num_pending": 0, "num_ack_pending": 0},
+    ],
+    ids=["empty", "of other kinds", "of other parts"],
+)
+async def test_an_answer_that_is_none_of_jetstreams_is_an_error_of_ours(
+    bus: JetStreamBus, run: str, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]
+) -> None:
+    """Who learns where an answer is awaited may send one; no shard and no learner may end of it."""
+    subjects = Subjects(run)
+    queue = await bus.consume(subjects.contributions_of(0), durable="reader")
+
+    async def forged(*_: object, **__: object) -> dict[str, object]:
+        return answer
+
+    monkeypatch.setattr(JetStream, "once", forged)
+
+    assert not await queue.drained()
+    assert await bus.purge(subjects.global_stem(0, 1, "n")) == 0
+    with pytest.raises(BrokerUnavailable):
+        await bus.provision(GIB)
+    with contextlib.suppress(BrokerUnavailable):
+        await bus.consume(subjects.contributions_of(0), durable="other", takeover=True)
+    with pytest.raises(Unanswered):
+        await make_live_stream(bus._jetstream, run)
 
 
 def test_the_broker_speaks_on_the_first_line_only() -> None:

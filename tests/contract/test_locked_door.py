@@ -258,6 +258,24 @@ async def test_a_revoked_identity_is_cut_off_at_once(locked: LockedBroker, found
     await bus.close()
 
 
+async def test_a_revoked_shard_with_messages_in_hand_can_close(locked: LockedBroker, founded: JetStreamBus) -> None:
+    """It cannot give them back, and need not: they are delivered again to the next. See `_no_task_left`."""
+    locked.add(RUN, "leaving", "synchronizer")
+    bus = await locked.bus(RUN, locked.identity(RUN, "leaving"), own_thread=False)
+    queue = await bus.consume(S.contributions_of(0), durable="shard-0")
+    await founded.publish(S.contribution(0, 0, "founder"), b"x", msg_id="held")
+    assert await queue.next(SOON_S) is not None
+    locked.keys.revoke("leaving", RUN, time.time())
+    locked.follow()
+    with pytest.raises(AccessDenied, match="is not revoked"):
+        await reads_for_ever(bus)
+
+    await bus.close()
+
+    with pytest.raises(BrokerUnavailable, match="the bus is closed"):
+        await bus.get_record(S.run_record)
+
+
 @pytest.mark.usefixtures("founded")
 async def test_a_key_ends_and_a_new_one_takes_its_place_meanwhile(locked: LockedBroker) -> None:
     """During the overlap both enter; after it the former one stays outside, by the clock alone."""

@@ -82,6 +82,7 @@ async def test_a_client_holds_the_private_parts_that_we_replace() -> None:
     assert client._ps.nc is client
     assert client._transport is None
     assert (client._pending, client._pending_data_size) == ([], 0)
+    assert (client._reading_task, client._ping_interval_task, client._flusher_task) == (None, None, None)
     assert {"out_msgs", "out_bytes"} <= client.stats.keys()
     assert "uri" in inspect.signature(Srv).parameters
 

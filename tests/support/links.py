@@ -116,10 +116,14 @@ class LinkProxy:
 
 
 class GreetingServer:
-    """A TCP server that greets like a nats-server of `version` and answers PING, and nothing else."""
+    """A TCP server that greets like a nats-server of `version` and answers PING, and nothing else.
 
-    def __init__(self, version: str, max_payload: int = 4 << 20) -> None:
+    With `leaves` it hangs up with its first answer. `greeted` counts connections.
+    """
+
+    def __init__(self, version: str, max_payload: int = 4 << 20, *, leaves: bool = False) -> None:
         """Prepare the greeting."""
+        self.greeted, self._leaves = 0, leaves
         self._info = {
             "server_id": "X",
             "version": version,
@@ -152,10 +156,13 @@ class GreetingServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Greet and answer until the client goes."""
         self._writers.add(writer)
+        self.greeted += 1
         writer.write(b"INFO " + json.dumps(self._info).encode() + b"\r\n")
         with contextlib.suppress(OSError):
             while line := await reader.readline():
                 if line.startswith(b"PING"):
                     writer.write(b"PONG\r\n")
+                    if self._leaves:
+                        break
         self._writers.discard(writer)
-        writer.transport.abort()
+        writer.close()

@@ -21,9 +21,8 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[ConnectionLoop]
     await place.close(nothing_left, SOON_S)
 
 
-async def nothing_left() -> list[asyncio.Task[None]]:
+async def nothing_left() -> None:
     """Shut down what was never there."""
-    return []
 
 
 async def running_loop() -> asyncio.AbstractEventLoop:
@@ -88,14 +87,27 @@ async def test_a_caller_that_is_cancelled_is_cancelled(place: ConnectionLoop) ->
         await calling
 
 
-async def test_closing_ends_the_tasks_that_are_left() -> None:
-    """In the caller's loop nobody else would."""
-    place, keeper = ConnectionLoop("x", own_thread=False), asyncio.create_task(asyncio.sleep(SOON_S))
+async def test_closing_goes_on_when_its_caller_is_cancelled(place: ConnectionLoop) -> None:
+    """Nobody calls it again, so it would stay half open; a second caller waits for the same end."""
+    began, may_end, ends = asyncio.Event(), asyncio.Event(), 0
 
-    async def shut_down() -> list[asyncio.Task[None]]:
-        return [keeper]
+    async def shut_down() -> None:
+        nonlocal ends
+        began.set()
+        await may_end.wait()
+        ends += 1
 
-    await place.close(shut_down, SOON_S)
-    await place.close(shut_down, SOON_S)
+    async def here() -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(shut_down(), test_loop))
 
-    assert keeper.cancelled()
+    test_loop = asyncio.get_running_loop()
+    closing = asyncio.create_task(place.close(here, SOON_S))
+    await began.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert ends == 0
+    may_end.set()
+    await place.close(here, SOON_S)
+
+    assert ends == 1

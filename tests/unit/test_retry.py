@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 import structlog
 
 from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
-from atoll.base.retry import RETRY_S, RETRY_S_MAX, patiently, pause_s
+from atoll.base.retry import RETRY_S, RETRY_S_MAX, ended, patiently, pause_s
 
 
 class PausedClock:
@@ -110,3 +111,22 @@ async def test_a_task_that_waits_can_be_cancelled() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_a_task_that_loses_a_cancellation_is_ended() -> None:
+    """It is cancelled again; one that failed is no failure of ours."""
+
+    async def losing() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def failing() -> None:
+        raise ValueError("no")
+
+    tasks = [asyncio.create_task(losing()), asyncio.create_task(failing())]
+    await asyncio.sleep(0)
+    await ended(tasks)
+
+    assert tasks[0].cancelled()
+    assert tasks[1].done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -255,6 +256,35 @@ async def test_an_end_is_told_once(peer: Peer, wire: SocketTransport) -> None:
 
     assert complaints == []
     assert len(peer.came) == 32 * MIB
+
+
+async def test_a_peer_that_goes_away_ends_the_connection_once() -> None:
+    """The kernel takes one more piece, and refuses the next: what is left is not counted as sent, and nobody complains."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wire = SocketTransport(BusStats())
+        await wire.connect(urlparse(f"nats://127.0.0.1:{server.getsockname()[1]}"), 0, SOON_S)
+        peer, _ = server.accept()
+    wire.write(bytes(32 * MIB))
+    before = -1
+    while before < wire.sent:
+        before = wire.sent
+        await asyncio.sleep(0.05)
+
+    # All in one step of our loop: it still has something to read when it sends to a peer that is gone.
+    peer.sendall(b"PING\r\n" * 8000)
+    peer.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while peer.recv(MIB):
+            pass
+    peer.close()
+    await asyncio.wait_for(wire.wait_closed(), SOON_S)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert complaints == []
+    assert wire.queued > 16 * MIB
 
 
 async def test_the_kernel_is_asked_for_a_congestion_control(peer: Peer) -> None:

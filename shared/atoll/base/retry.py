@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable, StorageFull
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 RETRY_S = 0.1
 RETRY_S_MAX = 5.0
+CANCEL_AGAIN_S = 0.1
 AWAY: Final[tuple[type[Exception], ...]] = (BrokerUnavailable, StorageFull)
 """What passes when the broker is back, or has room again."""
 
@@ -62,6 +63,15 @@ async def bounded(
     if task not in done:
         raise TimeoutError
     return task.result()
+
+
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel `tasks` until all of them have ended: one cancellation may be lost, also in `wait_for` of Python 3.11."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)  # so that asyncio does not report what they raised
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

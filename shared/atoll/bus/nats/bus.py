@@ -15,8 +15,8 @@ from itertools import islice, repeat
 
 from nats.aio.msg import Msg
 
-from atoll.base.errors import BrokerUnavailable
-from atoll.base.retry import Unanswered
+from atoll.base.errors import AccessDenied, BrokerUnavailable
+from atoll.base.retry import Unanswered, ended
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.nats import blobs, records
 from atoll.bus.nats.asking import asked
@@ -255,7 +255,8 @@ class JetStreamBus:
             answer = await self._connection.call(purge)
         except ApiRefusal as reason:
             raise reason.public(subject_filter) from reason
-        return int(answer.get("purged", 0))
+        purged = answer.get("purged")
+        return purged if isinstance(purged, int) else 0
 
     async def put_record(
         self,
@@ -388,13 +389,12 @@ class JetStreamBus:
 
     async def close(self) -> None:
         """Return unsettled deliveries, end the feeds and disconnect from the broker; harmless when repeated."""
-        watching = [task for task in (self._together, self._live) if task is not None]
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
-        for consumer in self._consumers:
-            with contextlib.suppress(BrokerUnavailable):
-                await consumer.close()
-        for feed in list(self._feeds):
-            feed.end()
-        await self._connection.stop()
+        try:
+            await ended([task for task in (self._together, self._live) if task is not None])
+            for consumer in self._consumers:
+                with contextlib.suppress(BrokerUnavailable, AccessDenied):
+                    await consumer.close()
+            for feed in list(self._feeds):
+                feed.end()
+        finally:
+            await self._connection.stop()

@@ -10,7 +10,7 @@ nats-py's. We replace:
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
 * **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
   large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
-  the time-out of a request that carried it begins;
+  the time-out of a request that carried it begins. A sender who gives up before that must `own` it;
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters.
 
 `ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
@@ -33,11 +33,14 @@ from nats.protocol.parser import Parser
 from atoll.bus.nats.framing import Frame, Message
 from atoll.bus.nats.headers import read_headers, text_of
 from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
+from atoll.bus.options import BusOptions
 from atoll.wire.traffic import BusStats
 
 NO_TLS = "the broker offers no TLS"
 LARGE_BYTES = 64 << 10
 """From here on `publish` returns when the kernel has the payload; below, when it is queued (and copied)."""
+_PENDING_BYTES = 8 << 20
+_PINGS_MAX, _BULK_PINGS_MAX = 2, 1 << 20
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEWLINE = re.compile(r"[\r\n]")
 
@@ -113,6 +116,11 @@ class WireClient(Client):
         """Return whether `publish` would not wait: neither for room, nor until a large payload is gone."""
         return payload_size < LARGE_BYTES and self.wire is not None and self.wire.queued <= QUEUE_BYTES
 
+    def own(self, payload: Any) -> None:  # noqa: ANN401  # any buffer of bytes
+        """Copy what is queued of `payload`, whose publishing was given up."""
+        if self.wire is not None:
+            self.wire.own(payload)
+
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         """Forget who hears a subscription, too."""
         self._hearers.pop(sid, None)
@@ -169,7 +177,11 @@ class WireClient(Client):
             self.wire.abort()
 
     async def _connect_to_server(self, s: Srv) -> None:
-        """Use a fresh transport of ours for every attempt."""
+        """Use a fresh transport of ours for every attempt, and end what the last one has begun."""
+        # Where a broker goes away just after its greeting nats-py forgets these: each would ping beside those that follow.
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
             self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s, self._arrived)
@@ -229,11 +241,22 @@ class WireClient(Client):
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size
         if large:
-            try:
-                await wire.gone(wire.accepted)
-            except asyncio.CancelledError:
-                wire.own(payload)
-                raise
+            await wire.gone(wire.accepted)
+
+
+def lasting(name: str, options: BusOptions, *, is_bulk: bool) -> dict[str, Any]:
+    """Return what nats-py is told of a connection that lasts."""
+    return {
+        "name": name,
+        "connect_timeout": options.connect_s,
+        "dont_randomize": True,  # the first node leads (`leaders`), so the death of another is not noticed
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": options.reconnect_s,
+        "ping_interval": 10,
+        "max_outstanding_pings": _BULK_PINGS_MAX if is_bulk else _PINGS_MAX,
+        "pending_size": _PENDING_BYTES,
+        "flush_timeout": 30,
+    }
 
 
 def header_block(headers: dict[str, Any]) -> bytes:

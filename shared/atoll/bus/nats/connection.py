@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -32,12 +31,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
-from atoll.base.retry import Unanswered, bounded
+from atoll.base.retry import Unanswered, bounded, ended
 from atoll.bus.addresses import addresses
 from atoll.bus.nats.admission import Admission
 from atoll.bus.nats.answer_order import AnswerOrder
 from atoll.bus.nats.answers import Answers
-from atoll.bus.nats.client import WireClient
+from atoll.bus.nats.client import WireClient, lasting
 from atoll.bus.nats.complaints import Complaints
 from atoll.bus.nats.connection_loop import ConnectionLoop
 from atoll.bus.nats.headers import NOBODY, STATUS
@@ -50,8 +49,7 @@ T = TypeVar("T")
 OnMessage = Callable[[Msg], None]
 """Called in the read loop: it must not wait, and not take long."""
 _log = logs.get(__name__)
-_CLOSE_S, _PENDING_BYTES = 2.0, 8 << 20
-_PINGS_MAX, _BRANCH_PINGS_MAX = 2, 1 << 20
+_CLOSE_S = 2.0
 
 
 class Connection:
@@ -89,11 +87,8 @@ class Connection:
         """Done once the present connection is lost."""
         self.admission = Admission(url, options.credentials, self.loop)
         self._answers = Answers(self.loop, self.admission.inbox())
-        self._echo_subject = self.admission.inbox()
-        self._echoes: dict[bytes, asyncio.Future[None]] = {}
         self._subscriptions: dict[int, tuple[str, OnMessage, Subscription | None]] = {
-            -1: (self._answers.subjects, self._answers.hear, None),
-            0: (self._echo_subject, self._on_echo, None),
+            0: (self._answers.subjects, self._answers.hear, None)
         }
         self._next_key = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -140,8 +135,10 @@ class Connection:
 
     async def connect(self, patience_s: float) -> None:
         """Connect for the first time; `TimeoutError` after `patience_s`, `AccessDenied` as soon as we are refused."""
+        building = asyncio.create_task(self._build())
+        self._tasks = [building]
         try:
-            await bounded(self._build(), patience_s, self.admission.shut)
+            await bounded(building, patience_s, self.admission.shut)
         except TimeoutError:
             self.admission.check(0.0)
             raise
@@ -202,7 +199,7 @@ class Connection:
         try:
             with self.admission.denial(subject, answer):
                 sending = client.publish(subject, payload, reply, headers)  # type: ignore[arg-type]
-                await self._sent(client, len(payload), sending, timeout_s, moves)
+                await self._sent(client, payload, sending, timeout_s, moves)
                 message = await self._answers.within(answer, timeout_s, moves)
             if message is not None and (message.headers or {}).get(STATUS) == NOBODY:
                 raise nats.errors.NoRespondersError
@@ -220,22 +217,27 @@ class Connection:
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
             sending = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await self._sent(
-                client, len(payload), sending, self.options.try_s, self.movement() if self.is_bulk else None
-            )
+            await self._sent(client, payload, sending, self.options.try_s, self.movement() if self.is_bulk else None)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
 
     async def _sent(
         self,
         client: WireClient,
-        size: int,
+        payload: Buffer,
         sending: Coroutine[Any, Any, None],
         timeout_s: float,
         moves: Callable[[], bool] | None,
     ) -> None:
         """Publish; if that has to wait, for no longer than `timeout_s` without movement or the loss of the connection."""
-        await (sending if client.sends_at_once(size) else bounded(sending, timeout_s, self.lost, moves=moves))
+        at_once = client.sends_at_once(len(payload))
+        try:
+            await (sending if at_once else bounded(sending, timeout_s, self.lost, moves=moves))
+        except BaseException:
+            client.own(
+                payload
+            )  # here: the publishing itself ends later, and the caller may write into his buffer at once
+            raise
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, confirm: bool = True) -> int:
         """Hear `subject` until `unsubscribe`; with `confirm`, return once the broker has registered it."""
@@ -244,14 +246,21 @@ class Connection:
         key = self._next_key
         # Registered before it is sent: if the client is replaced meanwhile, the new one subscribes to it.
         self._subscriptions[key] = (subject, on_message, None)
-        self._subscriptions[key] = (subject, on_message, await client.hear(subject, on_message))
-        if confirm:
-            with self.admission.denial(subject) as denied:
-                await self.echo(self.options.try_s)
-            if denied.done():
-                await self.unsubscribe(key)
-                raise self.admission.denied(subject)
+        try:
+            self._subscriptions[key] = (subject, on_message, await client.hear(subject, on_message))
+            if confirm:
+                await self._confirm(subject)
+        except BaseException:
+            await self.unsubscribe(key)  # no caller has the key
+            raise
         return key
+
+    async def _confirm(self, subject: str) -> None:
+        """Return once the broker has registered what was sent to `subject`; raise `AccessDenied` if it refused that."""
+        with self.admission.denial(subject) as denied:
+            await self.echo(self.options.try_s)
+        if denied.done():
+            raise self.admission.denied(subject)
 
     async def unsubscribe(self, key: int) -> None:
         """Remove a subscription."""
@@ -262,22 +271,14 @@ class Connection:
 
     async def echo(self, timeout_s: float) -> None:
         """Return once a message has gone to the broker and back; the broker has then read everything sent before."""
-        token = secrets.token_hex(8).encode()
-        back: asyncio.Future[None] = self.loop.create_future()
-        self._echoes[token] = back
+        subject, back = self._answers.expect()
         try:
-            await self.send(self._echo_subject, token, timeout_s=timeout_s)
-            await bounded(back, timeout_s, self.lost)
+            await self.send(subject, b"", timeout_s=timeout_s)
+            await self._answers.within(back, timeout_s, None)
         except TimeoutError:
             raise Unanswered("no echo") from None
         finally:
-            self._echoes.pop(token, None)
-
-    def _on_echo(self, message: Msg) -> None:
-        """Settle the echo that came back."""
-        back = self._echoes.get(message.data)
-        if back is not None and not back.done():
-            back.set_result(None)
+            self._answers.forget(subject)
 
     async def _build(self) -> None:
         """Connect a fresh client, subscribe it to all that is registered, and declare it up."""
@@ -289,18 +290,7 @@ class Connection:
             must_encrypt=self.admission.must_encrypt,
         )
         self._client = client
-        options: dict[str, Any] = {
-            "name": self._name,
-            "connect_timeout": self.options.connect_s,
-            "dont_randomize": True,  # the first node leads (`leaders`), so the death of another is not noticed
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": self.options.reconnect_s,
-            "ping_interval": 10,
-            "max_outstanding_pings": _BRANCH_PINGS_MAX if self.is_bulk else _PINGS_MAX,
-            "pending_size": _PENDING_BYTES,
-            "flush_timeout": 30,
-            **self.admission.options(),
-        }
+        options = lasting(self._name, self.options, is_bulk=self.is_bulk) | self.admission.options()
         await client.connect(addresses(self.url), **options, **self._callbacks(client))
         for key in list(self._subscriptions):
             subject, on_message, _ = self._subscriptions[key]
@@ -387,13 +377,18 @@ class Connection:
             self._client.abort()
             await self._client.force_reconnect()
 
-    async def _shut_down(self) -> list[asyncio.Task[None]]:
-        """Close the clients; return what still keeps the connections."""
-        for each in (self, *self._branches):
-            each._stopped = True  # noqa: SLF001  # our own kind
-            client = each._client  # noqa: SLF001  # our own kind
-            if client is not None:
+    async def _shut_down(self) -> None:
+        """Close this connection and its branches, side by side: each may have to wait for a broker that reads nothing."""
+        await asyncio.gather(*(each._close() for each in (self, *self._branches)))  # noqa: SLF001  # our own kind
+
+    async def _close(self) -> None:
+        """End what makes clients, then close the last one; a broker that does not let it go is left."""
+        self._stopped = True
+        await ended(self._tasks)
+        client = self._client
+        if client is not None:
+            try:
                 with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                     await bounded(client.close(), _CLOSE_S)
+            finally:
                 client.abort()
-        return [task for each in (self, *self._branches) for task in each._tasks]  # noqa: SLF001  # our own kind

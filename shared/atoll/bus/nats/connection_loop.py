@@ -6,14 +6,15 @@ call then crosses from loop to loop and back, two futures, two awakenings and tw
 loops; so their connections live there (`BusOptions.own_thread`).
 
 Closing ends every call that is under way, in either place, with `BrokerUnavailable`. In the caller's own loop the calls are
-part of his tasks, so these are cancelled, and the cancellation is taken back where the call was made.
+part of his tasks, so these are cancelled, and the cancellation is taken back where the call was made. Closing is a task of its
+own: it goes on when its caller is cancelled, for nobody calls it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from atoll.base.errors import BrokerUnavailable
@@ -31,11 +32,11 @@ class ConnectionLoop:
         self._thread = LoopThread(f"bus-{name}") if own_thread else None
         self.loop = asyncio.get_running_loop() if self._thread is None else self._thread.loop
         self._callers: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the connection's loop and return its result to the caller's."""
-        if self._closed:
+        if self._closing is not None:
             work.close()
             raise BrokerUnavailable("the bus is closed", todo="open a new one")
         task = asyncio.current_task()
@@ -44,7 +45,7 @@ class ConnectionLoop:
         try:
             return await asyncio.wrap_future(self._thread.submit(work))
         except asyncio.CancelledError:
-            if self._closed and (task is None or not task.cancelling()):
+            if self._closing is not None and (task is None or not task.cancelling()):
                 raise _closed_meanwhile() from None
             raise
 
@@ -60,28 +61,26 @@ class ConnectionLoop:
         finally:
             self._callers.discard(task)
 
-    async def close(
-        self, shut_down: Callable[[], Coroutine[Any, Any, Iterable[asyncio.Task[Any]]]], within_s: float
-    ) -> None:
-        """End all calls, `shut_down` the connection in its loop, and end the tasks that it returns; harmless when repeated."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is not None:
+    async def close(self, shut_down: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
+        """End all calls and `shut_down` the connection in its loop; whoever closes again waits for the same."""
+        if self._closing is None:
+            callers = self._callers - {asyncio.current_task()}
+            self._callers -= callers
+            self._closing = asyncio.create_task(self._close(shut_down, within_s))
+            for task in callers:
+                task.cancel()
+        if not self._closing.done():
+            await asyncio.shield(self._closing)
+
+    async def _close(self, shut_down: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
+        """Shut down, and end the thread."""
+        try:
             with contextlib.suppress(TimeoutError):
-                await bounded(asyncio.wrap_future(self._thread.submit(shut_down())), within_s)
-            await asyncio.to_thread(self._thread.stop)
-            return
-        callers = self._callers - {asyncio.current_task()}
-        self._callers -= callers
-        for task in callers:
-            task.cancel()
-        keeping: Iterable[asyncio.Task[Any]] = ()
-        with contextlib.suppress(TimeoutError):
-            keeping = await bounded(shut_down(), within_s)
-        for task in keeping:
-            task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
+                work = shut_down() if self._thread is None else asyncio.wrap_future(self._thread.submit(shut_down()))
+                await bounded(work, within_s)
+        finally:
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.stop)
 
 
 def _closed_meanwhile() -> BrokerUnavailable:

@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from nats.aio.msg import Msg
 
 from atoll.base.errors import RecordConflict, SettingsError
@@ -84,6 +85,13 @@ class PullRequest:
     left: int = _BATCH
 
 
+class _Reader(msgspec.Struct):
+    """One of JetStream's list of consumers."""
+
+    name: str
+    config: dict[str, Any]
+
+
 class QueueConsumer:
     """A `Consumer` over JetStream; built by `open_consumer`."""
 
@@ -99,7 +107,7 @@ class QueueConsumer:
         self._pulls = 0
         self._standing: PullRequest | None = None
         self._arrived: deque[Msg] = deque()  # the broker sends no more than `max_ack_pending`
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[Callable[[], None]] = set()
         self.unsettled: dict[str, QueueDelivery] = {}
         self._newest_then = 0
         self._closed = False
@@ -119,7 +127,10 @@ class QueueConsumer:
 
     async def drained(self) -> bool:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
-        return await self.connection.call(self._drained())
+        try:
+            return await self.connection.call(self._drained())
+        except Unanswered:  # what came was no answer of JetStream's
+            return False
 
     async def close(self) -> None:
         """Stop reading and return unsettled messages."""
@@ -248,26 +259,27 @@ class QueueConsumer:
     def _hear(self, message: Msg) -> None:
         """Keep what arrives, and wake who waits for it."""
         self._arrived.append(message)
-        self._wake()
-
-    def _wake(self, _lost: object = None) -> None:
-        for each in self._waiting:
-            if not each.done():
-                each.set_result(None)
+        for wake in self._waiting:
+            wake()
 
     async def _arrival(self, wait_s: float, lost: asyncio.Future[None]) -> None:
         """Return once something has arrived, the time is up or the connection is lost."""
         loop = self.connection.loop
         news: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(news)
-        lost.add_done_callback(self._wake)
-        timer = loop.call_later(max(0.0, wait_s), self._wake)
+
+        def wake(_lost: object = None) -> None:
+            if not news.done():
+                news.set_result(None)
+
+        self._waiting.add(wake)
+        lost.add_done_callback(wake)  # of this waiter alone: a future forgets all callbacks that are equal
+        timer = loop.call_later(max(0.0, wait_s), wake)
         try:
             await news
         finally:
             timer.cancel()
-            lost.remove_done_callback(self._wake)
-            self._waiting.discard(news)
+            lost.remove_done_callback(wake)
+            self._waiting.discard(wake)
 
     async def _ask(self, left_s: float) -> PullRequest:
         """Return the pull request that stands, or send one that stands for `left_s`."""
@@ -296,8 +308,8 @@ class QueueConsumer:
     async def _close(self) -> None:
         """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
-        held = [*self.unsettled, *(each.reply for each in self._arrived if each.reply)]  # a status line has no reply
-        self._arrived.clear()
+        await self._take(len(self._arrived))
+        held = list(self.unsettled)
         for reply in held:
             await self.give_back(reply)
         if held:
@@ -322,8 +334,6 @@ async def open_consumer(
 ) -> QueueConsumer:
     """Create or resume `durable` on `stream` (in the connection's loop); `takeover` removes earlier readers."""
     options = jetstream.connection.options
-    if takeover:
-        await _remove_readers(jetstream, stream, subject_filter)
     consumer = QueueConsumer(
         jetstream,
         stream,
@@ -340,6 +350,8 @@ async def open_consumer(
         takeover=takeover,
     )
     try:
+        if takeover:
+            await _remove_readers(jetstream, stream, subject_filter)
         await consumer.create()
     except Unanswered as reason:
         raise unavailable(subject_filter, 0.0, reason) from reason
@@ -357,8 +369,8 @@ async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str
         while missing := answer.get("missing"):
             await patience.after(stream, Unanswered(f"consumers without a leader: {missing}"))
             answer = await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})
-        found = answer.get("consumers") or []
-        for name in [each["name"] for each in found if each["config"].get("filter_subject") == subject_filter]:
+        found = told({"consumers": answer.get("consumers") or []}, list[_Reader], "consumers")
+        for name in [each.name for each in found if each.config.get("filter_subject") == subject_filter]:
             await jetstream.api(f"CONSUMER.DELETE.{stream}.{name}")
     except ApiRefusal as reason:
         if reason.err_code != _NO_CONSUMER:

@@ -18,7 +18,7 @@ import msgspec
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
-from atoll.bus.nats.jetstream_api import NO_STREAM, STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.nats.jetstream_api import NO_STREAM, STREAM_EXISTS, ApiRefusal, JetStream, told
 from atoll.bus.nats.provision import stream_config
 from atoll.bus.streams import live_plan
 from atoll.wire.subjects import Subjects
@@ -33,19 +33,19 @@ log = get(__name__)
 async def keep_live_stream(jetstream: JetStream, run: str) -> None:
     """Make the stream of `run` whenever it may be missing, for ever."""
     connection = jetstream.connection
-    told = False
+    complained = False
     while True:
         seen, began_s = connection.reconnects, connection.loop.time()
         try:
             made = await make_live_stream(jetstream, run)
         except (ApiRefusal, Unanswered, AtollError) as reason:
-            tell = log.debug if told else log.warning
+            tell = log.debug if complained else log.warning
             tell("taps.no_live_stream", run=run, reason=str(reason))
-            told, again_s = True, AGAIN_S
+            complained, again_s = True, AGAIN_S
         else:
             if made:
                 log.info("taps.live_stream", run=run)
-            told, again_s = False, float("inf")
+            complained, again_s = False, float("inf")
         # A connection counts its reconnects and tells nobody.
         while connection.reconnects == seen and connection.loop.time() - began_s < again_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_EVERY_S)
@@ -78,5 +78,4 @@ async def _config_of(jetstream: JetStream, stream: str) -> dict[str, Any] | None
         if reason.err_code == NO_STREAM:
             return None
         raise
-    config: dict[str, Any] = found["config"]
-    return config
+    return told(found, dict[str, Any], "config")

@@ -27,7 +27,16 @@ from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.base.units import as_size
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import LEAVE_S, NO_STREAM, NO_SYSTEM, STREAM_EXISTS, ApiRefusal, JetStream
+from atoll.bus.nats.jetstream_api import (
+    LEAVE_S,
+    NO_STREAM,
+    NO_SYSTEM,
+    STREAM_EXISTS,
+    ApiRefusal,
+    JetStream,
+    told,
+    unavailable,
+)
 from atoll.bus.regions import is_region
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
@@ -225,7 +234,9 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
     """Return whether a stream exists; raise `SettingsError` if it is not as `wanted`."""
     try:
-        found = (await jetstream.api(f"STREAM.INFO.{name}"))["config"]
+        found = told(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
+    except Unanswered as reason:
+        raise unavailable(name, 0.0, reason) from reason
     except ApiRefusal as reason:
         if reason.err_code == NO_STREAM:
             return False

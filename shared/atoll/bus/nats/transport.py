@@ -124,9 +124,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             if len(piece):
                 self._queue.append(memoryview(piece))
                 self.accepted += len(piece)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._push)
+        self._push_soon()
 
     async def drain(self) -> None:
         """Send what the socket takes at once, then wait until there is room for more."""
@@ -259,7 +257,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Continue: the kernel has it."""
         self._writable = True
-        self._push()
+        # Not from here: if sending fails inside the loop's own sending, it ends the connection twice.
+        self._push_soon()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -298,12 +297,18 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._news.clear()
             await self._news.wait()
 
+    def _push_soon(self) -> None:
+        """Push in the loop's next round, once for all that asked for it."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._push)
+
     def _push(self) -> None:
         """Give the loop as much as it takes, piece by piece."""
         self._scheduled = False
         if self._transport is None or self._over.done() or self._transport.is_closing():
             return
-        while self._writable:
+        while self._writable and not self._transport.is_closing():  # a write that fails closes it
             self.sent += self._flying
             self._flying = 0
             if not self._queue:
