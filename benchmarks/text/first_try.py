@@ -13,7 +13,8 @@ has goals beside both: beside PyTorch's, and beside data-parallel training with 
 
 The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
 Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
-compiled before. The loss is that of the same held-out text for all, measured afterwards by one program.
+compiled before. Its learners ask for huge pages, as they do for every user (`atoll.base.huge_pages`); the others run as their
+users start them. The loss is that of the same held-out text for all, measured afterwards by one program.
 With each seed another system comes first.
 
 Frameworks differ: what the two alone take tells by how much. A goal for Atoll's wall clock is adjusted by that.

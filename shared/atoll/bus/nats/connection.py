@@ -234,9 +234,8 @@ class Connection:
         try:
             await (sending if at_once else bounded(sending, timeout_s, self.lost, moves=moves))
         except BaseException:
-            client.own(
-                payload
-            )  # here: the publishing itself ends later, and the caller may write into his buffer at once
+            # The publishing itself ends later, and the caller may write into his buffer at once.
+            client.own(payload)
             raise
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, confirm: bool = True) -> int:
