@@ -1,4 +1,4 @@
-"""The same values are measured once, whoever asks; other values never answer for them."""
+"""The same values are measured once, whoever asks; other values never answer for them. The end is not made to wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.run.merged_model import MergedModel
-from atoll_learner.evaluate import measured
+from atoll_learner.evaluate import Moment, ends_before, measured
 from atoll_learner.measure_once import KEPT, MeasureOnce
 
 
@@ -70,3 +70,22 @@ def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
     assert counting.asked == asked
     measure({"a": np.ones(2), "b": np.zeros(2)})
     assert counting.asked == asked + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "former", "now_tokens", "first"),
+    [
+        (1000, Moment(500, 10.0, 3.0), 900, True),
+        (1000, Moment(500, 10.0, 1.0), 900, False),
+        (1000, Moment(500, 10.0, 3.0), 1000, True),
+        (0, Moment(500, 10.0, 3.0), 900, False),
+        (1000, Moment(900, 10.0, 3.0), 900, False),
+        (1000, Moment(), 900, False),
+    ],
+    ids=["two seconds are left", "there is time", "at the target", "no target", "nobody trains", "the first one"],
+)
+def test_a_measurement_that_the_end_would_overtake_is_left_to_the_end(
+    target: int, former: Moment, now_tokens: int, *, first: bool
+) -> None:
+    """Four hundred tokens took eight seconds, so the last hundred take two."""
+    assert ends_before(target, former, Moment(now_tokens, 18.0)) == first

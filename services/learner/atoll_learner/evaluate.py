@@ -19,6 +19,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -175,14 +176,19 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
     bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
-        sound = False
+        sound, former = False, Moment()
         while not stop.is_set():
             run = await read_run(bus, Subjects(settings.run))
             if run is None or await _incomplete(bus, run):
                 await _pause(stop, POLL_S)
                 continue
+            now = Moment((await recorded_progress(bus, run)).tokens, time.monotonic())
+            if last and ends_before(run.protocol.tokens_target, former, now):
+                await _pause(stop, POLL_S)
+                continue
             try:
                 sound = await evaluate_once(bus, run, evaluation) or sound
+                former = replace(now, took_s=time.monotonic() - now.at_s)
                 if sound:
                     await asyncio.to_thread(evaluation.prepare)
             except AtollError as error:
@@ -195,6 +201,26 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
         life.cancel()
     finally:
         await bus.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How many tokens the run had when a measurement began, when that was, and how long it took, in seconds."""
+
+    tokens: int = 0
+    at_s: float = 0.0
+    took_s: float = 0.0
+
+
+def ends_before(target: int, former: Moment, now: Moment) -> bool:
+    """Return whether the run, at its pace since `former`, reaches its target before another measurement would be done.
+
+    Then only the last one is of use, and it would have to wait for this one: a second or two in which all are done but us.
+    """
+    trained = now.tokens - former.tokens
+    if target <= 0 or trained <= 0 or former.took_s <= 0.0:
+        return False
+    return (target - now.tokens) * (now.at_s - former.at_s) / trained < former.took_s
 
 
 async def _incomplete(bus: Bus, run: RunRecord) -> bool:
