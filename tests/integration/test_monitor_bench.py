@@ -17,5 +17,6 @@ async def test_the_benchmark_of_the_monitor_measures_a_monitor() -> None:
     assert 0.0 < figures["core for the monitor"].value < 4.0
     assert figures["a scrape"].value > 0.0
     assert figures["memory after a day"].value > 30.0
-    assert figures["memory after a day over half a day"].holds is True
+    # The goal is for a whole day: in seconds an allocator that has not settled is worth a tenth.
+    assert 0.5 < figures["memory after a day over half a day"].value < 1.5
     assert figures["commits read in a second"].value > 0.0
