@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 log = get(__name__)
 
 POLL_S = 0.5
+UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
+"""What a later look may find mended."""
 
 
 class Evaluation(Protocol):
@@ -182,7 +184,7 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
             if run is None or await _incomplete(bus, run):
                 await _pause(stop, POLL_S)
                 continue
-            now = Moment((await recorded_progress(bus, run)).tokens, time.monotonic())
+            now = Moment(await _tokens(bus, run) or 0, time.monotonic())
             if last and ends_before(run.protocol.tokens_target, former, now):
                 await _pause(stop, POLL_S)
                 continue
@@ -240,13 +242,24 @@ async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> boo
     Raises:
         AtollError: the evaluation itself failed.
     """
+    tokens = await _tokens(bus, run)
+    if tokens is None:
+        return False
     try:
-        tokens = (await recorded_progress(bus, run)).tokens
         merged = await read_merged(bus, run)
-    except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
+    except UNREADABLE as error:
         log.warning("evaluation.skipped", reason=str(error))
         return False
     return await _tell(bus, run, evaluation, merged, tokens)
+
+
+async def _tokens(bus: Bus, run: RunRecord) -> int | None:
+    """Return how far the run is; None, and say so, if that cannot be read now."""
+    try:
+        return (await recorded_progress(bus, run)).tokens
+    except UNREADABLE as error:
+        log.warning("evaluation.skipped", reason=str(error))
+        return None
 
 
 async def _tell(bus: Bus, run: RunRecord, evaluation: Evaluation, merged: MergedModel, tokens: int) -> bool:

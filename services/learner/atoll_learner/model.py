@@ -44,15 +44,15 @@ def _product_and_factors(rows: jax.Array, weight: jax.Array) -> tuple[jax.Array,
 
 
 def _gradients(factors: tuple[jax.Array, jax.Array], back: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the gradients of both factors; that of a tall weight is computed lying down.
+    """Return the gradients of both factors; that of a tall weight is computed as its transpose.
 
     XLA's CPU backend computes a.T @ b at 103 GFLOP/s if it is wide (128, 512), and at 57 if it is tall (512, 128). The
     barrier keeps the compiler from turning the first into the second.
     """
     rows, weight = factors
     if weight.shape[0] > weight.shape[1]:
-        lying: jax.Array = jax.lax.optimization_barrier(rows.T @ back)  # type: ignore[no-untyped-call]
-        return back @ weight, lying.T
+        wide: jax.Array = jax.lax.optimization_barrier(rows.T @ back)  # type: ignore[no-untyped-call]
+        return back @ weight, wide.T
     return back @ weight, back.T @ rows
 
 
