@@ -40,11 +40,14 @@ def test_an_adopted_array_is_nobody_elses(made: Callable[..., Any], dtype: Any, 
     assert float(before["s"]) == 2.0
 
 
-@pytest.mark.parametrize(("since", "kept"), [(3.0, 2.0), (None, 0.0)])
-def test_carrying_adds_what_was_trained_since_the_push_if_it_is_of_use(since: float | None, kept: float) -> None:
-    """Without a place to carry from, the global values replace the learner's."""
+@pytest.mark.parametrize(
+    ("adoption", "since", "kept"),
+    [("carry", 3.0, 2.0), ("carry", None, 0.0), ("blend", 3.0, 2.0), ("blend", None, 0.0)],
+)
+def test_progress_is_kept_by_the_rule_if_it_is_of_use(adoption: str, since: float | None, kept: float) -> None:
+    """Carry adds what was trained since the push, blend a half of the way; without either the global values stand."""
     before = {"w": np.full(8, 5.0, np.float32)}
-    settings = ProtocolSettings(fragments=1, shards=1, adoption="carry")
+    settings = ProtocolSettings(fragments=1, shards=1, adoption=adoption, blend_alpha=0.5)  # type: ignore[arg-type]
     origin = None if since is None else np.full(8, since, np.float32)
     frame = GlobalFragment(0, 9, np.full(8, 1.0, np.float32))
 

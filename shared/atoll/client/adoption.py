@@ -8,8 +8,8 @@ Let theta be the learner's values of the fragment, Theta the global ones and the
     blend: \theta \leftarrow \alpha\theta + (1-\alpha)\Theta \qquad
     carry: \theta \leftarrow \Theta + (\theta - \theta_s)
 
-Overwrite is the paper's rule. Blend is Streaming DiLoCo's. Carry keeps the progress made while the round was under way,
-unless that is of no use any more (`atoll.protocol.island.Island.keeps`).
+Overwrite is the paper's rule. Blend is Streaming DiLoCo's. Carry keeps the progress made while the round was under way.
+Progress that is of no use any more is overwritten whatever the rule (`atoll.protocol.island.Island.keeps`).
 Inner-optimizer moments stay. The learner replaces arrays and never writes to them. It always copies from host memory:
 JAX may alias an aligned NumPy buffer, and a frame must not change under a running step. A frame that is on the leaves'
 device already is adopted there (`atoll.client.device_encoding`).
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,7 +37,10 @@ from atoll.run.heads import GlobalFragment
 
 @dataclass(frozen=True, slots=True)
 class AdoptableFragment:
-    """A global fragment to adopt, perhaps `placed` on its device; `carry` keeps the progress since `carry_from`, if given."""
+    """A global fragment to adopt, perhaps `placed` on its device; `carry` keeps the progress since `carry_from`.
+
+    Without `carry_from` nothing is kept, and it is overwritten.
+    """
 
     frame: GlobalFragment
     carry_from: Vector | None
@@ -50,6 +54,8 @@ def adopt(
     adopted = dict(leaves)
     for item in ready:
         slices, rules = layout.slices(item.frame.fragment), settings.of(item.frame.fragment)
+        if item.carry_from is None:
+            rules = msgspec.structs.replace(rules, adoption="overwrite")
         on_device = None if item.placed is None else taken(slices, rules, adopted, item.placed)
         if on_device is not None:
             adopted |= on_device
