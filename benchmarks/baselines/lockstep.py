@@ -48,7 +48,8 @@ from atoll_learner.beginning import first_values
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.train import CURVE_TOKENS_MAX, init_optimizer, learning_rate, make_evaluator, make_step
+from atoll_learner.schedule import learning_rate
+from atoll_learner.train import CURVE_TOKENS_MAX, init_optimizer, make_evaluator, make_step
 
 Batch = npt.NDArray[np.int32]
 Method = Literal["data-parallel", "diloco"]

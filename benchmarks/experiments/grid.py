@@ -39,8 +39,8 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
 _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learner": 0, "warm": 0.0}
 STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
-_FOLLOWS: Final = ("train.sequence", "train.rate")
-"""Settings of `_standing`'s sections that follow from the model where nobody says them."""
+_FOLLOWS: Final = ("train.sequence", "train.rate", "train.warmup")
+"""Settings of `_standing`'s sections that follow from model or optimizer where nobody says them."""
 BEFORE_ADR_56: Final[dict[str, Value]] = {
     "protocol.interval_steps": 16,
     "protocol.codec_up": "bf16",
@@ -48,6 +48,8 @@ BEFORE_ADR_56: Final[dict[str, Value]] = {
     "protocol.keyframe_versions": 48,
     "train.rate": 2e-3,
     "train.warmup": 0.03,
+    "train.schedule": "cosine",
+    "train.rate_min_ratio": 0.1,
     "train.optimizer": "adamw",
 }
 """What stood, beside what still does, when raw files did not say it yet: cells of theirs are named by it."""
@@ -206,11 +208,16 @@ def standing_settings() -> dict[str, Value]:
 def unsaid(cell: GridCell) -> str:
     """Return 16 hex digits for the defaults that a cell reads and does not name: they may be others another day."""
     said = {name for name, _ in cell.settings}
-    # A rate that follows from the model is a default as well: another rule is another run.
-    shape = [f"{name}={json.loads(value)}" for name, value in cell.settings if name.startswith("model.")]
-    rate = {"train.rate": load(None, shape, {}).settings.train["rate"]}
+    # What follows from model and optimizer is a default as well: another rule is another run.
+    sources = [
+        f"{name}={json.loads(value)}"
+        for name, value in cell.settings
+        if name.startswith("model.") or name == "train.optimizer"
+    ]
+    train = load(None, sources, {}).settings.train
+    follows = {name: train[name.removeprefix("train.")] for name in ("train.rate", "train.warmup")}
     left = {
-        name: value for name, value in (_standing() | rate).items() if name not in said and _reads(cell.method, name)
+        name: value for name, value in (_standing() | follows).items() if name not in said and _reads(cell.method, name)
     }
     return hashlib.sha256(json.dumps(left, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -185,7 +185,7 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
     from atoll.base.turns import turn  # noqa: PLC0415
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415
-    from atoll_learner.train import init_optimizer, learning_rate, make_loss, optimizer  # noqa: PLC0415
+    from atoll_learner.train import init_optimizer, make_loss, optimizer  # noqa: PLC0415
 
     enable_compile_cache(cache)
     shards = TokenShards(corpus)
@@ -197,7 +197,7 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
     params = init_params(model, seed)
     state = init_optimizer(train, params)
     unravel = ravel_pytree(params)[1]
-    rate, transform = learning_rate(train, 0, 0), optimizer(train)
+    rate, transform = train.rate, optimizer(train)
     grad = jax.jit(lambda params, batch: ravel_pytree(jax.grad(make_loss(model))(params, batch))[0])
 
     @jax.jit

@@ -72,7 +72,7 @@ START_S: Final = 30.0
 KEEPS: Final = 20
 SPEED_UP_GOAL: Final = 20.0
 END_S: Final = 60.0
-TRAIN: Final = TrainSettings(batch=4, sequence=128, rate=2e-3)
+TRAIN: Final = TrainSettings(batch=4, sequence=128, rate=2e-3, warmup=0.1)
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 SYSTEMS: Final = ("Atoll", "data-parallel", "DiLoCo")
 

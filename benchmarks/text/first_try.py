@@ -41,7 +41,8 @@ from atoll_learner.data.shards import TokenShards
 from atoll_learner.export import save_safetensors
 from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
-from atoll_learner.train import learning_rate, make_evaluator
+from atoll_learner.schedule import learning_rate
+from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import train_settings
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure

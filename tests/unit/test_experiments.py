@@ -152,14 +152,14 @@ def test_rivals_read_only_what_concerns_them() -> None:
 
 
 def test_a_default_is_the_same_cell_said_or_not() -> None:
-    """The warm-up that learners have anyway, and what `atoll up` sets, are not part of a cell's name; other values are."""
+    """What learners have anyway, and what `atoll up` sets, are no part of a cell's name; other values are."""
     text = f"""
     question = "?"
     [settings]
     tokens = 10
     [axes.said]
     nothing = {{}}
-    defaults = {{ "train.warmup" = 0.1, "protocol.outer_lr" = {ProtocolSettings().outer_lr}, "protocol.adoption" = "carry" }}
+    same = {{ "train.beta2" = 0.99, "protocol.outer_lr" = {ProtocolSettings().outer_lr}, "protocol.adoption" = "carry" }}
     another = {{ "protocol.adoption" = "overwrite" }}
     sequence = {{ "train.sequence" = 128 }}
     """

@@ -22,7 +22,7 @@ from atoll_learner.recovery import GOOD_HORIZONS, USABLE_HORIZONS, impossible, r
 from atoll_learner.train import init_optimizer, make_step, optimizer
 from atoll_learner.train_settings import TrainSettings
 
-TRAIN = TrainSettings(rate=2e-3, batch=4, sequence=32, optimizer="adamw")
+TRAIN = TrainSettings(rate=2e-3, warmup=0.0, batch=4, sequence=32, optimizer="adamw")
 HORIZON_TOKENS = int(TRAIN.tokens_per_step / (1 - TRAIN.beta2))
 
 

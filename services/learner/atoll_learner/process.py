@@ -41,6 +41,7 @@ from atoll_learner.feed import LeasedFeed
 from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
 from atoll_learner.rate_rule import layer_parameters
+from atoll_learner.schedule import learning_rate
 from atoll_learner.train_settings import TrainSettings, train_settings
 
 if TYPE_CHECKING:
@@ -189,7 +190,6 @@ class Trainer:
     def train(self, compiling: CompiledAhead) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
         from atoll_learner.leaving import leave  # noqa: PLC0415
-        from atoll_learner.train import learning_rate  # noqa: PLC0415
 
         island, train = self._island, self._work.train
         params: Any = island.params

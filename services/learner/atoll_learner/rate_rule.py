@@ -1,4 +1,4 @@
-r"""The largest inner learning rate where nobody says one, from the shape of the model and the inner optimizer.
+r"""The largest inner learning rate and the warm-up where nobody says them, from the model's shape and the inner optimizer.
 
 For AdamW, with N the parameters of the layers' matrices (embeddings are left out: a larger vocabulary makes no layer wider),
 
@@ -16,8 +16,11 @@ Muon's steps have the root mean square of AdamW's, and still it wants four times
 or next to it, at four sizes and texts from 16 thousand parameters to a million (docs/adr/0059). Above a million nothing was
 measured.
 
-Left out: the tokens of a run (at 300 steps size xs wants about twice the rate, at 1200 what the rule says), its batch, and the
-number of learners (each steps with a batch of its own, so more of them make none larger).
+Muon's first steps may be whole ones: its steps have one length, whatever the first gradients are. AdamW's second moments have
+to become known first (docs/adr/0061).
+
+Left out: the tokens of a run (its schedule knows them, `atoll_learner.schedule`), its batch, and the number of learners (each
+steps with a batch of its own, so more of them make none larger).
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ EXPONENT: Final = 1.0 / 3.0
 RATE_MAX: Final = 1e-2
 TIMES: Final = {"adamw": 1.0, "muon": 4.0}
 """What each inner optimizer wants, and may have at most, in rates of AdamW."""
+WARMUP: Final = {"adamw": 0.1, "muon": 0.02}
+"""Share of a run's token target during which the rate rises, for each inner optimizer."""
 
 
 def layer_parameters(model: ModelSettings) -> int:

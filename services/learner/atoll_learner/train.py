@@ -79,23 +79,6 @@ def step_arguments(train: TrainSettings, params: Params) -> tuple[Any, ...]:
     return params, jax.eval_shape(optimizer(train).init, params), batch, train.rate
 
 
-def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> float:
-    """Return the rate of the step that begins after `run_tokens` of `tokens_target` tokens; constant without a target.
-
-    Tokens that were trained before the run count as the first of both. During warm-up the rate is that of the step's end: a
-    first step of next to no length would be the measure by which shards judge the next ones (`atoll.protocol.quarantine`).
-    """
-    if tokens_target <= 0:
-        return train.rate
-    run_tokens, tokens_target = run_tokens + train.tokens_before, tokens_target + train.tokens_before
-    warm = max(1.0, train.warmup * tokens_target)
-    if run_tokens < warm:
-        return train.rate * min(1.0, (run_tokens + train.tokens_per_step) / warm)
-    share = min(1.0, (run_tokens - warm) / max(1.0, tokens_target - warm))
-    low = train.rate_min_ratio
-    return train.rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * share)))
-
-
 @functools.lru_cache(maxsize=PROGRAMS_MAX)
 def make_step(model: ModelSettings, train: TrainSettings) -> Step:
     """Return the jitted step `(params, state, batch, rate) -> (params, state, loss)`; equal settings share one.

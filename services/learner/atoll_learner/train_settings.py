@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from atoll.base.errors import SettingsError
 from atoll.settings import refusal
 from atoll_learner.model_settings import ModelSettings
-from atoll_learner.rate_rule import usual_rate
+from atoll_learner.rate_rule import WARMUP, usual_rate
 
 SEQUENCE_MAX = 1024
 """Where nobody says more: contexts of models that somebody has are far longer than what a step can hold."""
@@ -19,15 +19,21 @@ SEQUENCE_MAX = 1024
 class TrainSettings(BaseModel):
     """The inner optimizer and its schedule, by tokens of the run.
 
-    The learning rate rises linearly during warm-up and then falls as a cosine. Without a token target it stays constant.
+    The learning rate rises linearly during warm-up, is held, and falls at the end (`atoll_learner.schedule`). Without a token
+    target it stays constant.
 
     Attributes:
         batch: sequences of one micro-batch.
         sequence: tokens of one sequence; if not given, the model's context, at most 1024.
         accumulation: micro-batches of one step.
         rate: largest learning rate; if not given, it follows from model and optimizer (`atoll_learner.rate_rule`).
+        schedule: "wsd", which holds the rate and then lets it fall in a straight line; or "cosine", which lets it fall from the
+            warm-up on.
+        warmup: share of the run's token target during which the rate rises; if not given, it follows from the optimizer
+            (`atoll_learner.rate_rule`).
+        decay: share of the run's token target, at its end, during which the rate falls; for "wsd". If not given, it follows
+            from the target: the longer a run, the larger (`atoll_learner.schedule`).
         rate_min_ratio: learning rate at the end, as a share of `rate`.
-        warmup: share of the run's token target during which the rate rises.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
             runs and goes on where the first one stood.
         optimizer: "muon", which moves matrices by Muon and everything else (embeddings, gains) by AdamW at the same `rate`,
@@ -45,8 +51,10 @@ class TrainSettings(BaseModel):
     sequence: int = Field(default=128, ge=2, le=1 << 20)
     accumulation: int = Field(default=1, ge=1, le=4096)
     rate: float = Field(gt=0.0, le=1.0)
-    rate_min_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
-    warmup: float = Field(default=0.1, ge=0.0, le=0.5)
+    schedule: Literal["wsd", "cosine"] = "wsd"
+    warmup: float = Field(ge=0.0, le=0.5)
+    decay: float | None = Field(default=None, ge=0.0, le=1.0)
+    rate_min_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     tokens_before: int = Field(default=0, ge=0, le=1 << 62)
     optimizer: Literal["muon", "adamw"] = "muon"
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
@@ -67,13 +75,15 @@ def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSe
     Raises:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
-    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": 1.0}
+    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": 1.0, "warmup": 0.0}
     try:
         train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:
         raise refusal(error, "train", list(TrainSettings.model_fields)) from error
     if "rate" not in table:
         train = train.model_copy(update={"rate": usual_rate(model, train.optimizer)})
+    if "warmup" not in table:
+        train = train.model_copy(update={"warmup": WARMUP[train.optimizer]})
     if train.sequence > model.context:
         raise SettingsError(
             "train.sequence is longer than the model's context",

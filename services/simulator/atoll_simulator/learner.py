@@ -45,7 +45,8 @@ from atoll_learner.leaving import RETURN_SHARE
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.recovery import possible
-from atoll_learner.train import Step, init_optimizer, learning_rate
+from atoll_learner.schedule import learning_rate
+from atoll_learner.train import Step, init_optimizer
 from atoll_simulator.liars import Liar, corrupt
 
 log = get(__name__)
