@@ -155,7 +155,8 @@ def test_attention_and_its_gradients_are_those_of_jax(kv_heads: int, dtype: Any)
             got, pulled = jax.vjp(mixed, *given)
             return got, *pulled(back)
 
-        return jax.jit(both)(q, k, v)  # operation by operation, a hundred programs would be compiled
+        made: tuple[jax.Array, ...] = jax.jit(both)(q, k, v)  # operation by operation, a hundred programs are compiled
+        return made
 
     got = with_gradients(Attending().mixed)
     expected = with_gradients(lambda *a: jax.nn.dot_product_attention(*a, is_causal=True))
