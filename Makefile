@@ -20,8 +20,9 @@ EXPERIMENT_FLAGS = $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCALE),
 # Benchmarks and schedules share broken links and builders with the tests.
 BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 
-# Each worker takes the next module when it is done with one, in the order of tests/conftest.py. Tests of the first tier wait for a
-# third of their time, so there are three workers for two cores; those of the others start many processes each.
+# Each worker takes the next module when it is done with one, in the order of tests/conftest.py. Tests of the first tier wait for
+# nearly half of their time, so there are four workers for two cores; those of the second start many processes each, and three
+# keep two cores busy.
 # `$(call PYTEST,WORKERS)`; what ARGS says counts more.
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadgroup --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
@@ -68,10 +69,10 @@ demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
 test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; five minutes on two cores
-	$(SCHEDULED) $(call PYTEST,3) -m "not second_tier and not cluster_faults"
+	$(SCHEDULED) $(call PYTEST,4) -m "not second_tier and not cluster_faults"
 
 test-all: $(READY)  ## run the second tier: the tests that `make test` leaves out, but for those of `make test-cluster`
-	$(SCHEDULED) $(call PYTEST,2) -m second_tier
+	$(SCHEDULED) $(call PYTEST,3) -m second_tier
 
 test-cluster: $(READY)  ## run the tests that kill, freeze and cut off nodes of a broker
 	$(call PYTEST,2) -m cluster_faults

@@ -54,15 +54,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # what was awaited, so it must run out before this does.
 LONG_TEST_S = 1200
 
-# The folders and the module whose tests start most processes.
-START_PROCESSES = {"integration", "installed", "test_documents.py"}
+# Where most tests start processes or wait: their modules are the longest.
+FIRST = {"integration", "installed", "test_documents.py", "contract", "sim"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Say which worker runs a test, in which order, and how long it may take.
 
-    Tests of one module are together: what one has compiled, traced, parsed or set up serves the next. Modules and pages that
-    start processes come first. They are the longest, and would keep one worker alone at the end.
+    Tests of one module are together: what one has compiled, traced, parsed or set up serves the next. The longest modules and
+    pages come first. They would keep one worker alone at the end. The worker reads the groups in a hook of its own, and the
+    order is shuffled in another: so groups are named before all hooks and the order is made after all.
     """
     for item in items:
         if not item.get_closest_marker("xdist_group"):
@@ -70,7 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         long = any(item.get_closest_marker(tier) for tier in ("second_tier", "cluster_faults"))
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TEST_S))
-    items.sort(key=lambda item: not START_PROCESSES & {*item.path.parts, item.path.name})
+    yield
+    items.sort(key=lambda item: not FIRST & {*item.path.parts, item.path.name})
 
 
 def pytest_collection_finish() -> None:

@@ -91,7 +91,11 @@ def goes(world: MemoryWorld, regions: dict[str, str], *others: Callable[[], None
 
 @pytest.mark.parametrize("changes", [{}, {"merge": "mean", "correction": "none"}, {"codec_up": "int4"}])
 def test_a_region_sends_one_vector_for_all_its_learners(run: str, changes: dict[str, object]) -> None:
-    """Two learners in a region and one outside: sums of two are merged, and every token has one fate."""
+    """Two learners in a region and one outside: sums of two are merged, and every token has one fate.
+
+    How many sums are those of both depends on how busy the machine is. That a sum waits for both is shown in
+    `test_region_reader`.
+    """
     protocol = patient(**changes)
     world = MemoryWorld(run, protocol)
     region = EastRegion(world)
@@ -105,7 +109,8 @@ def test_a_region_sends_one_vector_for_all_its_learners(run: str, changes: dict[
     assert wasted(settled) == {}
     assert ended == "over"
     pushes = [line["pushes"] for line in told(lines, "region.sum_read")]
-    assert pushes.count(2) > len(pushes) / 2, "most sums are those of both learners"
+    assert set(pushes) <= {1, 2}
+    assert 2 in pushes
     assert not told(lines, "region.away")
 
 

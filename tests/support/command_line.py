@@ -7,11 +7,14 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from unittest import mock
 
-from atoll.cli.main import main
+import typer
+from typer.testing import CliRunner, Result
+
+from atoll.cli.main import command, main
 from support.compilers import await_compilers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,6 +46,15 @@ def atoll(*words: str, environment: Mapping[str, str] | None = None) -> CommandR
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else int(left.code is not None)
     return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+def invoked(words: Sequence[str], environment: Mapping[str, str | None] | None = None) -> Result:
+    """Run `atoll <words>` here by typer's own runner, which keeps an error as it was raised.
+
+    The runner would make the form of the command line that reads words anew each time, which takes longer than most verbs.
+    """
+    with mock.patch("typer.testing._get_command", return_value=command()):
+        return CliRunner().invoke(typer.Typer(), list(words), env=environment)
 
 
 @contextlib.contextmanager

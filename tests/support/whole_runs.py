@@ -31,7 +31,7 @@ SMALL = (
 )
 UNHURRIED = ("--set", "learner.throttle=20")
 """For a run that trains until it is told to stop: its learners leave the processors to what the test starts meanwhile."""
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 
 

@@ -79,6 +79,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@functools.cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """Return every node of a module; to go through a tree takes as long as to make it."""
+    return list(ast.walk(parsed(text)))
+
+
 def sources() -> list[Path]:
     """Return every module of the kernel and the services."""
     return [path for path in project_files(".py") if path.relative_to(ROOT).parts[0] in {"shared", "services"}]
@@ -104,7 +110,7 @@ def is_short(text: str) -> list[str]:
 
 def has_short_functions(text: str) -> list[str]:
     """A function fits one screen."""
-    functions = [node for node in ast.walk(parsed(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     spans = [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions]
     return [f"{name} has {span} lines" for name, span in spans if span > FUNCTION_LINES_MAX]
 
@@ -160,7 +166,7 @@ def asks_for_few_arguments(text: str) -> list[str]:
     if any(isinstance(node, ast.Import) and any(alias.name == "typer" for alias in node.names) for node in tree.body):
         return []
     complaints = []
-    for node in ast.walk(tree):
+    for node in nodes_of(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args
             names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
@@ -174,7 +180,7 @@ def goes_by_words_of_the_field(text: str) -> list[str]:
     if not ANY_OF_OUR_WORDS.search(text):  # most texts: their trees need not be made
         return []
     named: set[str] = set()
-    for node in ast.walk(parsed(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             named.add(node.name)
         elif isinstance(node, ast.arg):
@@ -194,7 +200,7 @@ def shared_class_names(texts: dict[str, str]) -> dict[str, list[str]]:
     for path, text in texts.items():
         if not any(counted[name] > 1 for name in named[path]):
             continue
-        for node in ast.walk(parsed(text)):
+        for node in nodes_of(text):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(path)
     return {name: paths for name, paths in found.items() if len(paths) > 1}
@@ -240,6 +246,7 @@ def _trees_forgotten() -> Iterator[None]:
     """Free the syntax trees of the whole tree; the tests of other modules need the memory."""
     yield
     parsed.cache_clear()
+    nodes_of.cache_clear()
 
 
 @pytest.mark.parametrize(("rule", "sample"), BAD_SAMPLES)

@@ -10,13 +10,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from atoll.base.errors import SettingsError
-from atoll.cli.main import build
 from atoll.local.defaults import SETTINGS
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.planner.cautions import NO_WAY
+from support.command_line import invoked
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "plan_12b.txt"
@@ -32,7 +32,7 @@ WHOLE = "--up bf16 --down f32"
 def atoll(words: str) -> Result:
     """Run the command line in this process, without settings from the environment."""
     nothing = {name: None for name in os.environ if name.startswith("ATOLL_")}
-    return CliRunner().invoke(build(), shlex.split(words), env=nothing)
+    return invoked(shlex.split(words), nothing)
 
 
 def test_a_plan_reads_like_the_one_that_was_reviewed() -> None:

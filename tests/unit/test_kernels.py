@@ -16,11 +16,14 @@ from atoll.codec import kernels as sets
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8
 from atoll.codec.formats.interface import BLOCK
-from atoll.codec.kernels import FAST_ELEMENTS, compiling, fast_kernels, plain_kernels
+from atoll.codec.kernels import FAST_ELEMENTS, Kernels, compiling, fast_kernels, plain_kernels
 from atoll.merge.nesterov import compiled_step
 from atoll.merge.outer import MOMENTUM, Nesterov
 
-BOTH = [plain_kernels(INT8), fast_kernels(INT8)]
+
+def both() -> list[Kernels]:
+    """Return the two sets; here and not at the head, where every worker that collects would compile the second."""
+    return [plain_kernels(INT8), fast_kernels(INT8)]
 
 
 def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
@@ -34,16 +37,22 @@ def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
 
 def test_the_compiled_set_is_there() -> None:
     """What follows compares two sets, not one with itself; large vectors take the compiled one."""
-    assert [kernels.name for kernels in BOTH] == ["plain", "fast"]
-    assert sets.kernels(INT8, FAST_ELEMENTS) is BOTH[1]
-    assert sets.kernels(INT8, FAST_ELEMENTS - 1) is BOTH[0]
+    assert [kernels.name for kernels in both()] == ["plain", "fast"]
+    assert sets.kernels(INT8, FAST_ELEMENTS) is both()[1]
+    assert sets.kernels(INT8, FAST_ELEMENTS - 1) is both()[0]
 
 
 def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
     """A digest of a format's file is part of what a kernel is found by: another file, another digest."""
     assert compiling.stamp(int8) == compiling.stamp(int8)
     assert compiling.stamp(int8) != compiling.stamp(int4)
-    made: list[Any] = [BOTH[1].over, BOTH[1].squares, BOTH[1].quantise, BOTH[1].settle, fast_kernels(F32).squares]
+    made: list[Any] = [
+        both()[1].over,
+        both()[1].squares,
+        both()[1].quantise,
+        both()[1].settle,
+        fast_kernels(F32).squares,
+    ]
     for kernel in made:
         cells = [cell.cell_contents for cell in kernel.py_func.__closure__]
         assert any(isinstance(cell, tuple) and isinstance(cell[-1], int) and cell[-1] > 1 << 32 for cell in cells)
@@ -52,7 +61,7 @@ def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
 def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
     """A hostile sender's; nothing warns, nobody else's elements suffer."""
     codes, scales = np.ones(2 * BLOCK, np.uint8), np.array([1.0, np.inf], np.float32)
-    for kernels in BOTH:
+    for kernels in both():
         assert not np.isfinite(kernels.squares(codes, scales, 0, 2 * BLOCK))
         assert kernels.squares(codes, scales, 0, BLOCK) == BLOCK
 

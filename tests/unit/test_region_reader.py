@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
@@ -26,6 +27,7 @@ from support.links import unique_run
 
 KEY = PushKey("a", 1, 0, 1)
 DIGEST = "0" * 32
+SOON_S = 30.0
 
 
 class AnsweringBus(MemoryBus):
@@ -76,7 +78,9 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
     for name in ("ASK_S", "TURN_S", "SILENT_S", "WORK_S", "AWAY_S", "BACK_S", "BACK_S_MAX"):
         monkeypatch.setattr(regions, name, getattr(regions, name) / 100)
 
-    def open_desk(*answers: bytes | None, norms: tuple[float, ...] | None = None) -> RegionDesk:
+    def open_desk(
+        *answers: bytes | None, norms: tuple[float, ...] | None = None, live: frozenset[str] = frozenset("a")
+    ) -> RegionDesk:
         run = run_record(unique_run())
         bus, clock = AnsweringBus(run.run, *answers), SystemClock()
         sure: list[asyncio.Task[None]] = []
@@ -91,7 +95,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
             spawn=lambda work: sure.append(asyncio.ensure_future(work)),
             tell=facts.append,
             region_of=lambda _: "eu",
-            live_of=lambda _: {"a"},
+            live_of=lambda _: set(live),
             step_s=lambda: 0.01,
             head_of=lambda _: head,
             norm_of=lambda _: 1.0,
@@ -154,14 +158,18 @@ async def test_a_region_that_is_not_done_is_asked_at_a_pace(desk: Opened) -> Non
     assert min(later - sooner for sooner, later in itertools.pairwise(times)) >= 0.9 * regions.TURN_S
 
 
-async def test_silence_is_borne_for_a_while(desk: Opened) -> None:
+async def test_silence_is_borne_for_a_while(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer may wait behind megabytes on a link; one that comes after all is taken, here "gone"."""
+    short_s = regions.SILENT_S
+    monkeypatch.setattr(regions, "SILENT_S", SOON_S)  # a busy machine answers late, too
     one = desk(None, None, said(done=False), None, said(done=True, reason="chunks_gone"))
     assert await one.take() is False
     assert len(one.bus.asked) == 5
+    monkeypatch.setattr(regions, "SILENT_S", short_s)
     silent = desk(None)
     assert await silent.take() is False
-    assert regions.SILENT_S / regions.ASK_S <= len(silent.bus.asked) <= regions.SILENT_S / regions.ASK_S + 2
+    assert asyncio.get_running_loop().time() - silent.bus.asked[0][0] >= 0.99 * regions.SILENT_S
+    assert len(silent.bus.asked) <= regions.SILENT_S / regions.ASK_S + 2
 
 
 async def test_who_does_not_listen_is_asked_once(desk: Opened) -> None:
@@ -193,6 +201,44 @@ async def test_sums_that_nobody_waited_for_are_removed(desk: Opened) -> None:
     assert await one.take() is False
     prefix, _, _ = one.manifest.blob.stem.partition(".up.")
     assert one.bus.removed == [f"{prefix}.up.c.sum.0.eu.*.*"]
+
+
+async def opened_sum(one: RegionDesk) -> asyncio.Task[bool]:
+    """Have the contribution of `a` taken; return once its region has answered, and whoever may wait for others does so."""
+    taking = asyncio.ensure_future(one.take())
+    async with asyncio.timeout(SOON_S):
+        while not one.reader._open and not taking.done():  # noqa: ASYNC110  (what opens sets no event)
+            await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return taking
+
+
+async def test_a_sum_waits_for_every_live_learner_of_its_region(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region folds both contributions at once, however much later the second one comes."""
+    monkeypatch.setattr(regions, "WAIT_S_MIN", SOON_S)
+    one = desk(said(done=True), said(done=True), said(done=True, reason="failed"), live=frozenset("ab"))
+    first = await opened_sum(one)
+    assert verbs(one.bus) == ["read"]
+
+    later = msgspec.structs.replace(one.manifest, learner="b")
+    assert await one.reader.take("eu", PushKey("b", 1, 0, 1), later, "cause") is False
+    assert await first is False
+
+    assert verbs(one.bus) == ["read", "read", "fold"]
+    assert [push.learner for push in decode(RegionAsk, one.bus.asked[-1][1]).pushes] == ["a", "b"]
+
+
+async def test_a_live_learner_that_does_not_push_is_not_waited_for_long(
+    desk: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The region folds what there is."""
+    monkeypatch.setattr(regions, "WAIT_S_MIN", 0.01)
+    one = desk(said(done=True), said(done=True, reason="failed"), live=frozenset("ab"))
+    assert await one.take() is False
+
+    assert verbs(one.bus) == ["read", "fold"]
+    assert [push.learner for push in decode(RegionAsk, one.bus.asked[-1][1]).pushes] == ["a"]
 
 
 async def test_a_keeper_that_sends_is_waited_for(desk: Opened) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from atoll.base.errors import SettingsError
-from atoll.cli.main import build
 from atoll.report.comparison import read_report
+from support.command_line import invoked
 
 
 def written(folder: Path, **figures: Any) -> Path:  # noqa: ANN401
@@ -35,9 +34,9 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path) -> None:
         "settings": {"train.optimizer": "muon", "train.rate": 0.0032, "protocol.shards": 2},
     }
     first, second = written(tmp_path / "new", **more), written(tmp_path / "old")
-    verbs, words = CliRunner(), ["report", "compare", str(first), str(second / "report.json")]
-    new, old = json.loads(verbs.invoke(build(), [*words, "--json"]).stdout)
-    shown = verbs.invoke(build(), words).stdout.splitlines()
+    words = ["report", "compare", str(first), str(second / "report.json")]
+    new, old = json.loads(invoked([*words, "--json"]).stdout)
+    shown = invoked(words).stdout.splitlines()
 
     assert (new["run"], new["tokens"], new["wall_s"], new["tokens_per_s"]) == ("new", 1000, 50.0, 20.0)
     assert (new["bits_per_byte"], new["goodput"], new["bytes_per_token"]) == (3.5, 0.91, 42.0)
@@ -58,7 +57,7 @@ def test_runs_of_one_name_are_called_by_their_folders_and_those_by_their_paths(t
     for folder, run in zip(folders, ("sim", "sim", "sim", "demo"), strict=True):
         written(folder, run=run)
     words = ["report", "compare", *map(str, folders), "--json"]
-    names = [row["run"] for row in json.loads(CliRunner().invoke(build(), words).stdout)]
+    names = [row["run"] for row in json.loads(invoked(words).stdout)]
 
     assert names == ["fast", str(folders[1] / "report.json"), str(folders[2] / "report.json"), "demo"]
 
@@ -121,8 +120,8 @@ def test_names_are_shown_as_they_are_and_stay_on_their_line(tmp_path: Path) -> N
     """No markup, no control characters, no second row; a time next to nothing gives no speed."""
     name = "[red]a[/red]\x1b[2J\nb\u202e:smile:"
     folder = written(tmp_path / "r", run=name, ended="[/]", wall_s=1e-300)
-    shown = CliRunner().invoke(build(), ["report", "compare", str(folder)])
-    told = CliRunner().invoke(build(), ["report", "compare", str(folder), "--json"])
+    shown = invoked(["report", "compare", str(folder)])
+    told = invoked(["report", "compare", str(folder), "--json"])
 
     assert shown.exit_code == 0
     assert r"[red]a[/red]\x1b[2J\nb\u202e:smile:" in shown.stdout

@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from atoll.base.errors import SettingsError
-from atoll.cli.main import build
 from atoll.protocol.settings import ProtocolSettings
 from atoll.story.history import History
 from atoll_simulator.what_if import replayed
@@ -21,6 +19,7 @@ from atoll_simulator.what_if.comparison import Changed, compare
 from atoll_simulator.what_if.outcome import MadeCommit, Trained, outcome
 from atoll_simulator.what_if.recording import RecordedLink, Recording, fitted
 from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
+from support.command_line import invoked
 
 SETTINGS = ProtocolSettings(fragments=2, shards=1, interval_steps=8, quorum=3, silence_s=2.0)
 STEPS_S = {"a": 0.1, "b": 0.1, "slow": 0.4}
@@ -212,15 +211,15 @@ def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = ["what-if", str(tmp_path), "--set", "protocol.quorum=1", "--seeds", "2", "--miss-max", "10"]
 
-    said = CliRunner().invoke(build(), words)
+    said = invoked(words)
     assert said.exit_code == 0, said.output
     assert "what if protocol.quorum=1" in said.output
-    told = json.loads(CliRunner().invoke(build(), [*words, "--json"]).stdout)
+    told = json.loads(invoked([*words, "--json"]).stdout)
     assert told["believed"]
     assert {each["name"] for each in told["what_if"]} >= {"commits", "goodput"}
-    assert CliRunner().invoke(build(), [*words[:-1], "0"]).exit_code == 1
-    assert CliRunner().invoke(build(), ["what-if", "--out", *words[1:]]).output == said.output
-    twice = CliRunner().invoke(build(), [*words, "--out", str(tmp_path)])
+    assert invoked([*words[:-1], "0"]).exit_code == 1
+    assert invoked(["what-if", "--out", *words[1:]]).output == said.output
+    twice = invoked([*words, "--out", str(tmp_path)])
     assert "one run at a time" in str(twice.exception)
 
 

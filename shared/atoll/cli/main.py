@@ -11,11 +11,14 @@ traceback.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
+from typer.main import get_command
 
 from atoll.base.exits import guarded
 from atoll.cli import (
@@ -79,9 +82,15 @@ def build() -> typer.Typer:
     return app
 
 
+@functools.cache
+def command() -> Callable[..., Any]:
+    """Return the command line in the form that reads words; to make it takes longer than most verbs, so it is made once."""
+    return get_command(build())
+
+
 def main() -> None:
     """Run the command line and leave the process."""
-    guarded(lambda: build()(prog_name="atoll"))
+    guarded(lambda: command()(prog_name="atoll"))
 
 
 def run_verb(verb: Callable[..., None]) -> None:

@@ -132,6 +132,8 @@ class TopApp(App[int]):
     def draw(self) -> None:
         """Draw the run as it is."""
         moment, home = self._moment(), self.screen_stack[0]
+        if not home.query("#heading"):  # the console ends: its parts go before the clock that draws them
+            return
         home.query_one("#heading", Static).update(heading(moment))
         home.query_one("#numbers", Static).update(in_lines(numbers(moment), self.size.width))
         tabs = Text(no_wrap=True, end="")

@@ -14,8 +14,9 @@ simulator; the kernel carries them.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -221,8 +222,8 @@ def load(
         settings = Settings()
         token(settings.run, "run id")
         token(settings.learner.id, "learner id")
-        for point in entry_points(group=COMPLETERS):
-            model, train = point.load()(settings.model, settings.train)
+        for completed in _completers():
+            model, train = completed(settings.model, settings.train)
             settings = settings.model_copy(update={"model": model, "train": train})
     except ValidationError as error:
         raise explained(error, origins) from error
@@ -231,6 +232,12 @@ def load(
     finally:
         in_force.reset(before)
     return LoadedSettings(settings, origins)
+
+
+@functools.cache
+def _completers() -> tuple[Callable[..., Any], ...]:
+    """Return what the installed services complete settings by; to look for it takes as long as all the rest."""
+    return tuple(point.load() for point in entry_points(group=COMPLETERS))
 
 
 def _sources(
