@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from atoll.base.errors import SettingsError
+from atoll.settings import load
 from atoll_learner.model_settings import model_settings
 from atoll_learner.rate_rule import WARMUP
 from atoll_learner.schedule import DECAY_MIN, HOLD_STEPS, decay_share, learning_rate
@@ -66,6 +69,28 @@ def test_a_decay_may_be_nothing_or_all(decay: float) -> None:
     rates = [learning_rate(train, tokens, 1000) for tokens in (0, 500, 998)]
 
     np.testing.assert_allclose(rates, [1.0, 1.0, 1.0] if decay == 0.0 else [1.0, 0.5, 0.002], rtol=1e-6)
+
+
+def test_a_warm_up_that_reaches_into_the_decay_makes_no_jump() -> None:
+    """The rate is the smaller of the two at each place."""
+    train = TrainSettings(rate=1.0, warmup=0.5, decay=1.0, batch=1, sequence=2)
+
+    rates = [learning_rate(train, tokens, 1000) for tokens in range(0, 1000, 2)]
+
+    assert max(abs(later - rate) for rate, later in itertools.pairwise(rates)) < 0.005
+    assert max(rates) == pytest.approx(2 / 3, rel=0.01)
+
+
+def test_what_is_shown_of_a_decay_that_nobody_said_can_be_typed() -> None:
+    """`auto` says so; a number after it is one, and any other word is refused."""
+    model = model_settings({"size": "xs"}, vocab=256)
+
+    assert load(None, [], {}).settings.train["decay"] == "auto"
+    assert load(None, ["train.decay=0.3", "train.decay=auto"], {}).settings.train["decay"] == "auto"
+    assert train_settings({"decay": "0.3"}, model=model).decay == 0.3
+    for wrong in ("none", "", 2, -1, "nan", True, None):
+        with pytest.raises(SettingsError, match="nor auto"):
+            train_settings({"decay": wrong}, model=model)
 
 
 def test_a_target_that_is_raised_before_the_decay_changes_nothing_of_what_was() -> None:

@@ -291,6 +291,7 @@ def measured(
         **average,
         "versions_min": merged.versions_min,
         "versions_max": merged.versions_max,
+        "token_fragments_merged": merged.token_fragments,
     }
 
 

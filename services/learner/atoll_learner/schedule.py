@@ -43,20 +43,18 @@ def learning_rate(train: TrainSettings, run_tokens: int, tokens_target: int) -> 
         return train.rate
     run_tokens, tokens_target = run_tokens + train.tokens_before, tokens_target + train.tokens_before
     warm = max(1.0, train.warmup * tokens_target)
-    if run_tokens < warm:
-        return train.rate * min(1.0, (run_tokens + train.tokens_per_step) / warm)
+    risen = min(1.0, (run_tokens + train.tokens_per_step) / warm) if run_tokens < warm else 1.0
     if train.schedule == "cosine":
-        share = min(1.0, (run_tokens - warm) / max(1.0, tokens_target - warm))
+        share = min(1.0, max(0.0, run_tokens - warm) / max(1.0, tokens_target - warm))
         left = 0.5 * (1.0 + math.cos(math.pi * share))
     else:
-        left = min(
-            1.0, max(0, tokens_target - run_tokens) / max(1.0, decay_share(train, tokens_target) * tokens_target)
-        )
-    return train.rate * (train.rate_min_ratio + (1.0 - train.rate_min_ratio) * left)
+        falling = max(1.0, decay_share(train, tokens_target) * tokens_target)
+        left = min(1.0, max(0, tokens_target - run_tokens) / falling)
+    return train.rate * min(risen, train.rate_min_ratio + (1.0 - train.rate_min_ratio) * left)
 
 
 def decay_share(train: TrainSettings, tokens_target: int) -> float:
     """Return the share of `tokens_target` (> 0) during which the rate of "wsd" falls."""
-    if train.decay is not None:
+    if train.decay != "auto":
         return train.decay
     return min(1.0 - train.warmup, max(DECAY_MIN, 1.0 - HOLD_STEPS * train.tokens_per_step / tokens_target))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from atoll.base.errors import SettingsError
 from atoll.settings import refusal
@@ -14,6 +15,19 @@ from atoll_learner.rate_rule import WARMUP, usual_rate
 
 SEQUENCE_MAX = 1024
 """Where nobody says more: contexts of models that somebody has are far longer than what a step can hold."""
+
+
+def _share_or_auto(value: Any) -> Literal["auto"] | float:  # noqa: ANN401  (whatever somebody wrote)
+    """Return a share of the target, or "auto"; pydantic's own union would refuse a wrong number as a wrong word."""
+    if value == "auto":
+        return "auto"
+    try:
+        share = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        raise ValueError("neither a share from 0 to 1 nor auto")
+    return share
 
 
 class TrainSettings(BaseModel):
@@ -31,8 +45,8 @@ class TrainSettings(BaseModel):
             warm-up on.
         warmup: share of the run's token target during which the rate rises; if not given, it follows from the optimizer
             (`atoll_learner.rate_rule`).
-        decay: share of the run's token target, at its end, during which the rate falls; for "wsd". If not given, it follows
-            from the target: the longer a run, the larger (`atoll_learner.schedule`).
+        decay: share of the run's token target, at its end, during which the rate falls; for "wsd". "auto" follows from the
+            target: the longer a run, the larger (`atoll_learner.schedule`). 0 holds the rate to the last token.
         rate_min_ratio: learning rate at the end, as a share of `rate`.
         tokens_before: tokens that were trained before this run began from `learner.initial_model`; the schedule covers both
             runs and goes on where the first one stood.
@@ -53,7 +67,7 @@ class TrainSettings(BaseModel):
     rate: float = Field(gt=0.0, le=1.0)
     schedule: Literal["wsd", "cosine"] = "wsd"
     warmup: float = Field(ge=0.0, le=0.5)
-    decay: float | None = Field(default=None, ge=0.0, le=1.0)
+    decay: Annotated[Literal["auto"] | float, PlainValidator(_share_or_auto)] = "auto"
     rate_min_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     tokens_before: int = Field(default=0, ge=0, le=1 << 62)
     optimizer: Literal["muon", "adamw"] = "muon"

@@ -31,6 +31,7 @@ from atoll.base.quantities import (
     SizeBytes,
     Steps,
     Text,
+    TokenFragments,
     Tokens,
     Total,
     Version,
@@ -240,13 +241,17 @@ class ReportedTotals(msgspec.Struct, frozen=True):
 
 
 class ValidationEvent(msgspec.Struct, frozen=True):
-    """The fields of a `validation` event: bits per byte of the merged model (`average`: of the averaged values)."""
+    """The fields of a `validation` event: bits per byte of the merged model (`average`: of the averaged values).
+
+    `run_tokens` and `token_fragments_merged` are those of the model when it was read: to measure it may take long.
+    """
 
     run_tokens: RunTokens
     bits_per_byte: Figure
     versions_min: Version = 0
     versions_max: Version = 0
     average: Figure | None = None
+    token_fragments_merged: TokenFragments | None = None
 
 
 class EvaluatedEvent(msgspec.Struct, frozen=True):

@@ -35,12 +35,16 @@ NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """The merged parameters by name (NumPy arrays) and their range of versions; `average`, if kept, is over former versions."""
+    """The merged parameters by name (NumPy arrays), their range of versions, and the token-fragments merged in them.
+
+    `average`, if kept, is over former versions.
+    """
 
     params: dict[str, Any]
     versions_min: int
     versions_max: int
     average: dict[str, Any] | None = None
+    token_fragments: int = 0
 
 
 async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
@@ -63,7 +67,8 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
         kept = {p: await _fetch_average(bus, run, head, values[p]) for p, head in sorted(heads.items())}
         average = assembled(run.layout, kept)
     versions = [head.version for head in heads.values()]
-    return MergedModel(assembled(run.layout, values), min(versions), max(versions), average)
+    merged = sum(head.tokens_merged for head in heads.values())
+    return MergedModel(assembled(run.layout, values), min(versions), max(versions), average, merged)
 
 
 def warn_if_unmerged(run: RunRecord, merged: MergedModel) -> None:

@@ -199,7 +199,7 @@ class Timeline:
     def _on_validation(self, event: Event) -> None:
         told = fields_of(event, ValidationEvent)
         self._tokens = max(self._tokens, told.run_tokens)
-        self.validated.append((event.at_s, self._tokens, told))
+        self.validated.append((event.at_s, told.run_tokens, told))
 
     def _mark(self, event: Event, group: str, kind: str, text: str) -> None:
         self.marks.append(TimeMark(event.at_s, group, kind, event.who, text))

@@ -59,7 +59,7 @@ FORMER: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEvent:
-    """A validation, and the token-fragments that the commits before it in the event log had merged."""
+    """A validation, and the token-fragments merged in what it measured; if it does not say so, before it in the event log."""
 
     validation: ValidationEvent
     token_fragments_merged: int
@@ -359,10 +359,9 @@ class RunView:
         life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.step)
 
     def _on_validation(self, event: Event) -> None:
-        """Keep the point; an evaluator that has just begun to listen knows fewer tokens than the event log."""
         told = fields_of(event, ValidationEvent)
-        told = msgspec.structs.replace(told, run_tokens=max(told.run_tokens, self.tokens_told))
-        self.validations.append(MeasuredEvent(told, self.token_fragments_merged))
+        merged = told.token_fragments_merged
+        self.validations.append(MeasuredEvent(told, self.token_fragments_merged if merged is None else merged))
 
     def _host(self, name: str) -> HostView:
         """Return a synchronizer process, added if new; beyond the bound only sums of the oldest stay."""
