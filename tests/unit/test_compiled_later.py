@@ -23,9 +23,13 @@ from support.compilers import DEADLINE_S, await_compilers, compiling
 
 
 @pytest.fixture(autouse=True)
-def _nobody_else_compiles() -> None:
-    """Wait for what an earlier test of this process has begun: the thread, and what it logs, would count here."""
+def _nobody_else_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what an earlier test of this process has begun, and take turns with no other process.
+
+    The thread, what it logs, and a turn that somebody else has would count here.
+    """
     await_compilers()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def test_nothing_is_compiled_before_there_is_much_to_do_and_nobody_waits() -> None:

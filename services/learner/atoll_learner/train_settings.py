@@ -67,7 +67,11 @@ class TrainSettings(BaseModel):
     rate: float = Field(gt=0.0, le=1.0)
     schedule: Literal["wsd", "cosine"] = "wsd"
     warmup: float = Field(ge=0.0, le=0.5)
-    decay: Annotated[Literal["auto"] | float, PlainValidator(_share_or_auto)] = "auto"
+    decay: Annotated[
+        Literal["auto"] | float,
+        PlainValidator(_share_or_auto),
+        Field(description="auto, or at least 0 and at most 1"),
+    ] = "auto"
     rate_min_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     tokens_before: int = Field(default=0, ge=0, le=1 << 62)
     optimizer: Literal["muon", "adamw"] = "muon"
