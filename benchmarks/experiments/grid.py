@@ -215,7 +215,7 @@ def unsaid(cell: GridCell) -> str:
         if name.startswith("model.") or name == "train.optimizer"
     ]
     train = load(None, sources, {}).settings.train
-    follows = {name: train[name.removeprefix("train.")] for name in ("train.rate", "train.warmup")}
+    follows = {name: train[name.removeprefix("train.")] for name in _FOLLOWS}
     left = {
         name: value for name, value in (_standing() | follows).items() if name not in said and _reads(cell.method, name)
     }

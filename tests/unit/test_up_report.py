@@ -178,6 +178,20 @@ def test_figures_that_look_alike_say_which_they_are() -> None:
     assert "on the wire of the learners' links" in summary(report, Path("out"))
 
 
+def test_a_measurement_stands_where_the_model_was_that_was_measured() -> None:
+    """The run has merged more by the time that the measurement arrives; of a log that does not say it, that much is told."""
+    view = RunView()
+    view.token_fragments_merged = 90
+    view.on_event(event("validation", "evaluator", 1.0, run_tokens=10, bits_per_byte=4.0, token_fragments_merged=8))
+    view.on_event(event("validation", "evaluator", 2.0, run_tokens=20, bits_per_byte=3.0))
+    settings = {"protocol.fragments": 2, "protocol.shards": 1}
+    curve = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["validation"][
+        "curve"
+    ]
+
+    assert [(point["run_tokens"], point["tokens_merged"]) for point in curve] == [(10, 4), (20, 45)]
+
+
 def test_an_average_is_a_second_curve_and_a_second_number() -> None:
     """Where the run keeps one; a report of a run without knows nothing of it."""
     (plain, page_plain), (averaged, page_averaged) = reported(None), reported(1.75)

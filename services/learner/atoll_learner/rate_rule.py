@@ -16,8 +16,8 @@ Muon's steps have the root mean square of AdamW's, and still it wants four times
 or next to it, at four sizes and texts from 16 thousand parameters to a million (docs/adr/0059). Above a million nothing was
 measured.
 
-Muon's first steps may be whole ones: its steps have one length, whatever the first gradients are. AdamW's second moments have
-to become known first (docs/adr/0061).
+Muon needs a short warm-up only: its steps have one length, whatever the first gradients are. AdamW's second moments have to
+become known first (docs/adr/0061).
 
 Left out: the tokens of a run (its schedule knows them, `atoll_learner.schedule`), its batch, and the number of learners (each
 steps with a batch of its own, so more of them make none larger).

@@ -1,6 +1,7 @@
 r"""The learning rate of a step, from the tokens of the run: warm-up, hold, and a straight fall to nothing.
 
-With s the share of the run's token target that is trained, w the warm-up's share and d that of the decay (`wsd`),
+With s the share of the run's token target that is trained, w the warm-up's share and d that of the decay, `wsd` (warmup,
+stable, decay) is
 
 .. math::
 

@@ -80,14 +80,13 @@ class Timeline:
     """The reduced event log; `began_s` is its first entry, `newest_s` its newest one; `faults` counts all of them."""
 
     marks: deque[TimeMark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
-    validated: deque[tuple[float, int, ValidationEvent]] = field(default_factory=lambda: deque(maxlen=VALIDATED_MAX))
+    validated: deque[tuple[float, ValidationEvent]] = field(default_factory=lambda: deque(maxlen=VALIDATED_MAX))
     contributions: dict[tuple[int, str], LastContribution] = field(default_factory=dict)
     recent: dict[str, deque[SampleLine]] = field(default_factory=dict)
     lives: dict[str, LifeSigns] = field(default_factory=dict)
     began_s: float | None = None
     newest_s: float = 0.0
     faults: int = 0
-    _tokens: int = 0
     _epochs: dict[str, int] = field(default_factory=dict)
     _shard_last_s: dict[str, float] = field(default_factory=dict)
     _closed: set[str] = field(default_factory=set)
@@ -136,7 +135,6 @@ class Timeline:
 
     def _on_round(self, event: Event) -> None:
         line = fields_of(event, RoundView)
-        self._tokens = max(self._tokens, line.run_tokens)
         self._shard_last_s[event.who] = event.at_s
         for share in line.contributors:
             # No sign of life: a shard may merge what a learner sent long before.
@@ -197,9 +195,7 @@ class Timeline:
         self._fault(event.at_s, "quarantined", told.learner, text)
 
     def _on_validation(self, event: Event) -> None:
-        told = fields_of(event, ValidationEvent)
-        self._tokens = max(self._tokens, told.run_tokens)
-        self.validated.append((event.at_s, told.run_tokens, told))
+        self.validated.append((event.at_s, fields_of(event, ValidationEvent)))
 
     def _mark(self, event: Event, group: str, kind: str, text: str) -> None:
         self.marks.append(TimeMark(event.at_s, group, kind, event.who, text))

@@ -41,10 +41,10 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
     return {
         "run": facts.run,
         "merged": {
-            "at_s": [round(at_s - began_s, 2) for at_s, _, _ in validated],
-            "tokens": [tokens for _, tokens, _ in validated],
-            "bits_per_byte": [round(told.bits_per_byte, 5) for _, _, told in validated],
-            "average": [None if told.average is None else round(told.average, 5) for _, _, told in validated],
+            "at_s": [round(at_s - began_s, 2) for at_s, _ in validated],
+            "tokens": [told.run_tokens for _, told in validated],
+            "bits_per_byte": [round(told.bits_per_byte, 5) for _, told in validated],
+            "average": [None if told.average is None else round(told.average, 5) for _, told in validated],
         },
         "losses": losses,
         "lags": lags,

@@ -59,7 +59,7 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "interval_steps": facts.protocol.interval_steps,
         "commits": view.commits,
         "faults": timeline.faults,
-        "bits_per_byte": None if measured is None else measured[2].bits_per_byte,
+        "bits_per_byte": None if measured is None else measured[1].bits_per_byte,
         "learners": [_learner(view, one, facts, began_s) for one in shown],
         "hosts": [_host(one, facts) for one in shown_hosts(view, facts)],
         "nodes": [
