@@ -6,6 +6,7 @@
     data-parallel       a process for each learner, PyTorch's DistributedDataParallel over gloo
     DiLoCo              a process for each learner, torchft's DiLoCo with its lighthouse
     Atoll               `atoll up --learners 2 --shards 1`
+    Atoll, half         the same with half of the tokens: how soon it is where the others end
 
 All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner.
 The inner optimizer and its rate are what a user gets: AdamW in PyTorch's loops, Atoll's own default in Atoll. So Atoll's loss
@@ -13,8 +14,9 @@ has goals beside both: beside PyTorch's, and beside data-parallel training with 
 
 The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
 Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
-compiled before. Its learners ask for huge pages, as they do for every user (`atoll.base.huge_pages`); the others run as their
-users start them. The loss is that of the same held-out text for all, measured afterwards by one program.
+compiled before. Python's byte code it finds, as the others do, whose packages pip has compiled. Its learners ask for huge
+pages, as they do for every user (`atoll.base.huge_pages`); the others run as their users start them. The loss is that of the
+same held-out text for all, measured afterwards by one program.
 With each seed another system comes first.
 
 Frameworks differ: what the two alone take tells by how much. A goal for Atoll's wall clock is adjusted by that.
@@ -31,7 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -209,6 +211,11 @@ def in_torch(task: TrainingTask, role: str, world: int, **more: Any) -> tuple[fl
     return *took, max(path for path in task.folder.glob("*.safetensors") if path != task.first)
 
 
+def atoll_up_half(task: TrainingTask) -> tuple[float, float, Path]:
+    """Do what README says, with half of the tokens; the schedule of the rate is that of so many."""
+    return atoll_up(replace(task, tokens=task.tokens // 2))
+
+
 def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
     """Do what README says."""
     out = task.folder / "up"
@@ -226,6 +233,7 @@ SYSTEMS: Final[dict[str, Callable[[TrainingTask], tuple[float, float, Path]]]] =
     "data-parallel": data_parallel,
     "DiLoCo": diloco,
     "Atoll": atoll_up,
+    "Atoll, half": atoll_up_half,
 }
 
 
@@ -290,6 +298,10 @@ def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> li
             how,
         )
     )
+    half = "half of the tokens, and a schedule for so many"
+    for what, values in (("wall clock", wall_s), ("loss", loss)):
+        name = f"{at}: with half of the tokens, Atoll's {what} over data-parallel's"
+        shown.append(Figure(name, values["Atoll, half"] / values["data-parallel"], "x", "", None, half))
     behind = loss["Atoll"] / loss["DiLoCo"]
     shown.append(Figure(f"{at}: Atoll's loss over DiLoCo's", behind, "x", "<= 1", behind <= 1.0, "held-out"))
     goal = f"<= {BEHIND_GOAL}" if tokens >= LONG_TOKENS else ""
