@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
 from atoll.bus.addresses import addresses
-from atoll.bus.greeting import LINE_BYTES_MAX, greeting
+from atoll.bus.greeting import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.bus.open import open_jetstream
 from atoll.keys.certificates import ends_at_s
 from atoll.settings import Settings, bus_options
@@ -143,15 +143,13 @@ def certificate_ends_s(host: str, port: int) -> float | None:
 
     Nothing is believed here, so the certificate is not checked: one that has ended is to be told of, too.
     """
-    unchecked = ssl.create_default_context()
-    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     try:
         with socket.create_connection((host, port), timeout=WAIT_S) as connection:
             # Unbuffered: what follows the greeting is TLS's.
             line = connection.makefile("rb", buffering=0).readline(LINE_BYTES_MAX)
             if not json.loads(line.removeprefix(b"INFO ")).get("tls_required"):
                 return None
-            with unchecked.wrap_socket(connection, server_hostname=host) as encrypted:
+            with unchecked_tls().wrap_socket(connection, server_hostname=host) as encrypted:
                 return ends_at_s(ssl.DER_cert_to_PEM_cert(encrypted.getpeercert(binary_form=True) or b""))
     except (OSError, ValueError, AttributeError):
         return None

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from atoll.base.units import as_time
 from atoll.bus.addresses import addresses
-from atoll.bus.greeting import LINE_BYTES_MAX
+from atoll.bus.greeting import LINE_BYTES_MAX, unchecked_tls
 from atoll.bus.nats.admission import OTHER_TIME
 from atoll.bus.nats.provision import HEADROOM_BYTES, VERSION_MIN
 from atoll.deploy.findings import Finding, as_date
@@ -132,10 +132,8 @@ def _greeted(about: str, told: dict[str, Any]) -> Iterator[Finding]:
 
 def _certificate(about: str, host: str, connection: socket.socket, expected: ExpectedDoor) -> Iterator[Finding]:
     """Yield what is wrong with the certificate that is shown, or for how long it holds."""
-    unchecked = ssl.create_default_context()
-    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     try:
-        with unchecked.wrap_socket(connection, server_hostname=host) as encrypted:
+        with unchecked_tls().wrap_socket(connection, server_hostname=host) as encrypted:
             shown = ssl.DER_cert_to_PEM_cert(encrypted.getpeercert(binary_form=True) or b"")
     except OSError as error:
         yield Finding(
