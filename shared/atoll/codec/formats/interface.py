@@ -200,9 +200,14 @@ def loaded(form: Format, items: Rows) -> Rows:
     """Return rows of codes from their stored form."""
     if not form.fields:
         return items
-    codes = np.zeros((len(items), BLOCK), np.uint8)
+    codes = np.empty((len(items), BLOCK), np.uint8)
     for at, width in form.fields:
-        field_bytes = items[:, BLOCK // 8 * at : BLOCK // 8 * (at + width)]
-        shifts = range(0, 8, width)
-        codes |= np.concatenate([field_bytes >> shift & (1 << width) - 1 for shift in shifts], axis=-1) << at
+        size = BLOCK // 8 * width
+        field_bytes = items[:, BLOCK // 8 * at :][:, :size]
+        for part in range(8 // width):
+            here, found = codes[:, part * size : (part + 1) * size], field_bytes >> part * width & (1 << width) - 1
+            if at == 0:
+                here[:] = found
+            else:
+                here |= found << at
     return codes

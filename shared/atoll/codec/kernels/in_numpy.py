@@ -1,8 +1,9 @@
 """The loops of a format's NumPy form: to the bit what `compiled` computes (see `atoll.codec.kernels`).
 
-An operation works on whole blocks, a stretch at a time. Elements of the first and last block outside the stretch are
-zero in a copy, so that lanes and results are those of whole blocks. Sums over the blocks of a stretch run along the
-first axis, which NumPy adds in order; the lanes so far are its first row.
+An operation works on whole blocks, a stretch at a time: long enough that NumPy's calls do not count, short enough that its
+temporary arrays stay in a cache, and come from memory that the process has already. Elements of the first and last block
+outside the bounds are zero in a copy, so that lanes and results are those of whole blocks. Sums over the blocks of a stretch
+run along the first axis, which NumPy adds in order; the lanes so far are its first row.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, squares_of_scaled_f
 
 Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
 
-STRETCH = 128 * BLOCK
+STRETCH = 256 * BLOCK
 _NONE = np.empty(0, dtype=np.float32)
 
 
@@ -64,25 +65,25 @@ def _over(
     add: float,
 ) -> None:
     """Do `operation` with elements `start` to `stop`."""
-    for at in range(start // BLOCK * BLOCK, stop, STRETCH):
-        low, high = max(start, at), min(at + STRETCH, stop)
-        count = blocks(high - at)
-        rows, scale = _rows(form, payload, scales, (at, low, high), count)
-        beside, before = (_padded(vector, low, high, at, count) for vector in (others, acc))
-        # A hostile payload or scale may overflow here: the caller checks that all is finite.
-        with np.errstate(over="ignore", invalid="ignore"):
+    # A hostile payload or scale may overflow here: the caller checks that all is finite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at in range(start // BLOCK * BLOCK, stop, STRETCH):
+            low, high = max(start, at), min(at + STRETCH, stop)
+            count = blocks(high - at)
+            rows, scale = _rows(form, payload, scales, (at, low, high), count)
             if operation == MULTIPLY:
-                addends = scale.astype(np.float64) * (rows.astype(np.float64) * beside.astype(np.float64))
-                lanes[:] = np.add.reduce(np.concatenate([lanes[None], addends]), axis=0)
+                sums = np.empty((count + 1, BLOCK), np.float64)
+                sums[0] = lanes
+                np.multiply(rows, _padded(others, low, high, at, count), out=sums[1:], dtype=np.float64)
+                sums[1:] *= scale
+                np.add.reduce(sums, axis=0, out=lanes)
                 continue
-            if operation == COPY:
-                result = scale * rows
-            else:
-                result = (np.float32(take) * scale) * rows
-                if operation == BEND:
-                    result = result + np.float32(add) * beside
-                result = np.float32(keep) * before + result
-        acc[low:high] = result.reshape(-1)[low - at : high - at]
+            result = (scale if operation == COPY else np.float32(take) * scale) * rows
+            if operation == BEND:
+                result += np.float32(add) * _padded(others, low, high, at, count)
+            if operation != COPY:
+                result += np.float32(keep) * _padded(acc, low, high, at, count)
+            acc[low:high] = result.reshape(-1)[low - at : high - at]
 
 
 def _squares_of_floats(form: Format, payload: Bytes, scales: Vector, start: int, stop: int) -> float:
@@ -112,40 +113,52 @@ def _squares_of_whole_numbers(form: Format, payload: Bytes, scales: Vector, star
         end = min(at + STRETCH, stop)
         count = blocks(end - at)
         rows, scale = _rows(form, payload, scales, (at, max(start, at), end), count)
-        wide = scale[:, 0].astype(np.float64)
+        wide, whole = scale[:, 0].astype(np.float64), rows.astype(np.int32)
         with np.errstate(over="ignore", invalid="ignore"):
-            of_blocks = wide * wide * np.square(rows.astype(np.int32)).sum(axis=1)
+            of_blocks = wide * wide * np.einsum("ij,ij->i", whole, whole)
             total = float(np.add.accumulate(np.concatenate([[total], of_blocks]))[-1])
     return total
 
 
 def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> float:
     """Write the codes and the scales of a vector; return its largest magnitude."""
-    largest = float(np.abs(vector).max(initial=0.0))
-    if not np.isfinite(largest):
-        return float("inf")
-    rows = _padded(vector, 0, vector.size, 0, blocks(vector.size))
-    inverse = np.ones((len(rows), 1), np.float32)
-    if form.levels:
-        shares = np.abs(rows).max(axis=1) / np.float32(form.levels)
-        rounded = ((shares.view(np.int32) + np.int32(0xFFFF)) & np.int32(-65536)).view(np.float32)
-        scales[:] = np.where(rounded > SCALE_MIN, rounded, np.float32(0.0))
-        inverse = np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > 0)[:, None]
-    codes = payload.view(form.code)
-    codes[:] = stored(form, form.numpy.encode(rows, inverse)).reshape(-1)[: codes.size]
-    return largest
+    codes, largest = payload.view(form.code), np.float32(0.0)
+    for at in range(0, vector.size, STRETCH):
+        part, first = vector[at : at + STRETCH], at // BLOCK
+        rows = _padded(part, 0, part.size, 0, blocks(part.size))
+        of_blocks = np.abs(rows).max(axis=1)
+        largest = np.maximum(largest, of_blocks.max())  # NaN stays
+        if not np.isfinite(largest):
+            return float("inf")
+        inverse = np.ones((len(rows), 1), np.float32)
+        if form.levels:
+            shares = of_blocks / np.float32(form.levels)
+            rounded = ((shares.view(np.int32) + np.int32(0xFFFF)) & np.int32(-65536)).view(np.float32)
+            own = scales[first : first + len(rows)]
+            own[:] = np.where(rounded > SCALE_MIN, rounded, np.float32(0.0))
+            inverse = np.divide(np.float32(1.0), own, out=np.zeros_like(own), where=own > 0)[:, None]
+        here = codes[first * form.items :][: len(rows) * form.items]
+        made = form.numpy.encode(rows, inverse)
+        # Codes that are packed fit into a byte: a quarter of the work of shifting them.
+        here[:] = stored(form, made.astype(np.uint8) if form.fields else made).reshape(-1)[: here.size]
+    return float(largest)
 
 
 def _settle(form: Format, values: Vector, following: Vector, payload: Bytes, scales: Vector, carry: Halves) -> float:
     """Write the codes and scales of `following - values`, what they make of `values`, and what they leave."""
-    wanted = following.copy()
-    largest = _quantise(form, np.subtract(wanted, values), payload, scales)
-    if not np.isfinite(largest):
-        return largest
-    following[:] = values
-    _over(form, BLEND, payload, scales, 0, values.size, _NONE, following, np.empty(BLOCK), 1.0, 1.0, 0.0)
-    left = np.subtract(wanted, following)
-    return max(largest, _quantise(bf16.BF16, left, carry.view(np.uint8), _NONE))
+    largest, none = 0.0, np.empty(BLOCK)
+    for at in range(0, values.size, STRETCH):
+        here, first = slice(at, at + STRETCH), at // BLOCK
+        wanted = following[here].copy()
+        codes, own = payload[first * form.block_bytes :], scales[first:]
+        largest = max(largest, _quantise(form, np.subtract(wanted, values[here]), codes, own))
+        if largest == np.inf:
+            return largest
+        following[here] = values[here]
+        _over(form, BLEND, codes, own, 0, wanted.size, _NONE, following[here], none, 1.0, 1.0, 0.0)
+        left = np.subtract(wanted, following[here])
+        largest = max(largest, _quantise(bf16.BF16, left, carry[here].view(np.uint8), _NONE))
+    return largest
 
 
 def _rows(form: Format, payload: Bytes, scales: Vector, place: tuple[int, int, int], count: int) -> tuple[Rows, Rows]:
@@ -154,16 +167,19 @@ def _rows(form: Format, payload: Bytes, scales: Vector, place: tuple[int, int, i
     codes = payload.view(form.code)[at // BLOCK * form.items : (at // BLOCK + count) * form.items]
     if codes.size < count * form.items:  # of a format without scales, which ends where its elements do
         codes = np.concatenate([codes, np.zeros(count * form.items - codes.size, form.code)])
-    rows = np.array(form.numpy.decode(loaded(form, codes.reshape(count, form.items))))
-    rows.reshape(-1)[: low - at] = 0
-    rows.reshape(-1)[high - at :] = 0
+    rows = form.numpy.decode(loaded(form, codes.reshape(count, form.items)))
+    if (low, high) != (at, at + rows.size):
+        rows = np.array(rows)  # decoded floats are the payload itself
+        rows.reshape(-1)[: low - at] = 0
+        rows.reshape(-1)[high - at :] = 0
     own = scales[at // BLOCK : at // BLOCK + count, None] if scales.size else np.ones((count, 1), np.float32)
     return rows, np.float32(form.unit) * own
 
 
 def _padded(vector: Vector, low: int, high: int, at: int, count: int) -> Rows:
-    """Return elements `low` to `high` in their places in blocks that begin at `at`, zero elsewhere."""
+    """Return elements `low` to `high` in their places in blocks that begin at `at`, zero elsewhere; no copy of whole blocks."""
+    if (low, high) == (at, at + count * BLOCK):
+        return vector[low:high].reshape(count, BLOCK)
     rows = np.zeros(count * BLOCK, np.float32)
-    if vector.size:
-        rows[low - at : high - at] = vector[low:high]
+    rows[low - at : high - at] = vector[low:high]
     return rows.reshape(count, BLOCK)
