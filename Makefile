@@ -11,6 +11,9 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.in-step-with-the-lock
 export PYTHON ?=
 
+# Every run starts half a dozen processes, and tests start thousands. Without byte code each compiles JAX's sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Each is passed on only where it was given, so that every command keeps its own default.
 BENCH_FLAGS = $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
