@@ -147,6 +147,22 @@ def test_processes_of_a_machine_compile_one_after_the_other(tmp_path: Path, monk
     assert logs[-1]["took_s"] < 1.0
 
 
+def test_whoever_waits_for_the_compiler_takes_a_turn_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers of a test run want the same kernels at once: one compiles them, the others load what it has made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    looked, made = threading.Event(), threading.Event()
+    monkeypatch.setattr(module, "ends_with_the_process", looked.set)
+    later: CompiledLater[bool] = CompiledLater("a", lambda: not made.set())
+    waiting = threading.Thread(target=later.now)
+
+    with turn(user_cache("kernels")):
+        waiting.start()
+        assert looked.wait(DEADLINE_S)
+        assert not made.is_set()
+    waiting.join(DEADLINE_S)
+    assert (made.is_set(), later.now()) == (True, True)
+
+
 def test_a_process_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who has it may be at work for a minute."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

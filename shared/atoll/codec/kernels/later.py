@@ -15,6 +15,7 @@ once the main thread has ended (`ends_with_the_process`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -82,10 +83,19 @@ class CompiledLater(Generic[T]):
 
     def now(self) -> T | None:
         """Return the compiled form, and wait for it; None where there is no numba."""
-        with self._lock:
-            if not self._done and not self._is_brought():
-                self._made, self._done = self._make(), True
+        if not self._done and not self._is_brought():
+            with self._turn():
+                self._make_once()
         return self._made
+
+    def _turn(self) -> contextlib.AbstractContextManager[bool]:
+        return turn(user_cache("kernels"), at_each_look=ends_with_the_process)
+
+    def _make_once(self) -> None:
+        """Compile, unless another thread has, which held the turn before us or compiles without one."""
+        with self._lock:
+            if not self._done:
+                self._made, self._done = self._make(), True
 
     def _is_brought(self) -> bool:
         """Return whether the compiled form was made beforehand; it is looked for once, and two threads may both look."""
@@ -98,17 +108,17 @@ class CompiledLater(Generic[T]):
     def _compile(self) -> None:
         """Compile beside the others' work, and say so."""
         try:
-            with turn(user_cache("kernels"), at_each_look=ends_with_the_process):
+            with self._turn():
                 began_s = time.monotonic()
                 log.info("kernels.compiling", kernels=self._name, why="large vectors; NumPy does the work meanwhile")
-                made = self.now()
+                self._make_once()
         except ProcessEnds:
             return
         except Exception as error:  # noqa: BLE001  (numba, LLVM and the file system have their own)
             self._done = True
             log.warning("kernels.not_compiled", kernels=self._name, reason=repr(error))
             return
-        if made is None:
+        if self._made is None:
             todo = "pip install 'atoll[synchronizer]' makes merging and encoding several times faster"
             log.warning("kernels.not_compiled", kernels=self._name, reason="numba is not installed", todo=todo)
         else:
