@@ -125,6 +125,29 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str
 
 
 @pytest.mark.parametrize(
+    ("assignment", "said", "allowed"),
+    [
+        ("train.rate=5", "train.rate is out of range", "above 0, at most 1"),
+        ("up.learners=0", "up.learners is out of range", "at least 1, at most 64"),
+        ("train.batch=abc", "train.batch is wrong: not an integer", "an integer, at least 1, at most 65,536"),
+        ("train.batch=1.5", "train.batch is wrong: not an integer", "an integer, at least 1, at most 65,536"),
+        ("train.decay=7", "train.decay is wrong: neither a share", "auto, or at least 0 and at most 1"),
+        ("monitor.port=99999", "monitor.port is out of range", "at least 0, at most 65,535"),
+    ],
+)
+def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(
+    assignment: str, said: str, allowed: str
+) -> None:
+    """Both bounds, whichever was broken, in the words of the description of the settings."""
+    with pytest.raises(SettingsError) as refused:
+        load(None, [assignment], {})
+
+    assert refused.value.what.startswith(f"setting {said}")
+    assert refused.value.allowed == allowed
+    assert str(refused.value.got).endswith(f" from --set {assignment.partition('=')[0]}")
+
+
+@pytest.mark.parametrize(
     ("assignment", "got", "allowed"),
     [
         ("train.optimizer=foo", "foo", "muon, adamw"),

@@ -137,7 +137,7 @@ def model_settings(table: Mapping[str, Any], *, vocab: int | None) -> ModelSetti
     try:
         model = ModelSettings(**({"vocab": vocab or BYTES} | dimensions | given))
     except ValidationError as error:
-        raise refusal(error, "model", ["size", "config", *ModelSettings.model_fields]) from error
+        raise refusal(error, "model", ModelSettings, ("size", "config")) from error
     if vocab is not None and model.vocab < vocab:
         raise SettingsError(
             "the data has tokens that the model has not",

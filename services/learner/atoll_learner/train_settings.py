@@ -97,7 +97,7 @@ def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSe
     try:
         train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:
-        raise refusal(error, "train", list(TrainSettings.model_fields)) from error
+        raise refusal(error, "train", TrainSettings) from error
     if "rate" not in table:
         train = train.model_copy(update={"rate": usual_rate(model, train.optimizer)})
     if "warmup" not in table:

@@ -169,7 +169,7 @@ def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Col
     try:
         scenario = Scenario(**table)
     except ValidationError as error:
-        raise refusal(error, "sim", list(Scenario.model_fields)) from error
+        raise refusal(error, "sim", Scenario) from error
     for where, name, allowed in _named(scenario, learners, others):
         if name not in allowed:
             raise SettingsError(

@@ -226,7 +226,7 @@ def load(
             model, train = completed(settings.model, settings.train)
             settings = settings.model_copy(update={"model": model, "train": train})
     except ValidationError as error:
-        raise explained(error, origins) from error
+        raise explained(error, origins, Settings) from error
     except SettingsError as error:
         raise as_typed(error, origins) from error
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, get_origin
 
 import msgspec
 from pydantic import BaseModel
@@ -22,13 +22,12 @@ from atoll.base.docstrings import attributes
 from atoll.codec import FORMATS
 from atoll.protocol.settings import BOUNDS, ProtocolSettings
 from atoll.settings import Settings, load, variable
-from atoll.settings.sections import NamesPlace
+from atoll.settings.allowed import allowed, choices, number
 
 SECTIONS: Final = "atoll.sections"
 _FORMATS: Final = ", ".join(FORMATS)
 _NAMED: Final = {"codec_up": _FORMATS, "codec_down": _FORMATS, "outer": "nesterov, optax:<name> or module:attribute"}
 """What is allowed for names that other rooms give a meaning to: the type in the protocol room is a text."""
-_WORDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def every_setting() -> list[Setting]:
         elif isinstance(field.default, BaseModel):
             found += _of_model(name, type(field.default), {})
         elif get_origin(field.annotation) is not dict:
-            found.append(Setting(name, as_json(field.default), _allowed(field), told.get(name, "")))
+            found.append(Setting(name, as_json(field.default), allowed(field), told.get(name, "")))
     return found
 
 
@@ -97,7 +96,7 @@ def _of_model(section: str, kind: type[BaseModel], values: Mapping[str, Any]) ->
             yield from _of_model(f"{section}.{name}", type(field.default), {})
             continue
         default = values[name] if name in values else _default(field)
-        yield Setting(f"{section}.{name}", as_json(default), _allowed(field), told.get(name, ""))
+        yield Setting(f"{section}.{name}", as_json(default), allowed(field), told.get(name, ""))
 
 
 def _default(field: FieldInfo) -> object:
@@ -111,48 +110,11 @@ def _of_protocol(section: str) -> Iterator[Setting]:
     for field in msgspec.structs.fields(ProtocolSettings):
         bounds = BOUNDS.get(field.name)
         if bounds is None:
-            allowed = _NAMED.get(field.name) or _choices(field.type)
+            taken = _NAMED.get(field.name) or choices(field.type)
         else:
-            high = f"{section}.{bounds.high}" if isinstance(bounds.high, str) else _number(bounds.high)
-            allowed = f"{_number(bounds.low)} to {high}"
-        yield Setting(f"{section}.{field.name}", as_json(field.default), allowed, told.get(field.name, ""))
-
-
-def _allowed(field: FieldInfo) -> str:
-    """Return what a pydantic field allows: its own words, its bounds, its choices, or its kind."""
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    bounds = [
-        f"{words[name]} {_number(getattr(rule, name))}"
-        for rule in field.metadata
-        for name in words
-        if hasattr(rule, name)
-    ]
-    if any(isinstance(mark, NamesPlace) for mark in field.metadata):
-        return "a folder or a URL"
-    return field.description or ", ".join(bounds) or _choices(field.annotation)
-
-
-def _choices(kind: object) -> str:
-    """Return the members of a literal type, or a word for any other."""
-    parts = get_args(kind)
-    if get_origin(kind) is Literal:
-        return ", ".join(str(choice) for choice in parts)
-    if get_origin(kind) is dict:
-        return "a table"
-    if get_origin(kind) is tuple:
-        return {"a path": "a list of paths", "text": "a list of texts"}.get(_choices(parts[0]), "a list of tables")
-    if isinstance(kind, type):
-        return _WORDS.get(kind, "a table")
-    return next((_choices(part) for part in parts if part is not type(None)), "a table")
-
-
-def _number(value: float) -> str:
-    """Return a bound in digits, a large power of two as one."""
-    if isinstance(value, int) and value >= 1 << 20 and value & (value - 1) == 0:
-        return f"2^{value.bit_length() - 1}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:g}" if 0.0 < value < 1e-3 or value >= 1e6 else f"{value:,.10g}"
+            high = f"{section}.{bounds.high}" if isinstance(bounds.high, str) else number(bounds.high)
+            taken = f"{number(bounds.low)} to {high}"
+        yield Setting(f"{section}.{field.name}", as_json(field.default), taken, told.get(field.name, ""))
 
 
 def _builtin(value: object) -> object:

@@ -12,16 +12,21 @@ from difflib import get_close_matches
 from typing import Final, get_args, get_type_hints
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
+from atoll.settings.allowed import allowed, bounds, choices, field_at
 
 _SHOWS: Final = "`atoll config` shows every value and where it comes from"
 _LISTS: Final = "`atoll config` lists what exists"
 _ALIKE: Final = 0.7
 _NO_CHOICE: Final = "there is no such choice"
+_OUT_OF_RANGE: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_OF_KIND: Final = ("_parsing", "_type", "_from_float")
+"""How pydantic's names end for a value that is not of a setting's kind."""
 
 
 def as_typed(error: SettingsError, origins: Mapping[str, str]) -> SettingsError:
@@ -45,17 +50,19 @@ def _is_flag(origin: str) -> bool:
     return origin.startswith("--") and " " not in origin
 
 
-def refusal(error: ValidationError, section: str, names: Sequence[str]) -> SettingsError:
-    """Return the first validation error of a service's own section, whose settings are `names`."""
+def refusal(
+    error: ValidationError, section: str, kind: type[BaseModel], more_names: Sequence[str] = ()
+) -> SettingsError:
+    """Return the first validation error of a service's own section of this kind, which has `more_names` beside its fields."""
     first = error.errors(include_url=False)[0]
     name = ".".join((section, *(str(part) for part in first["loc"])))
     if first["type"] == "extra_forbidden":
-        return _unknown(name, names)
-    return _wrong(name, first, str(first["input"]))
+        return _unknown(name, [*more_names, *kind.model_fields])
+    return _wrong(name, first, str(first["input"]), field_at(kind, first["loc"]))
 
 
-def explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
-    """Return the first validation error as one message that names where the value came from."""
+def explained(error: ValidationError, origins: Mapping[str, str], kind: type[BaseModel]) -> SettingsError:
+    """Return the first validation error of all settings as one message that names where the value came from."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
     within = next((one for one in origins if one.startswith(f"{name}.")), "")
@@ -63,15 +70,22 @@ def explained(error: ValidationError, origins: Mapping[str, str]) -> SettingsErr
     if first["type"] == "extra_forbidden":
         # Its value stays unsaid: a misspelt name may hold a secret.
         return SettingsError(f"unknown setting {name}", got=origin, todo=_LISTS, setting=name)
-    return as_typed(_wrong(name, first, repr(first["input"])), {name: origin})
+    return as_typed(_wrong(name, first, repr(first["input"]), field_at(kind, first["loc"])), {name: origin})
 
 
-def _wrong(name: str, first: ErrorDetails, got: str) -> SettingsError:
-    """Return what pydantic has said of the setting `name`; of one with a choice of words, the words as what is allowed."""
-    said, allowed = first["msg"].removeprefix("Value error, "), None
-    if first["type"] == "literal_error":
-        said, allowed = _NO_CHOICE, first["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
-    return SettingsError(f"setting {name} is wrong: {said}", got=got, allowed=allowed, todo=_SHOWS, setting=name)
+def _wrong(name: str, first: ErrorDetails, got: str, field: FieldInfo | None) -> SettingsError:
+    """Return what is wrong with the setting `name`: a choice, a bound and a kind in our words, anything else in pydantic's."""
+    kind, what, taken = first["type"], first["msg"].removeprefix("Value error, "), None
+    if kind == "literal_error":
+        what, taken = f"is wrong: {_NO_CHOICE}", first["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+    elif kind in _OUT_OF_RANGE and field is not None:
+        what, taken = "is out of range", allowed(field)
+    elif kind.endswith(_OF_KIND) and field is not None:
+        word = choices(field.annotation)
+        what, taken = f"is wrong: not {word}", ", ".join(filter(None, (word, bounds(field))))
+    else:
+        what, taken = f"is wrong: {what}", None if field is None else field.description
+    return SettingsError(f"setting {name} {what}", got=got, allowed=taken, todo=_SHOWS, setting=name)
 
 
 def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsError:
