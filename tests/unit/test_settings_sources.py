@@ -10,6 +10,7 @@ from atoll.base.errors import SettingsError
 from atoll.cli.options import with_flags
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load
+from atoll.wire.region_names import ALLOWED
 
 
 def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
@@ -125,6 +126,38 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str
 
 
 @pytest.mark.parametrize(
+    ("environment", "file"),
+    [
+        ({"ATOLL_BROKER__IDENTITY__PASSWORD": "hunter2"}, ""),
+        ({"ATOLL_PROTOCOL__QUORUM__TOKEN": "hunter2"}, ""),
+        ({"ATOLL_PROTOCOL": "hunter2"}, ""),
+        ({}, '[[monitor.sinks]]\nkind = "wandb"\napi_key = "hunter2"\n'),
+        ({}, '[archive]\nurl = { password = "hunter2" }\n'),
+        ({}, '[model]\nconfig = { password = "hunter2" }\n'),
+        ({}, '[up]\ncorpus = [["hunter2"]]\n'),
+    ],
+)
+def test_of_a_table_in_the_place_of_a_value_only_the_names_are_told(
+    environment: dict[str, str], file: str, tmp_path: Path
+) -> None:
+    """What is unknown below a setting may be a secret, as what is unknown beside one."""
+    config = tmp_path / "run.toml"
+    config.write_text(file, encoding="utf-8")
+    with pytest.raises(SettingsError) as refused:
+        load(config, [], environment)
+
+    assert "hunter2" not in refused.value.explain()
+    assert "from a default" not in refused.value.explain()
+
+
+@pytest.mark.parametrize("config", ["x" * 300, "a\0b", "5", "{}"])
+def test_a_model_that_nobody_can_have_is_told_in_words(config: str) -> None:
+    """A name that no system can have, and what is no name."""
+    with pytest.raises(SettingsError, match=r"model\.config"):
+        load(None, [f"model.config={config}"], {})
+
+
+@pytest.mark.parametrize(
     ("assignment", "said", "allowed"),
     [
         ("train.rate=5", "train.rate is out of range", "above 0, at most 1"),
@@ -133,6 +166,9 @@ def test_a_misspelt_name_is_told_with_the_nearest_one(assignment: str, said: str
         ("train.batch=1.5", "train.batch is wrong: not an integer", "an integer, at least 1, at most 65,536"),
         ("train.decay=7", "train.decay is wrong: neither a share", "auto, or at least 0 and at most 1"),
         ("monitor.port=99999", "monitor.port is out of range", "at least 0, at most 65,535"),
+        ("monitor.sinks={}", "monitor.sinks is wrong: not a list", "a list of wandb, tensorboard, trackio"),
+        ("learner.region={}", "learner.region is wrong: not text", f"empty, or {ALLOWED}"),
+        ("protocol.quorum=abc", "protocol.quorum is wrong: not an integer", "an integer, 1 to 4,096"),
     ],
 )
 def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(

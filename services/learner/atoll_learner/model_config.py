@@ -120,7 +120,7 @@ def read_config(file: Path) -> dict[str, Any] | None:
         return parsed(file.read_bytes(), dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(
             "the configuration of this model cannot be read", got=f"{file}: {error}", todo="mend or remove it"
         ) from error

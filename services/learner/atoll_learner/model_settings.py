@@ -17,6 +17,7 @@ instead. Named sizes: xs = 2, s = 4 (the demo), m = 8, l = 12.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -133,7 +134,7 @@ def model_settings(table: Mapping[str, Any], *, vocab: int | None) -> ModelSetti
     """
     given = dict(table)
     size, config = given.pop("size", SIZE_DEFAULT), given.pop("config", None)
-    dimensions = _of_the_dial(size) if config is None else _of_a_config(Path(config))
+    dimensions = _of_the_dial(size) if config is None else _of_a_config(config)
     try:
         model = ModelSettings(**({"vocab": vocab or BYTES} | dimensions | given))
     except ValidationError as error:
@@ -170,9 +171,17 @@ def _of_the_dial(size: object) -> dict[str, Any]:
     }
 
 
-def _of_a_config(path: Path) -> dict[str, Any]:
+def _of_a_config(place: object) -> dict[str, Any]:
     """Return the dimensions that a `config.json`, or the one in a folder, says."""
-    file = path / CONFIG if path.is_dir() else path
+    if not isinstance(place, str | Path):
+        raise SettingsError(
+            "setting model.config is wrong: not a path",
+            allowed=f"a {CONFIG} or its folder",
+            todo="name one",
+            setting="model.config",
+        )
+    path = Path(place)
+    file = path / CONFIG if os.path.isdir(path) else path  # noqa: PTH112  (a path that no system can have is no folder)
     try:
         said = read_config(file)
     except CheckpointError as error:

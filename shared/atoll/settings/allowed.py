@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from atoll.protocol.settings import BOUNDS
 from atoll.settings.sections import NamesPlace
 
 _WORDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
@@ -44,6 +45,15 @@ def bounds(field: FieldInfo) -> str:
     return ", ".join(found)
 
 
+def protocol_range(name: str) -> str:
+    """Return the range of a setting of the protocol, as `ProtocolSettings.check` enforces it; empty where it has none."""
+    within = BOUNDS.get(name)
+    if within is None:
+        return ""
+    high = f"protocol.{within.high}" if isinstance(within.high, str) else number(within.high)
+    return f"{number(within.low)} to {high}"
+
+
 def choices(kind: object) -> str:
     """Return the members of a literal type, or a word for any other."""
     parts = get_args(kind)
@@ -52,7 +62,9 @@ def choices(kind: object) -> str:
     if get_origin(kind) is dict:
         return "a table"
     if get_origin(kind) is tuple:
-        return {"a path": "a list of paths", "text": "a list of texts"}.get(choices(parts[0]), "a list of tables")
+        inner = choices(parts[0])
+        lists = {"a path": "a list of paths", "text": "a list of texts", "a table": "a list of tables"}
+        return lists.get(inner, f"a list of {inner}")
     if isinstance(kind, type):
         return _WORDS.get(kind, "a table")
     return next((choices(part) for part in parts if part is not type(None)), "a table")

@@ -20,9 +20,9 @@ from pydantic.fields import FieldInfo
 
 from atoll.base.docstrings import attributes
 from atoll.codec import FORMATS
-from atoll.protocol.settings import BOUNDS, ProtocolSettings
+from atoll.protocol.settings import ProtocolSettings
 from atoll.settings import Settings, load, variable
-from atoll.settings.allowed import allowed, choices, number
+from atoll.settings.allowed import allowed, choices, protocol_range
 
 SECTIONS: Final = "atoll.sections"
 _FORMATS: Final = ", ".join(FORMATS)
@@ -108,12 +108,7 @@ def _of_protocol(section: str) -> Iterator[Setting]:
     """Yield what a run agrees on; its bounds are those that `ProtocolSettings.check` enforces."""
     told = attributes(ProtocolSettings.__doc__)
     for field in msgspec.structs.fields(ProtocolSettings):
-        bounds = BOUNDS.get(field.name)
-        if bounds is None:
-            taken = _NAMED.get(field.name) or choices(field.type)
-        else:
-            high = f"{section}.{bounds.high}" if isinstance(bounds.high, str) else number(bounds.high)
-            taken = f"{number(bounds.low)} to {high}"
+        taken = protocol_range(field.name) or _NAMED.get(field.name) or choices(field.type)
         yield Setting(f"{section}.{field.name}", as_json(field.default), taken, told.get(field.name, ""))
 
 

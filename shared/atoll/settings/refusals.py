@@ -7,9 +7,9 @@ the setting's name and says where the value came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final, get_args, get_type_hints
+from typing import Final, Literal, get_origin, get_type_hints
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -18,14 +18,14 @@ from pydantic_core import ErrorDetails
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
-from atoll.settings.allowed import allowed, bounds, choices, field_at
+from atoll.settings.allowed import allowed, bounds, choices, field_at, protocol_range
 
 _SHOWS: Final = "`atoll config` shows every value and where it comes from"
 _LISTS: Final = "`atoll config` lists what exists"
 _ALIKE: Final = 0.7
 _NO_CHOICE: Final = "there is no such choice"
 _OUT_OF_RANGE: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
-_OF_KIND: Final = ("_parsing", "_type", "_from_float")
+_OF_KIND: Final = ("_parsing", "_parsing_size", "_type", "_from_float", "finite_number")
 """How pydantic's names end for a value that is not of a setting's kind."""
 
 
@@ -58,19 +58,28 @@ def refusal(
     name = ".".join((section, *(str(part) for part in first["loc"])))
     if first["type"] == "extra_forbidden":
         return _unknown(name, [*more_names, *kind.model_fields])
-    return _wrong(name, first, str(first["input"]), field_at(kind, first["loc"]))
+    return _wrong(name, first, shown(first["input"], str), field_at(kind, first["loc"]))
 
 
 def explained(error: ValidationError, origins: Mapping[str, str], kind: type[BaseModel]) -> SettingsError:
     """Return the first validation error of all settings as one message that names where the value came from."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
-    within = next((one for one in origins if one.startswith(f"{name}.")), "")
-    origin = origins.get(name) or origins.get(within, "a default")
+    near = (one for one in origins if one.startswith(f"{name}.") or name.startswith(f"{one}."))
+    origin = origins.get(name) or origins.get(next(near, ""), "a default")
     if first["type"] == "extra_forbidden":
         # Its value stays unsaid: a misspelt name may hold a secret.
         return SettingsError(f"unknown setting {name}", got=origin, todo=_LISTS, setting=name)
-    return as_typed(_wrong(name, first, repr(first["input"]), field_at(kind, first["loc"])), {name: origin})
+    return as_typed(_wrong(name, first, shown(first["input"]), field_at(kind, first["loc"])), {name: origin})
+
+
+def shown(value: object, written: Callable[[object], str] = repr) -> str:
+    """Return a refused value as a person may read it: of a table the names, of a list how many. The rest may be a secret."""
+    if isinstance(value, Mapping):
+        return f"a table of {', '.join(map(str, value))}" if value else "an empty table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return written(value)
 
 
 def _wrong(name: str, first: ErrorDetails, got: str, field: FieldInfo | None) -> SettingsError:
@@ -82,7 +91,9 @@ def _wrong(name: str, first: ErrorDetails, got: str, field: FieldInfo | None) ->
         what, taken = "is out of range", allowed(field)
     elif kind.endswith(_OF_KIND) and field is not None:
         word = choices(field.annotation)
-        what, taken = f"is wrong: not {word}", ", ".join(filter(None, (word, bounds(field))))
+        own = allowed(field)  # words of its own say more than its kind
+        what = f"is wrong: not {word}"
+        taken = own if own not in (word, bounds(field)) else ", ".join(filter(None, (word, bounds(field))))
     else:
         what, taken = f"is wrong: {what}", None if field is None else field.description
     return SettingsError(f"setting {name} {what}", got=got, allowed=taken, todo=_SHOWS, setting=name)
@@ -93,14 +104,18 @@ def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsE
     said = str(error)
     if "unknown field" in said:
         return _unknown(f"protocol.{said.rpartition('field `')[2].rstrip('`')}", ProtocolSettings.__struct_fields__)
+    if not isinstance(value, Mapping):
+        return SettingsError(
+            "setting protocol is wrong: not a table", allowed="a table", todo=_SHOWS, setting="protocol"
+        )
     name = said.rpartition("$.")[2].rstrip("`")
-    words = get_args(get_type_hints(ProtocolSettings).get(name))
-    reason = _NO_CHOICE if words else said.partition(" - at ")[0]
-    got = value.get(name) if isinstance(value, Mapping) else value
+    kind = get_type_hints(ProtocolSettings).get(name)
+    is_choice = get_origin(kind) is Literal
+    word = choices(kind)
     return SettingsError(
-        f"setting protocol.{name} is wrong: {reason}",
-        got=repr(got),
-        allowed=", ".join(map(str, words)) or None,
+        f"setting protocol.{name} is wrong: {_NO_CHOICE if is_choice else f'not {word}'}",
+        got=shown(value.get(name)),
+        allowed=", ".join(filter(None, (word, protocol_range(name)))),
         todo=_SHOWS,
         setting=f"protocol.{name}",
     )

@@ -211,7 +211,7 @@ def _table(text: str) -> dict[str, Any] | None:
     """Return the table that a JSON text holds, None if it is none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
