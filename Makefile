@@ -27,7 +27,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 # nearly half of their time, so there are four workers for two cores; those of the second start many processes each, and three
 # keep two cores busy.
 # `$(call PYTEST,WORKERS)`; what ARGS says counts more.
-PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadgroup --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
+PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
 .PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
@@ -82,7 +82,7 @@ test-cluster: $(READY)  ## run the tests that kill, freeze and cut off nodes of 
 
 coverage: $(READY)  ## run the first tier and hold each package's branch coverage against its floor
 	mkdir -p build/coverage && rm -f build/coverage/.data*
-	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder -m "not second_tier and not cluster_faults" $(ARGS)
+	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadscope --no-loadscope-reorder -m "not second_tier and not cluster_faults" $(ARGS)
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage json -q -o build/coverage/coverage.json
 	$(PY) -m tests.coverage_floors build/coverage/coverage.json

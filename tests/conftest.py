@@ -25,6 +25,7 @@ from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
 from support.reference_machines import HeadModel
+from support.scheduling import ModuleScheduling
 
 caches.share()
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is loaded
@@ -58,17 +59,20 @@ LONG_TEST_S = 1200
 FIRST = {"integration", "installed", "test_documents.py", "contract", "sim"}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:  # noqa: ANN401  (xdist has no types)
+    """Say which worker runs a test."""
+    return ModuleScheduling(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Say which worker runs a test, in which order, and how long it may take.
+    """Say in which order tests run, and how long one may take.
 
-    Tests of one module are together: what one has compiled, traced, parsed or set up serves the next. The longest modules and
-    pages come first. They would keep one worker alone at the end. The worker reads the groups in a hook of its own, and the
-    order is shuffled in another: so groups are named before all hooks and the order is made after all.
+    The longest modules and pages come first. They would keep one worker alone at the end. Another hook shuffles, so the order
+    is made after all hooks.
     """
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         long = any(item.get_closest_marker(tier) for tier in ("second_tier", "cluster_faults"))
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TEST_S))

@@ -17,7 +17,7 @@ from atoll.bus.server import EmbeddedBroker
 from support.command_line import CommandResult, atoll
 from support.locked_brokers import POLL_S, SOON_S, LockedBroker
 
-pytestmark = [pytest.mark.connected, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.connected]
 NODES = 3
 STREAM_BYTES_MAX = 1 << 26
 

@@ -35,7 +35,7 @@ from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
 from support.relayed_cluster import RelayedCluster
 
-pytestmark = [pytest.mark.connected, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.connected]
 MIB = 1 << 20
 ROOM_BYTES = 16 << 20
 SOON_S = 60.0

@@ -23,7 +23,7 @@ from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
 from support.locked_brokers import HOST, LockedBroker
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 RUN, NODES = "demo", 3
 S = Subjects(RUN)
 SOON_S = 60.0

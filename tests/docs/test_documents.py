@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from support.documents import CLUSTER_FAULTS, NETWORK, ROOT, SLOW, PrivateNetwork, Reader, Step, commands, shows, steps
+from support.documents import CLUSTER_FAULTS, NETWORK, ROOT, SLOW, Reader, Step, commands, shows, steps
 
 PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md")])
 
-PRIVATE = PrivateNetwork.possible()
 TIERS = {SLOW: pytest.mark.second_tier, CLUSTER_FAULTS: pytest.mark.cluster_faults}
 
 
 def marked(path: Path) -> object:
-    """Return a page as a parameter: long ones are for the longer tier; pages take turns where they would share their ports."""
+    """Return a page as a parameter: long ones are for the longer tier."""
     text = path.read_text(encoding="utf-8")
-    tiers = [mark for comment, mark in TIERS.items() if comment in text]
-    marks = [pytest.mark.xdist_group(path.stem if PRIVATE else "pages"), *tiers]
+    marks = [mark for comment, mark in TIERS.items() if comment in text]
     return pytest.param(path, marks=marks, id=f"{path.parent.name}/{path.stem}")
 
 

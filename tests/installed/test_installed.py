@@ -18,7 +18,7 @@ from atoll.protocol.settings import ProtocolSettings
 from support.installed import Installed, plain_environment
 from support.links import unique_run
 
-pytestmark = [pytest.mark.second_tier, pytest.mark.connected, pytest.mark.xdist_group("installed")]
+pytestmark = [pytest.mark.second_tier, pytest.mark.connected]
 
 Install = Callable[..., Installed]
 VERSIONS = ("3.11", "3.12", "3.13")

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from support.browser import WAIT_MS, WatchedPage, chromium, shown
 from support.whole_runs import DEADLINE_S, UNHURRIED, finish, processes_of, start
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("dashboard")]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 
 PANELS = (
     "merged",

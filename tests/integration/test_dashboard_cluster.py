@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from support.browser import WAIT_MS, WatchedPage, chromium
 from support.monitored_run import SteadyRun, monitoring
 
-pytestmark = [pytest.mark.connected, pytest.mark.cluster_faults, pytest.mark.xdist_group("dashboard")]
+pytestmark = [pytest.mark.connected, pytest.mark.cluster_faults]
 
 NODES = 3
 

@@ -32,7 +32,7 @@ from support.browser import WAIT_MS, WatchedPage, chromium
 from support.founded_run import run_record
 from support.watched_runs import beat
 
-pytestmark = [pytest.mark.second_tier, pytest.mark.xdist_group("dashboard")]
+pytestmark = [pytest.mark.second_tier]
 
 DEADLINE_S = 60.0
 HOSTILE = (

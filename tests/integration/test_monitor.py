@@ -21,7 +21,7 @@ from support.links import unique_run
 from support.locked_brokers import LockedBroker
 from support.monitored_run import DEADLINE_S, monitoring, until
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("monitor")]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 
 PACE_S = 0.02
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.faults.crowd import FRAGMENTS
 from benchmarks.faults.monitored import measured
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("monitor")]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 
 
 async def test_the_benchmark_of_the_monitor_measures_a_monitor() -> None:

@@ -19,7 +19,6 @@ from support.monitored_run import WHY_WITHOUT, WITHOUT, PrometheusProcess, Stead
 pytestmark = [
     pytest.mark.connected,
     pytest.mark.second_tier,
-    pytest.mark.xdist_group("monitor"),
     pytest.mark.skipif(WITHOUT, reason=WHY_WITHOUT),
 ]
 

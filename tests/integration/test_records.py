@@ -14,7 +14,7 @@ import pytest
 from support.collectors import collecting
 from support.monitored_run import DEADLINE_S, SteadyRun, monitoring, until
 
-pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.xdist_group("monitor")]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 
 SINKS = '["wandb","tensorboard","trackio"]'
 # Each library reads what it has written in a process of its own: they start threads, and warn of things of their own.

@@ -15,7 +15,7 @@ from atoll.story.run_finding import RunFinding
 from support.planted_runs import BY_KIND, TOKENS, WIDE, planted
 from support.simulated_runs import Simulate
 
-pytestmark = [pytest.mark.second_tier, pytest.mark.xdist_group("planted")]
+pytestmark = [pytest.mark.second_tier]
 
 
 def history_of(out: Path) -> History:

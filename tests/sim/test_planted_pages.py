@@ -14,7 +14,7 @@ from support.browser import WAIT_MS, WatchedPage, chromium, shown
 from support.planted_runs import BY_KIND, PLANTS, Plant, planted
 from support.simulated_runs import Simulate
 
-pytestmark = [pytest.mark.second_tier, pytest.mark.xdist_group("planted")]
+pytestmark = [pytest.mark.second_tier]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,58 @@
+"""Which tests run on one worker, one after the other: those of a module, because what one has made serves the next.
+
+What a worker has compiled, traced, parsed or set up it has for itself. Spread over four workers, a module makes all of that
+four times. A few modules share what they set up, and are together. Two have many long tests, which share nothing: each of
+those is by itself, or one worker would be busy long after the others. Pages that share the machine's ports take turns.
+
+xdist has groups of its own, by marks. With pytest 9.2 they hold nothing together, and nothing says so: xdist 3.8 writes a
+test's group to where pytest reads its name no more. So the names of files decide here.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import PurePosixPath
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+PAGES: Final = "test_documents"
+APART: Final = "test_examples"
+TOGETHER: Final = {
+    **dict.fromkeys(("test_bus_cluster", "test_broker_status", "test_locked_cluster"), "cluster"),
+    **dict.fromkeys(("test_dashboard", "test_dashboard_cluster", "test_hostile_names_in_pages"), "dashboard"),
+    **dict.fromkeys(("test_records", "test_monitor", "test_prometheus", "test_monitor_bench"), "monitor"),
+    **dict.fromkeys(("test_planted_causes", "test_planted_pages"), "planted"),
+}
+"""The group of a module that is not alone in it."""
+
+
+class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a worker all tests of a group at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the group of a test."""
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the group of the test with this name.
+
+    >>> group_of("tests/unit/test_formats.py::test_a_name[f32::x]")
+    'tests/unit/test_formats.py'
+    >>> group_of("tests/integration/test_dashboard.py::test_a_page")
+    'dashboard'
+    >>> group_of("tests/integration/test_examples.py::test_a_loop[cnn.py]")
+    'tests/integration/test_examples.py::test_a_loop[cnn.py]'
+    """
+    file = nodeid.partition("::")[0]
+    module = PurePosixPath(file).stem
+    is_apart = module == APART or (module == PAGES and _pages_share_nothing())
+    return nodeid if is_apart else TOGETHER.get(module, file)
+
+
+@functools.cache
+def _pages_share_nothing() -> bool:
+    from support.documents import PrivateNetwork  # noqa: PLC0415  (caches are named before Atoll is loaded)
+
+    return PrivateNetwork.possible()

@@ -1,0 +1,67 @@
+"""Tests of a module are on one worker: xdist's own groups once stopped to hold them together, and nothing said so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.scheduling import group_of
+
+CONFTEST = """
+from support.scheduling import ModuleScheduling
+
+def pytest_xdist_make_scheduler(config, log):
+    return ModuleScheduling(config, log)
+"""
+MODULE = """
+import pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_it(number):
+    pass
+"""
+
+
+def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> None:
+    """With real workers, of the versions that are installed."""
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    names = ("test_one", "test_two", "test_examples")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
+    words = ["-v", "-p", "no:randomly", "--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
+    place = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    for variable in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_TESTRUNUID", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
+        place.pop(variable, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--rootdir", str(tmp_path), str(tmp_path)],
+        env=place,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300.0,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = re.findall(r"\[(gw\d)\].* PASSED (test_\w+)\.py::", done.stdout)
+    assert len(ran) == 6 * len(names)
+    workers = {name: {worker for worker, module in ran if module == name} for name in names}
+    assert {name: len(workers[name]) for name in names} == {"test_one": 1, "test_two": 1, "test_examples": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("tests/unit/test_formats.py::test_a_name[f32::x@y]", "tests/unit/test_formats.py"),
+        ("tests/integration/test_records.py::test_it", "monitor"),
+        ("tests/integration/test_monitor.py::test_it", "monitor"),
+        ("tests/integration/test_examples.py::test_it[cnn.py]", "tests/integration/test_examples.py::test_it[cnn.py]"),
+    ],
+)
+def test_who_is_together(name: str, group: str) -> None:
+    """By the names of files."""
+    assert group_of(name) == group
