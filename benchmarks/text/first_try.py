@@ -6,7 +6,6 @@
     data-parallel       a process for each learner, PyTorch's DistributedDataParallel over gloo
     DiLoCo              a process for each learner, torchft's DiLoCo with its lighthouse
     Atoll               `atoll up --learners 2 --shards 1`
-    Atoll, half         the same with half of the tokens: how soon it is where the others end
 
 All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner.
 The inner optimizer and its rate are what a user gets: AdamW in PyTorch's loops, Atoll's own default in Atoll. So Atoll's loss
@@ -33,7 +32,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -211,11 +210,6 @@ def in_torch(task: TrainingTask, role: str, world: int, **more: Any) -> tuple[fl
     return *took, max(path for path in task.folder.glob("*.safetensors") if path != task.first)
 
 
-def atoll_up_half(task: TrainingTask) -> tuple[float, float, Path]:
-    """Do what README says, with half of the tokens; the schedule of the rate is that of so many."""
-    return atoll_up(replace(task, tokens=task.tokens // 2))
-
-
 def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
     """Do what README says."""
     out = task.folder / "up"
@@ -233,7 +227,6 @@ SYSTEMS: Final[dict[str, Callable[[TrainingTask], tuple[float, float, Path]]]] =
     "data-parallel": data_parallel,
     "DiLoCo": diloco,
     "Atoll": atoll_up,
-    "Atoll, half": atoll_up_half,
 }
 
 
@@ -298,10 +291,6 @@ def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> li
             how,
         )
     )
-    half = "half of the tokens, and a schedule for so many"
-    for what, values in (("wall clock", wall_s), ("loss", loss)):
-        name = f"{at}: with half of the tokens, Atoll's {what} over data-parallel's"
-        shown.append(Figure(name, values["Atoll, half"] / values["data-parallel"], "x", "", None, half))
     behind = loss["Atoll"] / loss["DiLoCo"]
     shown.append(Figure(f"{at}: Atoll's loss over DiLoCo's", behind, "x", "<= 1", behind <= 1.0, "held-out"))
     goal = f"<= {BEHIND_GOAL}" if tokens >= LONG_TOKENS else ""
