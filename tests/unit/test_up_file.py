@@ -115,11 +115,11 @@ def test_paths_count_from_the_file_in_a_file_and_from_here_elsewhere(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (f"learners = {UP_LEARNERS_MAX + 1}", "up.learners is wrong"),
-        ("learners = 0", "up.learners is wrong"),
-        (f"standbys = {UP_STANDBYS_MAX + 1}", "up.standbys is wrong"),
-        ("minutes = -1", "up.minutes is wrong"),
-        ("port = 70000", "up.port is wrong"),
+        (f"learners = {UP_LEARNERS_MAX + 1}", "up.learners is out of range"),
+        ("learners = 0", "up.learners is out of range"),
+        (f"standbys = {UP_STANDBYS_MAX + 1}", "up.standbys is out of range"),
+        ("minutes = -1", "up.minutes is out of range"),
+        ("port = 70000", "up.port is out of range"),
         ("throttle = { learner-1 = 0.5 }", "up.throttle.learner-1 is wrong"),
         ("throttle = { learner-9 = 2 }", "names nobody"),
         ("via = { learner-1 = 'host' }", "--via is wrong"),
@@ -138,7 +138,7 @@ def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: st
 
 def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
     """And not a setting that the person never wrote."""
-    with pytest.raises(SettingsError, match="--learners is wrong") as refused:
+    with pytest.raises(SettingsError, match="--learners is out of range") as refused:
         plan(UpRequest(out=tmp_path, learners=0), {})
 
     assert "from --learners" in str(refused.value)
@@ -158,7 +158,7 @@ def test_the_file_is_an_argument_or_an_option(file: Path) -> None:
     said = {atoll("up", *words).stderr for words in ([str(file)], ["--config", str(file)])}
 
     assert len(said) == 1
-    assert "up.learners is wrong" in said.pop()
+    assert "up.learners is out of range" in said.pop()
 
 
 def test_children_are_told_nothing_of_the_section(file: Path) -> None:
