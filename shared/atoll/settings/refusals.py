@@ -58,7 +58,7 @@ def refusal(
     name = ".".join((section, *(str(part) for part in first["loc"])))
     if first["type"] == "extra_forbidden":
         return _unknown(name, [*more_names, *kind.model_fields])
-    return _wrong(name, first, shown(first["input"], str), field_at(kind, first["loc"]))
+    return _wrong(name, first, _shown(first["input"], str), field_at(kind, first["loc"]))
 
 
 def explained(error: ValidationError, origins: Mapping[str, str], kind: type[BaseModel]) -> SettingsError:
@@ -70,10 +70,10 @@ def explained(error: ValidationError, origins: Mapping[str, str], kind: type[Bas
     if first["type"] == "extra_forbidden":
         # Its value stays unsaid: a misspelt name may hold a secret.
         return SettingsError(f"unknown setting {name}", got=origin, todo=_LISTS, setting=name)
-    return as_typed(_wrong(name, first, shown(first["input"]), field_at(kind, first["loc"])), {name: origin})
+    return as_typed(_wrong(name, first, _shown(first["input"]), field_at(kind, first["loc"])), {name: origin})
 
 
-def shown(value: object, written: Callable[[object], str] = repr) -> str:
+def _shown(value: object, written: Callable[[object], str] = repr) -> str:
     """Return a refused value as a person may read it: of a table the names, of a list how many. The rest may be a secret."""
     if isinstance(value, Mapping):
         return f"a table of {', '.join(map(str, value))}" if value else "an empty table"
@@ -114,7 +114,7 @@ def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsE
     word = choices(kind)
     return SettingsError(
         f"setting protocol.{name} is wrong: {_NO_CHOICE if is_choice else f'not {word}'}",
-        got=shown(value.get(name)),
+        got=_shown(value.get(name)),
         allowed=", ".join(filter(None, (word, protocol_range(name)))),
         todo=_SHOWS,
         setting=f"protocol.{name}",

@@ -64,7 +64,8 @@ class Kernels:
 
     settle(values, following, payload, scales, carry) -> float
         Quantise `following - values`; write what the codes make of `values` to `following`, and what they leave of it to
-        `carry`, in bfloat16 (`atoll.merge.global_update`). Returns what `quantise` returns.
+        `carry`, in bfloat16 (`atoll.merge.global_update`). Returns what `quantise` returns;
+        where that is infinity, a part of `following` may be written already.
     """
 
     name: str
