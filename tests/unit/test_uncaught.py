@@ -186,3 +186,51 @@ def test_who_answers_a_person_ends_in_words() -> None:
     )
 
     assert ends(program, ATOLL_LOG__FORMAT="json") == (2, "atoll: wrong\n")
+
+
+PROGRAM = """
+import atexit, sys, threading, time
+from atoll.base.exits import run_program
+
+class Kept:
+    def __del__(self):
+        sys.stderr.write("collected ")
+
+kept = Kept()
+
+def work():
+    time.sleep(0.05)
+    sys.stderr.write("thread ")
+
+def call():
+    atexit.register(sys.stderr.write, "handler ")
+    threading.Thread(target=work).start()
+    sys.stderr.write("call ")
+    END
+
+run_program(call)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("pass", 0, "call thread handler "),
+        ("sys.exit()", 0, "call thread handler "),
+        ("sys.exit(3)", 3, "call thread handler "),
+        ("sys.exit('no')", 1, "call no\nthread handler collected "),
+    ],
+)
+def test_a_program_ends_without_collecting_its_objects(end: str, code: int, said: str) -> None:
+    """Threads and handlers come to their end first; what has an end that only Python tells ends as Python does."""
+    assert ends(PROGRAM.replace("END", end)) == (code, said)
+
+
+def test_a_program_that_breaks_shows_where() -> None:
+    """An error that nobody expected is told by Python, and the code is not that of a success."""
+    code, said = ends(PROGRAM.replace("END", "raise ValueError('broken')"))
+
+    assert code == 1
+    assert "Traceback" in said
+    assert "ValueError: broken" in said
+    assert ends(PROGRAM.replace("END", "import atoll; raise atoll.SettingsError('wrong')"))[0] == 2

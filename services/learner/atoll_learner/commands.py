@@ -60,7 +60,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option("--export", help="When told to stop, write the model to this folder, as `atoll export`."),
+        typer.Option("--export", help="At the end of the run, or when told to stop, write the model to this folder."),
     ] = None,
     run: Run = None,
     broker: Broker = None,

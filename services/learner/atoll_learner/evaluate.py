@@ -4,9 +4,10 @@ The evaluator is a reader: it takes the newest frame of every fragment, puts the
 byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
 (`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures that too.
 
-An evaluator with a folder to export to does so when it is told to stop (`atoll up` tells it after the last commit). It has
-JAX and the compiled program already, and its last measurement is that of the model in the files; values that it has
-measured it does not measure again (`measure_once`).
+An evaluator with a folder to export to does so when the run is over, which the shards' leases say, or when it is told to
+stop before that. It has JAX and the compiled program already, and its last measurement is that of the model in the files;
+values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so the
+sample of the model's text is drawn beside the measuring.
 
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
 somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
@@ -33,12 +34,12 @@ from atoll.bus.open import open_bus
 from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
-from atoll.run.record import founded_run, read_run, recorded_progress
+from atoll.run.record import RecordedProgress, founded_run, read_run, recorded_progress
 from atoll.settings import Settings, bus_options
 from atoll.wire.event_log import EVALUATOR
-from atoll.wire.messages import RunRecord, encode, event
+from atoll.wire.messages import Head, RunRecord, encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.exporting import Measure, Measured, sampler_of, write_out
+from atoll_learner.exporting import Measure, Measured, sampler_of, write_measured, write_model
 from atoll_learner.measure_once import MeasureOnce
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 
@@ -50,6 +51,8 @@ log = get(__name__)
 POLL_S = 0.5
 UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
 """What a later look may find mended."""
+Heads = dict[int, Head]
+"""The heads of a run's fragments, by fragment."""
 
 
 class Evaluation(Protocol):
@@ -62,17 +65,20 @@ class Evaluation(Protocol):
         """Return the fields of an event about a run's model after so many tokens."""
 
     def prepare(self) -> None:
-        """Get ready for `export` after the first measurement, while nobody waits for it."""
+        """Get ready for `write` after the first measurement, while nobody waits for it."""
 
-    def export(self, run: RunRecord, merged: MergedModel) -> None:
-        """Write out the model that was measured last."""
+    def write(self, run: RunRecord, merged: MergedModel) -> None:
+        """Write a model out; it may be measured meanwhile."""
+
+    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
+        """Write out how the model measured that was measured last; the export began at `began_s`, by the monotonic clock."""
 
 
 def follow(settings: Settings, every_s: float, own: str = "", like: str = "", out: Path | None = None) -> None:
     """Evaluate every `every_s` seconds and append each result to the event log, until told to stop.
 
     `own` names a function (`module:function`) that measures in place of the reference model's bits per byte. With `out` the
-    reference model is measured once more when the evaluator is told to stop, and written to that folder.
+    reference model is measured once more when the run is over or the evaluator is told to stop, and written to that folder.
 
     Raises:
         SettingsError: the settings, or what `own` and `like` name, are wrong.
@@ -118,13 +124,21 @@ class _OfReference:
             self._sampler = sampler_of(self._work)
             self._sampler.compile(self._shapes)
 
-    def export(self, run: RunRecord, merged: MergedModel) -> None:
+    def write(self, run: RunRecord, merged: MergedModel) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+            write_model(self._work, self._out, run, merged, self._sampler or sampler_of(self._work))
+        except OSError as error:
+            raise unusable(self._out, error) from error
+
+    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
         if self._out is None:
             return
         found = Measured(self._first(run), self._last["bits_per_byte"], self._last.get("average"))
         try:
-            self._out.mkdir(parents=True, exist_ok=True)
-            write_out(self._work, self._out, run, merged, found, self._sampler)
+            write_measured(self._work, self._out, merged, found, began_s)
         except OSError as error:
             raise unusable(self._out, error) from error
 
@@ -167,8 +181,11 @@ class _OfOwn:
     def prepare(self) -> None:
         """Nothing is exported."""
 
-    def export(self, run: RunRecord, merged: MergedModel) -> None:
+    def write(self, run: RunRecord, merged: MergedModel) -> None:
         """Write nothing: `atoll export` writes the model of any loop."""
+
+    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
+        """Nothing was written."""
 
 
 async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *, last: bool) -> None:
@@ -178,31 +195,49 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
     bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
-        sound, former = False, Moment()
-        while not stop.is_set():
-            run = await read_run(bus, Subjects(settings.run))
-            if run is None or await _incomplete(bus, run):
-                await _pause(stop, POLL_S)
-                continue
-            now = Moment(await _tokens(bus, run) or 0, time.monotonic())
-            if last and ends_before(run.protocol.tokens_target, former, now):
-                await _pause(stop, POLL_S)
-                continue
-            try:
-                sound = await evaluate_once(bus, run, evaluation) or sound
-                former = replace(now, took_s=time.monotonic() - now.at_s)
-                if sound:
-                    await asyncio.to_thread(evaluation.prepare)
-            except AtollError as error:
-                if not sound:
-                    raise
-                log.warning("evaluation.failed", reason=str(error))
-            await _pause(stop, every_s)
+        exported = await evaluate_until(stop, bus, settings.run, evaluation, every_s, last=last)
         if last:
-            await _export(bus, await founded_run(bus, settings.run), evaluation)
+            await _export(bus, await founded_run(bus, settings.run), evaluation, exported)
         life.cancel()
     finally:
         await bus.close()
+
+
+async def evaluate_until(
+    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, every_s: float, *, last: bool
+) -> Heads:
+    """Measure the run of that name every `every_s` seconds until `stop` is set; return the heads of what was exported.
+
+    With `last`, a run that is over is exported at once, and measured no more unless it goes on.
+
+    Raises:
+        AtollError: the first measurement failed, or an export.
+    """
+    sound, former = False, Moment()
+    exported: Heads = {}
+    while not stop.is_set():
+        run = await read_run(bus, Subjects(name))
+        if run is None or await _incomplete(bus, run):
+            await _pause(stop, POLL_S)
+            continue
+        progress = await _progress(bus, run) or RecordedProgress(0, over=False)
+        now = Moment(progress.tokens, time.monotonic())
+        if last and (progress.over or ends_before(run.protocol.tokens_target, former, now)):
+            if progress.over:
+                exported = await _export_if_readable(bus, run, evaluation, exported)
+            await _pause(stop, POLL_S)
+            continue
+        try:
+            sound = await evaluate_once(bus, run, evaluation) or sound
+            former = replace(now, took_s=time.monotonic() - now.at_s)
+            if sound:
+                await asyncio.to_thread(evaluation.prepare)
+        except AtollError as error:
+            if not sound:
+                raise
+            log.warning("evaluation.failed", reason=str(error))
+        await _pause(stop, every_s)
+    return exported
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +264,27 @@ async def _incomplete(bus: Bus, run: RunRecord) -> bool:
     return len(await read_heads(bus, run)) < len(run.layout.fragments)
 
 
-async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation) -> None:
-    """Read the model once more, measure it unless that has been done, tell of it, and write that very model out."""
+async def _export_if_readable(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads) -> Heads:
+    """Export as `_export` does, or later if the broker does not answer now."""
+    try:
+        return await _export(bus, run, evaluation, exported)
+    except UNREADABLE as error:
+        log.warning("evaluation.skipped", reason=str(error))
+        return exported
+
+
+async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads) -> Heads:
+    """Measure the model and write that very one out, unless it is the one that was `exported`; return the heads of it."""
+    heads = await read_heads(bus, run)
+    if heads == exported:
+        return exported
+    began_s = time.monotonic()
     merged = await read_merged(bus, run)
-    await _tell(bus, run, evaluation, merged, (await recorded_progress(bus, run)).tokens)
-    await asyncio.to_thread(evaluation.export, run, merged)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(evaluation.write, run, merged))
+        group.create_task(_tell(bus, run, evaluation, merged, (await recorded_progress(bus, run)).tokens))
+    await asyncio.to_thread(evaluation.conclude, run, merged, began_s)
+    return heads
 
 
 async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> bool:
@@ -242,21 +293,21 @@ async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> boo
     Raises:
         AtollError: the evaluation itself failed.
     """
-    tokens = await _tokens(bus, run)
-    if tokens is None:
+    progress = await _progress(bus, run)
+    if progress is None:
         return False
     try:
         merged = await read_merged(bus, run)
     except UNREADABLE as error:
         log.warning("evaluation.skipped", reason=str(error))
         return False
-    return await _tell(bus, run, evaluation, merged, tokens)
+    return await _tell(bus, run, evaluation, merged, progress.tokens)
 
 
-async def _tokens(bus: Bus, run: RunRecord) -> int | None:
+async def _progress(bus: Bus, run: RunRecord) -> RecordedProgress | None:
     """Return how far the run is; None, and say so, if that cannot be read now."""
     try:
-        return (await recorded_progress(bus, run)).tokens
+        return await recorded_progress(bus, run)
     except UNREADABLE as error:
         log.warning("evaluation.skipped", reason=str(error))
         return None

@@ -107,20 +107,24 @@ def sampler_of(work: LearnerWork) -> Sampler:
     return Sampler(work.model, work.shards.tokenizer(), SAMPLE_PROMPT, SAMPLE_BYTES)
 
 
-def write_out(
-    work: LearnerWork,
-    out: Path,
-    run: RunRecord,
-    merged: MergedModel,
-    measured: Measured,
-    sampler: Sampler | None = None,
-) -> None:
-    """Write the merged model, a sample of its text and how it measures to `out`; a `sampler` may be compiled already."""
+def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, measured: Measured) -> None:
+    """Write the merged model, a sample of its text and how it measures to `out`."""
+    began_s = time.monotonic()
+    write_model(work, out, run, merged, sampler_of(work))
+    write_measured(work, out, merged, measured, began_s)
+
+
+def write_model(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, sampler: Sampler) -> None:
+    """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text."""
     from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
 
-    began_s = time.monotonic()
     write_values(out, run, merged)
     write_beside(out, work.model, work.shards)
+    (out / "sample.txt").write_text(sampler.text(merged.params, run.seed), encoding="utf-8")
+
+
+def write_measured(work: LearnerWork, out: Path, merged: MergedModel, measured: Measured, began_s: float) -> None:
+    """Write how a model measures to `out`, the last file of an export that began at `began_s` of the monotonic clock."""
     meta = work.shards.meta
     result = {
         "initial_bits_per_byte": measured.initial,
@@ -135,6 +139,4 @@ def write_out(
         "data_fingerprint": meta.fingerprint,
     }
     (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    text = (sampler or sampler_of(work)).text(merged.params, run.seed)
-    (out / "sample.txt").write_text(text, encoding="utf-8")
     log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)
