@@ -42,6 +42,7 @@ help:  ## list the targets and the variables
 #: MINUTES=5           about how long a benchmark may take (bench and every bench-..., experiment, experiments), each run
 #:                     (chaos), a simulation (dst) or a search (fuzz)
 #: SEEDS=3             how many seeds are compared (bench-parity, bench-peers, experiment, experiments)
+#: LEARNERS=2          with how many learners a first model is trained, one number or several (bench-peers)
 #: NAME=m-scaling      which experiment (experiment)
 #: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
 #: JOBS=2              how many cells run at a time (experiment, experiments)
@@ -220,7 +221,7 @@ race: $(READY)  ## train one model in four regions over shaped links: Atoll, dat
 	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
 
 bench-peers: $(READY)  ## race two participants' syncs, and a first model, against gloo, torchft, hivemind, DDP and JAX alone
-	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains
 	$(BENCH) -m benchmarks.faults.cluster_outages $(BENCH_FLAGS)
