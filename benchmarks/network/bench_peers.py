@@ -8,6 +8,7 @@ that takes minutes. What of it is unfair, and to whom, is told by these two modu
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--seed", type=natural, default=0, help="the first one")
     parser.add_argument("--only", choices=("syncs", "training"), help="one of the two tables")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: what runs beside is ended
     syncs, budgets, learners = options.syncs, tuple(options.tokens), tuple(options.learners)
     seeds = (options.seeds or [SEEDS]) + (options.seeds or [SEEDS])[-1:] * len(budgets)
     if options.short:

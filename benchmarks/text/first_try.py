@@ -123,11 +123,14 @@ def told(words: list[list[str]], log: Path, **variables: str) -> tuple[float, fl
     with log.open("ab") as out:
         place = without_settings(os.environ) | variables
         processes = [subprocess.Popen(each, env=place, stdout=out, stderr=out) for each in words]
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() for process in processes) or time.monotonic() > began_s + LONGEST_S:
-                for process in processes:  # the others would wait for the one that is gone
-                    process.kill()
-            time.sleep(LOOK_S)
+        try:
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes) or time.monotonic() > began_s + LONGEST_S:
+                    break  # the others would wait for the one that is gone
+                time.sleep(LOOK_S)
+        finally:
+            for process in processes:
+                process.kill()
     codes = [process.wait() for process in processes]
     if any(codes):
         raise SystemExit(f"left with {codes}: {log.read_text(encoding='utf-8', errors='replace')[-3000:]}")

@@ -30,7 +30,7 @@ from atoll.run.heads import read_heads
 from atoll.run.outer_state import read_version, update_in
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import Head, RunRecord, encode
+from atoll.wire.messages import Head, Lease, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.version import founded_in
 from atoll_synchronizer.archivist import Archivist
@@ -240,3 +240,15 @@ class FoundedRun:
     def newest(self) -> list[Manifest]:
         """Return the manifests of the newest whole checkpoint."""
         return self.checkpoint_store.newest()[1]
+
+
+async def say_lease(run: FoundedRun, tokens: int, shard: int = 0, *, closed: bool = False) -> None:
+    """Write the lease of a shard whose owner has heard of so many tokens."""
+    ledger = Ledger()
+    ledger.reported("a", 1, tokens, tokens, 0, 0)
+    subject = run.record.subjects.lease(shard)
+    former = await run.bus.get_record(subject)
+    told = Lease(
+        shard=shard, epoch=1, nonce="n", host="h", pid=1, run_nonce=run.record.nonce, ledger=ledger, closed=closed
+    )
+    await run.bus.put_record(subject, encode(told), expected=0 if former is None else former.revision)

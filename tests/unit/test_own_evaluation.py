@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
-from atoll.protocol.ledger import Ledger
-from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
-from atoll.wire.messages import Lease, RunRecord, encode
-from atoll_learner.evaluate import Evaluation, _OfOwn, evaluate_once, evaluate_until
+from atoll_learner.evaluate import Evaluation, _OfOwn, evaluate_once
 from atoll_learner.own_evaluation import OwnEvaluation
-from support.founded_run import FoundedRun, TurnedClock, run_record
+from support.founded_run import FoundedRun, TurnedClock, run_record, say_lease
 
 DEADLINE_S = 240.0
 MODULE = """
@@ -187,18 +183,6 @@ def test_a_function_over_numpy_needs_no_jax(tmp_path: Path) -> None:
     assert "atoll[learner]" not in done.stderr
 
 
-async def lease(run: FoundedRun, tokens: int, shard: int = 0, *, closed: bool = False) -> None:
-    """Write the lease of a shard, whose owner has heard of so many tokens."""
-    ledger = Ledger()
-    ledger.reported("a", 1, tokens, tokens, 0, 0)
-    subject = run.record.subjects.lease(shard)
-    former = await run.bus.get_record(subject)
-    told = Lease(
-        shard=shard, epoch=1, nonce="n", host="h", pid=1, run_nonce=run.record.nonce, ledger=ledger, closed=closed
-    )
-    await run.bus.put_record(subject, encode(told), expected=0 if former is None else former.revision)
-
-
 def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str, tmp_path: Path) -> None:
     """It is the shards' count: an evaluator that is started again knows it at once, and its event has the numbers."""
 
@@ -206,7 +190,7 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
         run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
         await run.found()
         for tokens in (500, 700):
-            await lease(run, tokens)
+            await say_lease(run, tokens)
             evaluation: Evaluation = _OfOwn(f"{module}:several", "")  # a new process's
             assert await evaluate_once(run.bus, run.record, evaluation)
         entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=10)
@@ -231,59 +215,3 @@ def test_a_run_that_cannot_be_read_is_passed_over_and_an_error_of_the_function_i
             await evaluate_once(run.bus, run.record, _OfOwn(f"{module}:failing", ""))
 
     asyncio.run(scenario())
-
-
-class NotedEvaluation(_OfOwn):
-    """Measures as a function of a person does, and notes what would be written."""
-
-    def __init__(self, function: str) -> None:
-        super().__init__(function, "")
-        self.written: list[tuple[int, int]] = []
-        self.concluded = threading.Semaphore(0)
-
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
-        """Note the versions of a model."""
-        del run
-        self.written.append((merged.versions_min, merged.versions_max))
-
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        """Let the test know that an export came to its end."""
-        del run, merged, began_s
-        self.concluded.release()
-
-
-def test_a_run_that_is_over_is_exported_before_anybody_asks(module: str, tmp_path: Path) -> None:
-    """Once, by the leases of all shards; the last measurement is of the model that was written."""
-
-    async def scenario() -> tuple[NotedEvaluation, list[int], bool]:
-        record = run_record("r")
-        record = msgspec.structs.replace(record, protocol=msgspec.structs.replace(record.protocol, tokens_target=700))
-        run = FoundedRun(record, FolderArchive(tmp_path / "archive"), TurnedClock())
-        await run.found()
-        evaluation, stop = NotedEvaluation(f"{module}:several"), asyncio.Event()
-        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, 0.01, last=True))
-        await lease(run, 700, 0, closed=True)
-        await lease(run, 700, 1)
-        await told_of(run, 1)
-        early = bool(evaluation.written)
-        await lease(run, 700, 1, closed=True)
-        assert await asyncio.to_thread(evaluation.concluded.acquire, timeout=DEADLINE_S)
-        stop.set()
-        assert await following == await read_heads(run.bus, run.record)
-        return evaluation, await told_of(run, 2), early
-
-    evaluation, told, early = asyncio.run(scenario())
-
-    assert not early, "one shard still merges"
-    assert evaluation.written == [(0, 0)]
-    assert told[-1] == 700
-
-
-async def told_of(run: FoundedRun, count: int) -> list[int]:
-    """Return the tokens of the run at each measurement, once there are so many."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=1000)
-            if len(entries) >= count:
-                return [msgspec.json.decode(event_of(e.subject, e.data).fields["run_tokens"]) for e in entries]
-            await asyncio.sleep(0)

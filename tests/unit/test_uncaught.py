@@ -190,7 +190,7 @@ def test_who_answers_a_person_ends_in_words() -> None:
 
 PROGRAM = """
 import atexit, sys, threading, time
-from atoll.base.exits import run_program
+from atoll.base.exits import end_as_python_does, guarded, run_program
 
 class Kept:
     def __del__(self):
@@ -208,7 +208,7 @@ def call():
     sys.stderr.write("call ")
     END
 
-run_program(call)
+run_program(lambda: guarded(call))
 """
 
 
@@ -234,3 +234,23 @@ def test_a_program_that_breaks_shows_where() -> None:
     assert "Traceback" in said
     assert "ValueError: broken" in said
     assert ends(PROGRAM.replace("END", "import atoll; raise atoll.SettingsError('wrong')"))[0] == 2
+
+
+def test_code_of_somebody_else_gets_the_end_that_python_has() -> None:
+    """A file that it leaves open is written out when its objects are collected."""
+    assert ends(PROGRAM.replace("END", "end_as_python_does()")) == (0, "call thread handler collected ")
+
+
+@pytest.mark.parametrize("gone", ["sys.stdout = None", "sys.stdout.close()"])
+def test_a_program_without_its_output_ends_all_the_same(gone: str) -> None:
+    """As one is started with `>&-`, or whose plug-in has closed it."""
+    code, said = ends(PROGRAM.replace("END", f"{gone}; sys.exit(2)"))
+
+    assert (code, "Traceback" in said) == (2, False)
+
+
+def test_a_command_line_inside_another_program_leaves_its_end_alone() -> None:
+    """The exit code is that program's."""
+    program = "import sys\nfrom atoll.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\nsys.exit(7)"
+
+    assert ends(program)[0] == 7

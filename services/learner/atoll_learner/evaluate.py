@@ -4,10 +4,10 @@ The evaluator is a reader: it takes the newest frame of every fragment, puts the
 byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
 (`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures that too.
 
-An evaluator with a folder to export to does so when the run is over, which the shards' leases say, or when it is told to
-stop before that. It has JAX and the compiled program already, and its last measurement is that of the model in the files;
-values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so the
-sample of the model's text is drawn beside the measuring.
+An evaluator with a folder to export to does so when the run is over, which the shards' leases say, and when it is told to stop
+if the run has gone on since. It has JAX and the compiled program already, and its last measurement is that of the model in the
+files; values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so
+the sample of the model's text is drawn beside the measuring.
 
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
 somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
@@ -197,7 +197,7 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
         life = asyncio.create_task(live(settings.health_file, bus.reach))
         exported = await evaluate_until(stop, bus, settings.run, evaluation, every_s, last=last)
         if last:
-            await _export(bus, await founded_run(bus, settings.run), evaluation, exported)
+            await export_at_stop(bus, settings.run, evaluation, exported)
         life.cancel()
     finally:
         await bus.close()
@@ -205,26 +205,29 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
 
 async def evaluate_until(
     stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, every_s: float, *, last: bool
-) -> Heads:
-    """Measure the run of that name every `every_s` seconds until `stop` is set; return the heads of what was exported.
+) -> Heads | None:
+    """Measure the run of that name every `every_s` seconds until `stop` is set.
 
-    With `last`, a run that is over is exported at once, and measured no more unless it goes on.
+    With `last`, a run that is over is exported at once, and again if it goes on and is over once more. An export that fails is
+    tried again later. Return the heads of what was exported, None if nothing was.
 
     Raises:
-        AtollError: the first measurement failed, or an export.
+        AtollError: the first measurement failed.
     """
     sound, former = False, Moment()
-    exported: Heads = {}
+    exported: Heads | None = None
     while not stop.is_set():
         run = await read_run(bus, Subjects(name))
         if run is None or await _incomplete(bus, run):
             await _pause(stop, POLL_S)
             continue
         progress = await _progress(bus, run) or RecordedProgress(0, over=False)
+        if last and progress.over:
+            exported = await _try_export(bus, run, evaluation, exported)
+            await _pause(stop, every_s)
+            continue
         now = Moment(progress.tokens, time.monotonic())
-        if last and (progress.over or ends_before(run.protocol.tokens_target, former, now)):
-            if progress.over:
-                exported = await _export_if_readable(bus, run, evaluation, exported)
+        if last and ends_before(run.protocol.tokens_target, former, now):
             await _pause(stop, POLL_S)
             continue
         try:
@@ -236,7 +239,7 @@ async def evaluate_until(
             if not sound:
                 raise
             log.warning("evaluation.failed", reason=str(error))
-        await _pause(stop, every_s)
+        await (_pause_until_over(stop, bus, run, every_s) if last else _pause(stop, every_s))
     return exported
 
 
@@ -264,27 +267,49 @@ async def _incomplete(bus: Bus, run: RunRecord) -> bool:
     return len(await read_heads(bus, run)) < len(run.layout.fragments)
 
 
-async def _export_if_readable(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads) -> Heads:
-    """Export as `_export` does, or later if the broker does not answer now."""
+async def export_at_stop(bus: Bus, name: str, evaluation: Evaluation, exported: Heads | None) -> None:
+    """Export the run of that name as `_export` does; one that was exported and cannot be read now has its export."""
+    try:
+        await _export(bus, await founded_run(bus, name), evaluation, exported)
+    except UNREADABLE as error:
+        if exported is None:
+            raise
+        log.warning("export.skipped", reason=str(error))
+
+
+async def _try_export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads | None) -> Heads | None:
+    """Export as `_export` does; say so if that fails, and return what was exported before."""
     try:
         return await _export(bus, run, evaluation, exported)
-    except UNREADABLE as error:
-        log.warning("evaluation.skipped", reason=str(error))
+    except AtollError as error:
+        log.warning("export.failed", reason=str(error))
         return exported
 
 
-async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads) -> Heads:
-    """Measure the model and write that very one out, unless it is the one that was `exported`; return the heads of it."""
+async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: Heads | None) -> Heads | None:
+    """Measure the model and write that very one out, unless it is the one that was `exported`; return the heads of it.
+
+    A measurement that the event log has not got leaves the export undone: the log's last one shall be of the model that was
+    written.
+
+    Raises:
+        AtollError: the run cannot be read, or the folder not be written to. What was measured is in the event log even so.
+    """
     heads = await read_heads(bus, run)
     if heads == exported:
         return exported
     began_s = time.monotonic()
-    merged = await read_merged(bus, run)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.to_thread(evaluation.write, run, merged))
-        group.create_task(_tell(bus, run, evaluation, merged, (await recorded_progress(bus, run)).tokens))
+    merged, tokens = await read_merged(bus, run), (await recorded_progress(bus, run)).tokens
+    written, told = await asyncio.gather(
+        asyncio.to_thread(evaluation.write, run, merged),
+        _tell(bus, run, evaluation, merged, tokens),
+        return_exceptions=True,  # a thread cannot be stopped, so no other attempt may begin before both have ended
+    )
+    for failure in (written, told):
+        if isinstance(failure, BaseException):
+            raise failure
     await asyncio.to_thread(evaluation.conclude, run, merged, began_s)
-    return heads
+    return heads if told else exported
 
 
 async def evaluate_once(bus: Bus, run: RunRecord, evaluation: Evaluation) -> bool:
@@ -344,6 +369,15 @@ def measured(
         "versions_max": merged.versions_max,
         "token_fragments_merged": merged.token_fragments,
     }
+
+
+async def _pause_until_over(stop: asyncio.Event, bus: Bus, run: RunRecord, for_s: float) -> None:
+    """Pause for so long, and no longer than until the run is over."""
+    ends_s, over = time.monotonic() + for_s, False
+    while not (stop.is_set() or over) and (left_s := ends_s - time.monotonic()) > 0.0:
+        await _pause(stop, min(POLL_S, left_s))
+        progress = await _progress(bus, run)
+        over = progress is not None and progress.over
 
 
 async def _pause(stop: asyncio.Event, for_s: float) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from atoll.base.atomic_files import write_whole
 from atoll.base.logs import configure, get
 from atoll.cli.reading import opened
 from atoll.keys.rights import KINDS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 log = get(__name__)
 
+MEASURED: Final = "validation.json"
 SAMPLE_BYTES: Final = 400
 SAMPLE_PROMPT: Final = b"def "
 Measure = Callable[[dict[str, Any]], float]
@@ -115,9 +117,13 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel,
 
 
 def write_model(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, sampler: Sampler) -> None:
-    """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text."""
+    """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text.
+
+    How a former model measured is removed first: those are not this one's figures.
+    """
     from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
 
+    (out / MEASURED).unlink(missing_ok=True)
     write_values(out, run, merged)
     write_beside(out, work.model, work.shards)
     (out / "sample.txt").write_text(sampler.text(merged.params, run.seed), encoding="utf-8")
@@ -138,5 +144,5 @@ def write_measured(work: LearnerWork, out: Path, merged: MergedModel, measured: 
         "versions_max": merged.versions_max,
         "data_fingerprint": meta.fingerprint,
     }
-    (out / "validation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_whole(out / MEASURED, (json.dumps(result, indent=2) + "\n").encode())
     log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)

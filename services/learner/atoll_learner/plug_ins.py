@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
+from atoll.base.exits import end_as_python_does
 
 FAILURES: Final = (Exception, SystemExit)
 """How code of a person's own can fail; Ctrl-C is no failure of it."""
@@ -30,6 +31,7 @@ def loaded(text: str, option: str) -> Any:  # noqa: ANN401  (anything that a mod
         raise SettingsError(
             f"{option} names nothing", got=text, allowed="module:attribute", todo="write for example mine:accuracy"
         )
+    end_as_python_does()  # what this code leaves open is closed when its objects are collected
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -1,14 +1,16 @@
 """How a program of ours ends: what is no bug of ours becomes one message on standard error and an exit code.
 
 When all is said and done, the operating system takes a process back in a moment. Python first clears its modules and collects
-their objects, which is more than a second of a core for a program with JAX in it. A program of ours leaves that out: threads
-have ended and handlers of `atexit` have run by then, so nothing that anybody keeps depends on it.
+their objects, which is more than a second of a core for a program with JAX in it. A program that another one of ours has
+started leaves that out (`run_program`). Threads that are no daemons have ended by then, and handlers of `atexit` that were
+registered since it began have run.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import signal
 import sys
@@ -27,16 +29,17 @@ log = get(__name__)
 
 
 def run_program(call: Callable[[], Any]) -> None:
-    """Call as `guarded` does, and end the process; only for what is the whole of a program.
+    """Call what is the whole of a program that our own programs start, and end the process.
 
-    An error that nobody expected, and that Python has to tell, ends it as Python does.
+    An error that nobody has turned into an exit code ends it as Python does, and so does `end_as_python_does`. Not for what a
+    person types: what their tools have registered before us would not run.
     """
     codes: list[int] = []
     atexit.register(
         _leave, codes
     )  # the last registered runs first, so whatever `call` loads comes to its end before this
     try:
-        guarded(call)
+        call()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             codes.append(end.code or 0)
@@ -44,15 +47,23 @@ def run_program(call: Callable[[], Any]) -> None:
     codes.append(0)
 
 
+def end_as_python_does() -> None:
+    """Let Python end this process in its own way: code of somebody else's runs in it, and may keep files open to the last."""
+    atexit.unregister(_leave)
+
+
 def _leave(codes: list[int]) -> None:
-    """End this process with the code that is known, once all that was said is written."""
-    if codes:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except OSError:
-            return  # Python will tell of it
-        os._exit(codes[-1])
+    """End this process with the code that is known, once its standard streams and handlers of logs have written all."""
+    if not codes:
+        return
+    try:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except (OSError, ValueError):
+        return  # Python will tell of it
+    os._exit(codes[-1])
 
 
 def guarded(call: Callable[[], Any]) -> None:

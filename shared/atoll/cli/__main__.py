@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from atoll.base.exits import run_program
 from atoll.cli import main
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

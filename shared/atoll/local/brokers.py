@@ -24,7 +24,7 @@ import msgspec
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
-from atoll.base.exits import run_program
+from atoll.base.exits import guarded, run_program
 from atoll.base.health import show_life
 from atoll.base.logs import configure, get
 from atoll.bus.regions import RegionSide
@@ -192,4 +192,7 @@ def _announce(url_file: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    run_program(lambda: host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]))
+    words = sys.argv
+    run_program(
+        lambda: guarded(lambda: host(Path(words[1]), Path(words[2]), int(words[3]), words[4], words[5])),
+    )

@@ -1,0 +1,186 @@
+"""When an evaluator writes the model: once the run is over, and again if it has gone on since. It is always measured, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.archive.object_store import FolderArchive
+from atoll.base.errors import BrokerUnavailable, StorageFull
+from atoll.bus.interface import Record
+from atoll.bus.memory.bus import MemoryBus
+from atoll.run.heads import read_heads
+from atoll.run.merged_model import MergedModel
+from atoll.wire.event_log import event_of
+from atoll.wire.messages import RunRecord
+from atoll.wire.subjects import Subjects
+from atoll_learner.evaluate import evaluate_until, export_at_stop
+from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
+
+TARGET = 700
+DEADLINE_S = 60.0
+LONG_S = 3600.0
+"""A pause that nothing of a test outlasts."""
+
+
+@dataclass
+class NotedEvaluation:
+    """Measures nothing, and notes what is asked of it; writing fails as often as `failures` says."""
+
+    kind: str = "evaluated"
+    failures: int = 0
+    prepared: bool = False
+    written: list[int] = field(default_factory=list)
+    concluded: list[int] = field(default_factory=list)
+
+    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
+        """Return what a measurement says."""
+        del run
+        return {"run_tokens": tokens, "values": {"value": 1.0}, "versions_max": merged.versions_max}
+
+    def prepare(self) -> None:
+        """Note that the first measurement is in the event log."""
+        self.prepared = True
+
+    def write(self, run: RunRecord, merged: MergedModel) -> None:
+        """Note the newest version of a model, or fail."""
+        del run
+        if self.failures:
+            self.failures -= 1
+            raise StorageFull("full", todo="make room")
+        self.written.append(merged.versions_max)
+
+    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
+        """Note that an export came to its end."""
+        del run, began_s
+        self.concluded.append(merged.versions_max)
+
+
+class LookedAtBus(MemoryBus):
+    """Counts the looks at the lease of the last shard."""
+
+    looks = 0
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Read a record, and count if it is that lease."""
+        self.looks += subject == Subjects("r").lease(SHARDS - 1)
+        return await super().get_record(subject)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FoundedRun:
+    """Return a run with a target that nobody has founded yet."""
+    record = run_record("r")
+    protocol = msgspec.structs.replace(record.protocol, tokens_target=TARGET)
+    record = msgspec.structs.replace(record, protocol=protocol)
+    return FoundedRun(record, FolderArchive(tmp_path / "archive"), TurnedClock())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not done():  # noqa: ASYNC110  (what is waited for happens in threads)
+            await asyncio.sleep(0.01)
+
+
+async def measured(run: FoundedRun) -> list[int]:
+    """Return the newest version of the model at each measurement in the event log."""
+    entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=1000)
+    return [msgspec.json.decode(event_of(entry.subject, entry.data).fields["versions_max"]) for entry in entries]
+
+
+async def close(run: FoundedRun) -> None:
+    """Let every shard close its ledger at the target."""
+    for shard in range(SHARDS):
+        await say_lease(run, TARGET, shard, closed=True)
+
+
+def test_a_run_that_ends_during_a_pause_is_exported_at_once(run: FoundedRun) -> None:
+    """Nobody has to ask, however long the pause is; one shard that still merges is waited for."""
+
+    async def scenario(evaluation: NotedEvaluation) -> list[int]:
+        await run.found()
+        stop, bus = asyncio.Event(), LookedAtBus("r", run.broker)
+        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, LONG_S, last=True))
+        await until(lambda: evaluation.prepared)
+        await run.commit(0)
+        await say_lease(run, TARGET, 0, closed=True)
+        await say_lease(run, TARGET, 1)
+        bus.looks = 0
+        await until(lambda: bus.looks >= 2)
+        assert not evaluation.written
+        await close(run)
+        await until(lambda: bool(evaluation.concluded))
+        stop.set()
+        exported = await following
+        assert exported == await read_heads(run.bus, run.record)
+        await export_at_stop(run.bus, "r", evaluation, exported)
+        return await measured(run)
+
+    evaluation = NotedEvaluation()
+
+    assert asyncio.run(scenario(evaluation))[-1] == 1
+    assert (evaluation.written, evaluation.concluded) == ([1], [1]), "the stop has nothing to add"
+
+
+def test_what_goes_on_after_its_export_is_exported_again(run: FoundedRun) -> None:
+    """At the stop, by the heads."""
+
+    async def scenario(evaluation: NotedEvaluation) -> None:
+        await run.found()
+        await close(run)
+        stop = asyncio.Event()
+        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, LONG_S, last=True))
+        await until(lambda: bool(evaluation.concluded))
+        for fragment in range(FRAGMENTS):
+            await run.commit(fragment)
+        stop.set()
+        await export_at_stop(run.bus, "r", evaluation, await following)
+
+    evaluation = NotedEvaluation()
+    asyncio.run(scenario(evaluation))
+
+    assert (evaluation.written, evaluation.concluded) == ([0, 1], [0, 1])
+
+
+def test_a_full_disk_costs_no_measurement_and_is_tried_again(run: FoundedRun) -> None:
+    """What cannot be written is measured and told all the same; at the stop a failure is one."""
+
+    async def scenario(evaluation: NotedEvaluation) -> list[int]:
+        await run.found()
+        await close(run)
+        stop = asyncio.Event()
+        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, 0.01, last=True))
+        await until(lambda: bool(evaluation.concluded))
+        stop.set()
+        await following
+        await run.commit(0)
+        evaluation.failures = 1
+        with pytest.raises(StorageFull):
+            await export_at_stop(run.bus, "r", evaluation, await following)
+        return await measured(run)
+
+    evaluation = NotedEvaluation(failures=2)
+    told = asyncio.run(scenario(evaluation))
+
+    assert (evaluation.written, evaluation.concluded) == ([0], [0])
+    assert told == [0, 0, 0, 1], "two that failed, the third, and the one at the stop"
+
+
+def test_a_stop_before_there_are_values_is_no_export(run: FoundedRun) -> None:
+    """It was taken for one: no head is as much as none."""
+
+    async def scenario() -> None:
+        await run.found()
+        for fragment in range(FRAGMENTS):
+            await run.bus.purge(run.record.subjects.head(fragment))
+        with pytest.raises(BrokerUnavailable, match="no values yet"):
+            await export_at_stop(run.bus, "r", NotedEvaluation(), None)
+
+    asyncio.run(scenario())
