@@ -68,8 +68,9 @@ def show(rows: Sequence[ComparedRun]) -> None:
     table.add_column("run")
     table.add_column("ended")
     table.add_column("optimizer")
+    table.add_column("rate", justify="right")
+    table.add_column("schedule")
     for heading in (
-        "rate",
         "learners",
         "tokens",
         "time",
@@ -88,6 +89,7 @@ def show(rows: Sequence[ComparedRun]) -> None:
             plain(row.ended),
             plain(row.optimizer or "-"),
             _figure(row.rate, ".3g"),
+            plain(row.schedule or "-"),
             str(row.learners),
             _figure(row.tokens, ","),
             time,

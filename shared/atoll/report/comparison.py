@@ -40,7 +40,7 @@ class ComparedRun:
         bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
         tokens_per_s: tokens trained over `wall_s`.
         faults: learners and shards that were lost, and incarnations put into quarantine.
-        optimizer, rate: the inner optimizer of the reference learner, and its rate after the warm-up.
+        optimizer, rate, schedule: the inner optimizer of the reference learner, its rate after the warm-up, and how that goes on.
     """
 
     path: str
@@ -58,6 +58,7 @@ class ComparedRun:
     faults: int | None
     optimizer: str | None = None
     rate: float | None = None
+    schedule: str | None = None
 
     def __post_init__(self) -> None:
         """Derive the speed."""
@@ -84,6 +85,7 @@ class ComparedSettings(msgspec.Struct):
 
     optimizer: Name | None = msgspec.field(default=None, name="train.optimizer")
     rate: Figure | None = msgspec.field(default=None, name="train.rate")
+    schedule: Name | None = msgspec.field(default=None, name="train.schedule")
 
 
 class ReportFigures(msgspec.Struct):
@@ -171,4 +173,5 @@ def compared(path: Path, report: ReportFigures) -> ComparedRun:
         faults=report.faults,
         optimizer=None if report.settings is None else report.settings.optimizer,
         rate=None if report.settings is None else report.settings.rate,
+        schedule=None if report.settings is None else report.settings.schedule,
     )
