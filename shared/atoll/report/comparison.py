@@ -40,7 +40,7 @@ class ComparedRun:
         bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
         tokens_per_s: tokens trained over `wall_s`.
         faults: learners and shards that were lost, and incarnations put into quarantine.
-        optimizer, rate, schedule: the inner optimizer of the reference learner, its rate after the warm-up, and how that goes on.
+        optimizer, rate, schedule: the inner optimizer of the reference learner, its rate after the warm-up, its schedule.
     """
 
     path: str
