@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = get(__name__)
 
-MEASURED: Final = "validation.json"
+VALIDATION: Final = "validation.json"
 SAMPLE_BYTES: Final = 400
 SAMPLE_PROMPT: Final = b"def "
 Measure = Callable[[dict[str, Any]], float]
@@ -123,7 +123,7 @@ def write_model(work: LearnerWork, out: Path, run: RunRecord, merged: MergedMode
     """
     from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
 
-    (out / MEASURED).unlink(missing_ok=True)
+    (out / VALIDATION).unlink(missing_ok=True)
     write_values(out, run, merged)
     write_beside(out, work.model, work.shards)
     (out / "sample.txt").write_text(sampler.text(merged.params, run.seed), encoding="utf-8")
@@ -144,5 +144,5 @@ def write_measured(work: LearnerWork, out: Path, merged: MergedModel, measured: 
         "versions_max": merged.versions_max,
         "data_fingerprint": meta.fingerprint,
     }
-    write_whole(out / MEASURED, (json.dumps(result, indent=2) + "\n").encode())
+    write_whole(out / VALIDATION, (json.dumps(result, indent=2) + "\n").encode())
     log.info("model.exported", took_s=round(time.monotonic() - began_s, 2), **result)

@@ -35,9 +35,8 @@ def run_program(call: Callable[[], Any]) -> None:
     person types: what their tools have registered before us would not run.
     """
     codes: list[int] = []
-    atexit.register(
-        _leave, codes
-    )  # the last registered runs first, so whatever `call` loads comes to its end before this
+    # The last registered runs first, so whatever `call` loads comes to its end before this.
+    atexit.register(_leave, codes)
     try:
         call()
     except SystemExit as end:

@@ -191,8 +191,9 @@ def _announce(url_file: Path, url: str) -> None:
     write_whole(url_file, url.encode())
 
 
+def _main() -> None:
+    host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+
+
 if __name__ == "__main__":
-    words = sys.argv
-    run_program(
-        lambda: guarded(lambda: host(Path(words[1]), Path(words[2]), int(words[3]), words[4], words[5])),
-    )
+    run_program(lambda: guarded(_main))
