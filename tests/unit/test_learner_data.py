@@ -15,7 +15,7 @@ import pytest
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import prepare_command
+from atoll_learner.data.command import described, prepare_command
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards, permuted
 from atoll_learner.data.sources import documents, files_of, stdlib_files
@@ -82,6 +82,32 @@ def test_what_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content:
 
     assert name in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_empty_texts_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A folder of sources has them, and many a row of a dataset is one; the shards are those of the others."""
+    files = texts(tmp_path / "in")
+    alone = prepare(files, tmp_path / "alone", validation=0.2, block_tokens=256)
+    (tmp_path / "in/__init__.py").touch()
+    (tmp_path / "in/blank.txt").write_bytes(b" \n ")
+    (tmp_path / "in/rows.jsonl").write_text('{"text": ""}\n{"text": "\\n"}\n', encoding="utf-8")
+    pq.write_table(pa.table({"text": ["", None]}), tmp_path / "in/rows.parquet")
+
+    with_empty = prepare(files_of([tmp_path / "in"]), tmp_path / "out", validation=0.2, block_tokens=256)
+
+    assert (with_empty.documents, with_empty.empty, with_empty.fingerprint) == (alone.documents, 6, alone.fingerprint)
+    assert "documents (6 more are empty): " in described(with_empty, tmp_path)
+    assert "more" not in described(alone, Path("folder"))
+
+
+@pytest.mark.parametrize("vocabulary", [0, 300])
+def test_text_that_is_all_empty_is_refused(tmp_path: Path, vocabulary: int) -> None:
+    """Before a vocabulary is made of it."""
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"(?s)empty.*a\.txt, .*b\.jsonl"):
+        prepare(files_of([tmp_path]), tmp_path / "out", vocabulary=vocabulary)
 
 
 def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def learn(
 
 def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
     every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two evaluations.")] = 20.0,
+    cores_max: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Pause longer, so that in the mean this much of a core is used at most."),
+    ] = None,
     own: Annotated[
         str,
         typer.Option("--with", help="module:function of yours that gets the merged parameters and returns numbers."),
@@ -80,9 +84,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
         require("flax", "learner", "`atoll evaluate`")
     os.nice(NICE)  # before anything is loaded: learners of this machine begin at the same time
     from atoll.settings import load  # noqa: PLC0415
-    from atoll_learner.evaluate import follow  # noqa: PLC0415
+    from atoll_learner.evaluate import Pace, follow  # noqa: PLC0415
 
-    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, every_s, own, like, out)
+    pace = Pace(every_s) if cores_max is None else Pace(every_s, cores_max)
+    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, pace, own, like, out)
 
 
 def export(

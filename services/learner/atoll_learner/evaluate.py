@@ -9,6 +9,9 @@ if the run has gone on since. It has JAX and the compiled program already, and i
 files; values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so
 the sample of the model's text is drawn beside the measuring.
 
+Beside learners, what an evaluator takes is time of theirs. Under `cores_max` it pauses longer after a measurement that took
+long, so that in the mean it uses no more of a core than that, however large the model is.
+
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
 somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
 """
@@ -16,6 +19,7 @@ somebody's own loop is measured by a function of theirs (`own_evaluation`), as `
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -74,8 +78,20 @@ class Evaluation(Protocol):
         """Write out how the model measured that was measured last; the export began at `began_s`, by the monotonic clock."""
 
 
-def follow(settings: Settings, every_s: float, own: str = "", like: str = "", out: Path | None = None) -> None:
-    """Evaluate every `every_s` seconds and append each result to the event log, until told to stop.
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to measure: with `every_s` seconds between two, and with at most `cores_max` of a core in the mean."""
+
+    every_s: float
+    cores_max: float = math.inf
+
+    def pause_s(self, spent_s: float) -> float:
+        """Return how long to pause after a measurement that took so much processor time."""
+        return max(self.every_s, spent_s / self.cores_max)
+
+
+def follow(settings: Settings, pace: Pace, own: str = "", like: str = "", out: Path | None = None) -> None:
+    """Evaluate at that pace and append each result to the event log, until told to stop.
 
     `own` names a function (`module:function`) that measures in place of the reference model's bits per byte. With `out` the
     reference model is measured once more when the run is over or the evaluator is told to stop, and written to that folder.
@@ -93,7 +109,7 @@ def follow(settings: Settings, every_s: float, own: str = "", like: str = "", ou
 
         enable_compile_cache(settings.learner.compile_cache)
     evaluation = _OfOwn(own, like) if work is None else _OfReference(settings, work, out)
-    asyncio.run(_follow(settings, evaluation, every_s, last=out is not None))
+    asyncio.run(_follow(settings, evaluation, pace, last=out is not None))
 
 
 class _OfReference:
@@ -188,14 +204,14 @@ class _OfOwn:
         """Nothing was written."""
 
 
-async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *, last: bool) -> None:
+async def _follow(settings: Settings, evaluation: Evaluation, pace: Pace, *, last: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
-        exported = await evaluate_until(stop, bus, settings.run, evaluation, every_s, last=last)
+        exported = await evaluate_until(stop, bus, settings.run, evaluation, pace, last=last)
         if last:
             await export_at_stop(bus, settings.run, evaluation, exported)
         life.cancel()
@@ -204,9 +220,9 @@ async def _follow(settings: Settings, evaluation: Evaluation, every_s: float, *,
 
 
 async def evaluate_until(
-    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, every_s: float, *, last: bool
+    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, pace: Pace, *, last: bool
 ) -> Heads | None:
-    """Measure the run of that name every `every_s` seconds until `stop` is set.
+    """Measure the run of that name at that pace until `stop` is set.
 
     With `last`, a run that is over is exported at once, and again if it goes on and is over once more. An export that fails is
     tried again later. Return the heads of what was exported, None if nothing was.
@@ -224,12 +240,13 @@ async def evaluate_until(
         progress = await _progress(bus, run) or RecordedProgress(0, over=False)
         if last and progress.over:
             exported = await _try_export(bus, run, evaluation, exported)
-            await _pause(stop, every_s)
+            await _pause(stop, pace.every_s)
             continue
         now = Moment(progress.tokens, time.monotonic())
         if last and ends_before(run.protocol.tokens_target, former, now):
             await _pause(stop, POLL_S)
             continue
+        began_s, compiled = time.process_time(), sound
         try:
             sound = await evaluate_once(bus, run, evaluation) or sound
             former = replace(now, took_s=time.monotonic() - now.at_s)
@@ -239,7 +256,9 @@ async def evaluate_until(
             if not sound:
                 raise
             log.warning("evaluation.failed", reason=str(error))
-        await (_pause_until_over(stop, bus, run, every_s) if last else _pause(stop, every_s))
+        # The first measurement compiles, so its time says nothing about the next.
+        pause_s = pace.pause_s(time.process_time() - began_s if compiled else 0.0)
+        await (_pause_until_over(stop, bus, run, pause_s) if last else _pause(stop, pause_s))
     return exported
 
 

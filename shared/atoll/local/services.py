@@ -17,7 +17,7 @@ from atoll.base.huge_pages import huge_pages
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
-from atoll.local.defaults import EVALUATE_EVERY_S
+from atoll.local.defaults import EVALUATE_CORES_MAX, EVALUATE_EVERY_S
 from atoll.local.environment import flat, redacted, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
@@ -142,7 +142,8 @@ class Services:
 
     def evaluator(self) -> ChildPlan:
         """Return the plan of the process that measures the merged model while the run goes on, and writes it out at the end."""
-        words = ("--every", f"{EVALUATE_EVERY_S:g}", "--export", str(self._folder.out.absolute()))
+        pace = ("--every", f"{EVALUATE_EVERY_S:g}", "--cores-max", f"{EVALUATE_CORES_MAX:g}")
+        words = (*pace, "--export", str(self._folder.out.absolute()))
         return self._verb(EVALUATOR, "evaluate", *words, restarts_max=RESTARTS_MAX)
 
     @property

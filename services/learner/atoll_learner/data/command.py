@@ -67,7 +67,8 @@ def described(meta: Meta, folder: Path) -> str:
     blocks = sum(part.positions for part in meta.parts)
     shares = [f"{part.positions / blocks:.1%} of {part.fingerprint[:8]}" for part in meta.parts]
     mixed = f"{' and '.join(shares)}: " if shares else ""
+    left_out = f" ({meta.empty} more are empty)" if meta.empty else ""
     return (
-        f"{mixed}{meta.documents} documents: {meta.train_tokens} training and {meta.validation_tokens} held-out tokens, "
-        f"vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {folder}"
+        f"{mixed}{meta.documents} documents{left_out}: {meta.train_tokens} training "
+        f"and {meta.validation_tokens} held-out tokens, vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {folder}"
     )

@@ -61,6 +61,8 @@ class MixturePart(msgspec.Struct, frozen=True, kw_only=True):
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer.
 
+    `empty` counts texts that were left out, because there was nothing in them.
+
     Of a mixture both are of its parts, and held-out tokens and bytes are what is measured.
     """
 
@@ -71,6 +73,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     validation_tokens: Count
     validation_bytes: Count
     documents: Count
+    empty: Count = 0
     source: str
     fingerprint: str
     tokenizer: str
@@ -101,7 +104,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
 
     Raises:
         SettingsError: a choice is out of range, or `out` holds what is not ours to replace.
-        DataError: a document is not text, or there is too little of it for one block and some held-out text.
+        DataError: a document is not text, all are empty, or there is too little text for one block and some of it held out.
         StorageFull: the disk is full; nothing is left behind.
     """
     if not 0.0 < validation < 1.0:
@@ -114,6 +117,10 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         reading = replace(reading, part_bytes=part_bytes(files))
+        if not any(document for file in files for document in documents(file, reading)):
+            raise DataError(
+                "this text is empty", got=", ".join(map(str, files[:3])), todo="name texts with words in them"
+            )
         tokenizer = _tokenizer(files, vocabulary, work, reading)
         split = Split(validation, seed)
         meta = _write(files, work, tokenizer, split, block_tokens, reading, progress)
@@ -177,10 +184,13 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
     dtype = next(name for most, name in DTYPES.items() if tokenizer.vocab <= most)
     source, content = hashlib.sha256(), hashlib.sha256(f"{tokenizer.vocab}".encode())
     counts = {"train": 0, "held_out": 0}
-    number = held_bytes = 0
+    number = held_bytes = empty = 0
     with (work / "train.bin").open("wb") as train, (work / "held_out.bin").open("wb") as held_out:
         for file in progress(files):
             for document in documents(file, reading):
+                if not document:
+                    empty += 1
+                    continue
                 source.update(hashlib.sha256(document).digest())
                 kept = split.holds_out(document)
                 tokens = np.append(tokenizer.encode(document), tokenizer.separator).astype(dtype)
@@ -198,6 +208,7 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
         validation_tokens=counts["held_out"],
         validation_bytes=held_bytes,
         documents=number,
+        empty=empty,
         source=source.hexdigest(),
         fingerprint=content.hexdigest()[:32],
         tokenizer="bpe" if isinstance(tokenizer, BpeTokenizer) else "bytes",

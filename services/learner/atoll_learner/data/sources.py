@@ -3,7 +3,8 @@
 A document is one file, one line of a jsonl, one row of a table. Files are read as streams, so that memory does not grow with
 them. A file that is longer than a part (`Reading.part_bytes`) is cut into several documents, at the end of a line where there
 is one: otherwise one large file would be a single document, and nothing of it could be held out. What cannot be text is refused
-by name, never skipped in silence: an empty file, a byte 0 (binary), bytes that are not UTF-8.
+by name: a byte 0 (binary), bytes that are not UTF-8. Every folder of sources and most datasets have texts with nothing in them;
+such a text is an empty document, which `prepare` leaves out and counts.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def files_of(inputs: list[Path], reading: Reading = PLAIN) -> list[Path]:
 
 
 def documents(file: Path, reading: Reading = PLAIN) -> Iterator[bytes]:
-    """Yield the documents of one file as UTF-8 bytes; raise `DataError` for one that is no text or cannot be read."""
+    """Yield the documents of one file as UTF-8 bytes, b"" for each text that is empty.
+
+    Raises `DataError` for one that is no text or cannot be read.
+    """
     try:
         if inner_suffix(file) in TABLES:
             yield from _table(file, reading)
@@ -121,9 +125,12 @@ def documents(file: Path, reading: Reading = PLAIN) -> Iterator[bytes]:
 
 
 def checked_text(data: bytes, where: str, start: int = 0) -> bytes:
-    """Return `data` if it is text; raise `DataError` naming `where`, and the offset after `start`, otherwise."""
+    """Return `data` if it is text, b"" if it is blank.
+
+    Otherwise raise `DataError` that names `where`, and the offset after `start`.
+    """
     if not data.strip():
-        raise DataError("this text is empty", got=f"{where}, {len(data)} bytes", todo="leave it out")
+        return b""
     if b"\0" in data:
         at = start + data.index(b"\0")
         raise DataError("this is not text but binary", got=f"{where}, byte 0 at offset {at}", todo="leave it out")
@@ -161,7 +168,7 @@ def _text(stream: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> It
             yield checked_text(part, str(file), start)
         start += len(part)
     if not found:
-        checked_text(b"", str(file))
+        yield b""
 
 
 def _parts(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
