@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from atoll.base.processors import processor
+
 GIT_S: Final = 5.0
 EDITED: Final = "+changes"
 COMMIT_FILE: Final = "commit.txt"
@@ -36,8 +38,9 @@ def version() -> str:
 
 
 def machine() -> str:
-    """Return what the program runs on."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+    """Return what the program runs on, as `Linux x86_64, 2 cores of AMD EPYC with AVX2, Python 3.11.7`."""
+    kernel, python = f"{platform.system()} {platform.machine()}", f"Python {sys.version.split()[0]}"
+    return ", ".join((kernel, " of ".join(filter(None, (f"{os.cpu_count()} cores", processor()))), python))
 
 
 def _of_checkout(package: Path) -> str:

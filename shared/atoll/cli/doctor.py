@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from atoll.base.processors import processor
 from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
 
@@ -94,7 +95,8 @@ def _machine() -> Iterator[Finding]:
     found = ".".join(map(str, sys.version_info[:3]))
     wanted = ".".join(map(str, PYTHON_MIN))
     yield Finding("ok" if sys.version_info >= PYTHON_MIN else "FAIL", "Python", f"{found} ({wanted} or later)")
-    yield Finding("ok", "processors", f"{os.cpu_count() or 1} cores")
+    told = " of ".join(filter(None, (f"{os.cpu_count() or 1} cores", processor())))
+    yield Finding("ok", "processors", told)
     free = shutil.disk_usage(Path.cwd()).free
     grade: Literal["ok", "FAIL"] = "ok" if free >= DISK_FREE_MIN_BYTES else "FAIL"
     yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({DISK_FREE_MIN_BYTES >> 20} MB or more)")

@@ -24,6 +24,7 @@ from typing import Final
 
 import zstandard
 
+from atoll.base.processors import CPU_LIST, processor_facts
 from atoll.base.user_cache import user_cache
 
 CACHE_BYTES_MAX: Final = 1 << 30
@@ -35,7 +36,6 @@ LOOKED: Final = ".looked"
 """Its time is that of the last look at all entries."""
 FRAME_HEAD_BYTES: Final = 18
 PIECE_BYTES: Final = 1 << 20
-CPU_LIST: Final = Path("/proc/cpuinfo")
 
 
 def program_cache(run: Path, cpus: Path = CPU_LIST) -> Path:
@@ -51,11 +51,7 @@ def program_cache(run: Path, cpus: Path = CPU_LIST) -> Path:
 def machine(cpus: Path = CPU_LIST) -> str:
     """Return a name that machines share whose processors can do the same."""
     facts = [platform.machine(), platform.processor()]
-    try:
-        first = cpus.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-        facts += [line for line in first.splitlines() if line.partition(":")[0].strip() in CPU_FACTS]
-    except OSError:
-        pass
+    facts += [f"{name}: {value}" for name, value in processor_facts(cpus).items() if name in CPU_FACTS]
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest()
 
 

@@ -30,6 +30,7 @@ import xxhash
 from atoll.base.errors import EnvironmentFault, ProtocolMisuse
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
+from atoll.base.processors import abilities
 
 log = get(__name__)
 
@@ -113,18 +114,9 @@ def _unfit(told: LibraryManifest) -> str:
         return "the library was made of other sources"
     if told.cpu not in NEEDS or told.cpu != class_of_processor():
         return f"the library was made for {told.cpu}"
-    if lacking := NEEDS[told.cpu] - _abilities() if NEEDS[told.cpu] else frozenset[str]():
+    if lacking := NEEDS[told.cpu] - abilities() if NEEDS[told.cpu] else frozenset[str]():
         return f"the library was made for {told.cpu}, and this processor lacks {', '.join(sorted(lacking))}"
     return ""
-
-
-def _abilities() -> frozenset[str]:
-    """Return what Linux says that this processor can; nothing where nobody says so."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").partition(":")[2].split())
 
 
 def _bound(name: str, machine_code: Any, declared: Declared) -> Callable[..., Any]:  # noqa: ANN401  (of ctypes)
