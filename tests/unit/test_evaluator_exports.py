@@ -21,7 +21,8 @@ from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluate import Pace, evaluate_until, export_at_stop
+from atoll_learner.evaluate import evaluate_until, export_at_stop
+from atoll_learner.measuring_pace import MeasuringPace
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
 
 TARGET = 700
@@ -119,12 +120,12 @@ async def close(run: FoundedRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace", "spent_s", "expected_s"), [(Pace(15.0, 0.06), 3.0, 50.0), (Pace(15.0, 0.06), 0.6, 15.0)]
+    ("pace", "spent_s", "expected_s"), [(MeasuringPace(15.0, 0.06), 3.0, 50.0), (MeasuringPace(15.0, 0.06), 0.6, 15.0)]
 )
-def test_what_took_long_is_measured_less_often(pace: Pace, spent_s: float, expected_s: float) -> None:
+def test_what_took_long_is_measured_less_often(pace: MeasuringPace, spent_s: float, expected_s: float) -> None:
     """Three seconds of a core in fifty are 6 %; where it takes less the interval is as it was told."""
     assert pace.pause_s(spent_s) == pytest.approx(expected_s)
-    assert Pace(15.0).pause_s(1000.0) == 15.0
+    assert MeasuringPace(15.0).pause_s(1000.0) == 15.0
 
 
 def test_an_evaluator_under_a_bound_pauses_after_its_second_measurement(run: FoundedRun) -> None:
@@ -133,7 +134,7 @@ def test_an_evaluator_under_a_bound_pauses_after_its_second_measurement(run: Fou
     async def scenario(evaluation: BusyEvaluation) -> None:
         await run.found()
         stop = asyncio.Event()
-        pace = Pace(0.01, BUSY_S / LONG_S)
+        pace = MeasuringPace(0.01, BUSY_S / LONG_S)
         following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, pace, last=False))
         await until(lambda: evaluation.asked == 2)
         await asyncio.sleep(5 * BUSY_S)
@@ -152,7 +153,7 @@ def test_a_run_that_ends_during_a_pause_is_exported_at_once(run: FoundedRun) -> 
     async def scenario(evaluation: NotedEvaluation) -> list[int]:
         await run.found()
         stop, bus = asyncio.Event(), LookedAtBus("r", run.broker)
-        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, Pace(LONG_S), last=True))
+        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=True))
         await until(lambda: evaluation.prepared)
         await run.commit(0)
         await say_lease(run, TARGET, 0, closed=True)
@@ -181,7 +182,9 @@ def test_what_goes_on_after_its_export_is_exported_again(run: FoundedRun) -> Non
         await run.found()
         await close(run)
         stop = asyncio.Event()
-        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, Pace(LONG_S), last=True))
+        following = asyncio.create_task(
+            evaluate_until(stop, run.bus, "r", evaluation, MeasuringPace(LONG_S), last=True)
+        )
         await until(lambda: bool(evaluation.concluded))
         for fragment in range(FRAGMENTS):
             await run.commit(fragment)
@@ -201,7 +204,7 @@ def test_a_full_disk_costs_no_measurement_and_is_tried_again(run: FoundedRun) ->
         await run.found()
         await close(run)
         stop = asyncio.Event()
-        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, Pace(0.01), last=True))
+        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, MeasuringPace(0.01), last=True))
         await until(lambda: bool(evaluation.concluded))
         stop.set()
         await following

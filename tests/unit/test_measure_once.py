@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from atoll.run.merged_model import MergedModel
-from atoll_learner.evaluate import Moment, ends_before, measured
+from atoll_learner.evaluations import measured
 from atoll_learner.measure_once import KEPT, MeasureOnce
+from atoll_learner.measuring_pace import Moment, ends_before
 
 
 class CountedMeasure:

@@ -16,7 +16,8 @@ from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
 from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
-from atoll_learner.evaluate import Evaluation, _OfOwn, evaluate_once
+from atoll_learner.evaluate import evaluate_once
+from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation
 from atoll_learner.own_evaluation import OwnEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record, say_lease
 
@@ -163,7 +164,8 @@ PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] in ("j
 from atoll.base.exits import guarded
 from atoll.settings import load
 from atoll_learner.evaluate import follow
-guarded(lambda: follow(load(None, ["run=r"], {}).settings, 1.0, sys.argv[1]))
+from atoll_learner.measuring_pace import MeasuringPace
+guarded(lambda: follow(load(None, ["run=r"], {}).settings, MeasuringPace(1.0), sys.argv[1]))
 """
 
 
@@ -191,7 +193,7 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
         await run.found()
         for tokens in (500, 700):
             await say_lease(run, tokens)
-            evaluation: Evaluation = _OfOwn(f"{module}:several", "")  # a new process's
+            evaluation: Evaluation = OwnLoopEvaluation(f"{module}:several", "")  # a new process's
             assert await evaluate_once(run.bus, run.record, evaluation)
         entries = await run.bus.replay(run.record.subjects.event("evaluated", "*"), after=0, limit=10)
         return [{k: msgspec.json.decode(v) for k, v in event_of(e.subject, e.data).fields.items()} for e in entries]
@@ -209,9 +211,9 @@ def test_a_run_that_cannot_be_read_is_passed_over_and_an_error_of_the_function_i
 
     async def scenario() -> None:
         run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
-        assert not await evaluate_once(run.bus, run.record, _OfOwn(f"{module}:failing", ""))
+        assert not await evaluate_once(run.bus, run.record, OwnLoopEvaluation(f"{module}:failing", ""))
         await run.found()
         with pytest.raises(AtollError, match="failed"):
-            await evaluate_once(run.bus, run.record, _OfOwn(f"{module}:failing", ""))
+            await evaluate_once(run.bus, run.record, OwnLoopEvaluation(f"{module}:failing", ""))
 
     asyncio.run(scenario())

@@ -84,9 +84,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
         require("flax", "learner", "`atoll evaluate`")
     os.nice(NICE)  # before anything is loaded: learners of this machine begin at the same time
     from atoll.settings import load  # noqa: PLC0415
-    from atoll_learner.evaluate import Pace, follow  # noqa: PLC0415
+    from atoll_learner.evaluate import follow  # noqa: PLC0415
+    from atoll_learner.measuring_pace import MeasuringPace  # noqa: PLC0415
 
-    pace = Pace(every_s) if cores_max is None else Pace(every_s, cores_max)
+    pace = MeasuringPace(every_s) if cores_max is None else MeasuringPace(every_s, cores_max)
     follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, pace, own, like, out)
 
 

@@ -9,8 +9,7 @@ if the run has gone on since. It has JAX and the compiled program already, and i
 files; values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so
 the sample of the model's text is drawn beside the measuring.
 
-Beside learners, what an evaluator takes is time of theirs. Under `cores_max` it pauses longer after a measurement that took
-long, so that in the mean it uses no more of a core than that, however large the model is.
+Beside learners, what an evaluator takes is time of theirs. So it may be told how much of a core it may use (`measuring_pace`).
 
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
 somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
@@ -19,14 +18,11 @@ somebody's own loop is measured by a function of theirs (`own_evaluation`), as `
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved
@@ -35,7 +31,6 @@ from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.run.folder import unusable
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import RecordedProgress, founded_run, read_run, recorded_progress
@@ -43,12 +38,9 @@ from atoll.settings import Settings, bus_options
 from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import Head, RunRecord, encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.exporting import Measure, Measured, sampler_of, write_measured, write_model
-from atoll_learner.measure_once import MeasureOnce
-from atoll_learner.process import LearnerWork, limit_threads, prepare_work
-
-if TYPE_CHECKING:
-    from atoll_learner.sample import Sampler
+from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation, ReferenceEvaluation
+from atoll_learner.measuring_pace import MeasuringPace, Moment, ends_before
+from atoll_learner.process import limit_threads, prepare_work
 
 log = get(__name__)
 
@@ -59,38 +51,7 @@ Heads = dict[int, Head]
 """The heads of a run's fragments, by fragment."""
 
 
-class Evaluation(Protocol):
-    """What is measured."""
-
-    kind: str
-    """That of its events."""
-
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
-        """Return the fields of an event about a run's model after so many tokens."""
-
-    def prepare(self) -> None:
-        """Get ready for `write` after the first measurement, while nobody waits for it."""
-
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
-        """Write a model out; it may be measured meanwhile."""
-
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        """Write out how the model measured that was measured last; the export began at `began_s`, by the monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often to measure: with `every_s` seconds between two, and with at most `cores_max` of a core in the mean."""
-
-    every_s: float
-    cores_max: float = math.inf
-
-    def pause_s(self, spent_s: float) -> float:
-        """Return how long to pause after a measurement that took so much processor time."""
-        return max(self.every_s, spent_s / self.cores_max)
-
-
-def follow(settings: Settings, pace: Pace, own: str = "", like: str = "", out: Path | None = None) -> None:
+def follow(settings: Settings, pace: MeasuringPace, own: str = "", like: str = "", out: Path | None = None) -> None:
     """Evaluate at that pace and append each result to the event log, until told to stop.
 
     `own` names a function (`module:function`) that measures in place of the reference model's bits per byte. With `out` the
@@ -108,103 +69,11 @@ def follow(settings: Settings, pace: Pace, own: str = "", like: str = "", out: P
         from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
 
         enable_compile_cache(settings.learner.compile_cache)
-    evaluation = _OfOwn(own, like) if work is None else _OfReference(settings, work, out)
+    evaluation = OwnLoopEvaluation(own, like) if work is None else ReferenceEvaluation(settings, work, out)
     asyncio.run(_follow(settings, evaluation, pace, last=out is not None))
 
 
-class _OfReference:
-    """Bits per byte of the reference model. Its program is compiled when there is something to measure."""
-
-    kind = "validation"
-
-    def __init__(self, settings: Settings, work: LearnerWork, out: Path | None) -> None:
-        self._settings = settings
-        self._work = work
-        self._out = out
-        self._measure: Measure | None = None
-        self._initial: float | None = None
-        self._last: dict[str, Any] = {}
-        self._shapes: dict[str, Any] = {}
-        self._sampler: Sampler | None = None
-
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
-        del run
-        self._last = measured(merged, self._measured, tokens)
-        if merged.versions_max == 0:
-            self._initial = self._last["bits_per_byte"]
-        self._shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in merged.params.items()}
-        return self._last
-
-    def prepare(self) -> None:
-        if self._out is not None and self._sampler is None:
-            self._sampler = sampler_of(self._work)
-            self._sampler.compile(self._shapes)
-
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
-        if self._out is None:
-            return
-        try:
-            self._out.mkdir(parents=True, exist_ok=True)
-            write_model(self._work, self._out, run, merged, self._sampler or sampler_of(self._work))
-        except OSError as error:
-            raise unusable(self._out, error) from error
-
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        if self._out is None:
-            return
-        found = Measured(self._first(run), self._last["bits_per_byte"], self._last.get("average"))
-        try:
-            write_measured(self._work, self._out, merged, found, began_s)
-        except OSError as error:
-            raise unusable(self._out, error) from error
-
-    def _measured(self, params: dict[str, Any]) -> float:
-        from atoll_learner.train import make_evaluator  # noqa: PLC0415  (loads JAX)
-
-        if self._measure is None:
-            work = self._work
-            self._measure = MeasureOnce(make_evaluator(work.model, work.train, work.shards, work.held_out_tokens))
-        return self._measure(params)
-
-    def _first(self, run: RunRecord) -> float:
-        """Return the measure of the values that the run began with; an evaluator that came late has not seen them."""
-        from atoll_learner.beginning import first_values  # noqa: PLC0415  (loads JAX)
-
-        if self._initial is None:
-            first = first_values(self._work.model, run.seed, self._settings.learner.initial_model)
-            self._initial = round(self._measured(first), 5)
-        return self._initial
-
-
-class _OfOwn:
-    """What a function of somebody's own says of the model of their loop."""
-
-    kind = "evaluated"
-
-    def __init__(self, own: str, like: str) -> None:
-        from atoll_learner.own_evaluation import OwnEvaluation  # noqa: PLC0415
-
-        self._evaluation = OwnEvaluation(own, like)
-
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
-        return {
-            "run_tokens": tokens,
-            **self._evaluation.values(run, merged),
-            "versions_min": merged.versions_min,
-            "versions_max": merged.versions_max,
-        }
-
-    def prepare(self) -> None:
-        """Nothing is exported."""
-
-    def write(self, run: RunRecord, merged: MergedModel) -> None:
-        """Write nothing: `atoll export` writes the model of any loop."""
-
-    def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        """Nothing was written."""
-
-
-async def _follow(settings: Settings, evaluation: Evaluation, pace: Pace, *, last: bool) -> None:
+async def _follow(settings: Settings, evaluation: Evaluation, pace: MeasuringPace, *, last: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -220,7 +89,7 @@ async def _follow(settings: Settings, evaluation: Evaluation, pace: Pace, *, las
 
 
 async def evaluate_until(
-    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, pace: Pace, *, last: bool
+    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, pace: MeasuringPace, *, last: bool
 ) -> Heads | None:
     """Measure the run of that name at that pace until `stop` is set.
 
@@ -260,26 +129,6 @@ async def evaluate_until(
         pause_s = pace.pause_s(time.process_time() - began_s if compiled else 0.0)
         await (_pause_until_over(stop, bus, run, pause_s) if last else _pause(stop, pause_s))
     return exported
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """How many tokens the run had when a measurement began, when that was, and how long it took, in seconds."""
-
-    tokens: int = 0
-    at_s: float = 0.0
-    took_s: float = 0.0
-
-
-def ends_before(target: int, former: Moment, now: Moment) -> bool:
-    """Return whether the run, at its pace since `former`, reaches its target before another measurement would be done.
-
-    Then only the last one is of use, and it would have to wait for this one: a second or two in which all are done but us.
-    """
-    trained = now.tokens - former.tokens
-    if target <= 0 or trained <= 0 or former.took_s <= 0.0:
-        return False
-    return (target - now.tokens) * (now.at_s - former.at_s) / trained < former.took_s
 
 
 async def _incomplete(bus: Bus, run: RunRecord) -> bool:
@@ -373,21 +222,6 @@ async def _tell(bus: Bus, run: RunRecord, evaluation: Evaluation, merged: Merged
         return False
     log.info("model.evaluated", **fields)
     return True
-
-
-def measured(
-    merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int
-) -> dict[str, int | float]:
-    """Return the fields of a `validation` event."""
-    average = {} if merged.average is None else {"average": round(measure(merged.average), 5)}
-    return {
-        "run_tokens": run_tokens,
-        "bits_per_byte": round(measure(merged.params), 5),
-        **average,
-        "versions_min": merged.versions_min,
-        "versions_max": merged.versions_max,
-        "token_fragments_merged": merged.token_fragments,
-    }
 
 
 async def _pause_until_over(stop: asyncio.Event, bus: Bus, run: RunRecord, for_s: float) -> None:

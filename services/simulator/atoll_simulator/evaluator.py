@@ -21,7 +21,7 @@ from atoll.run.view import RunView
 from atoll.wire.event_log import EVALUATOR, event_of
 from atoll.wire.messages import encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluate import measured
+from atoll_learner.evaluations import measured
 from atoll_learner.model import Params
 
 log = get(__name__)
