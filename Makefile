@@ -55,7 +55,7 @@ help:  ## list the targets and the variables
 #: KILLS=200           how many kills end the gauntlet (chaos), or how many of each kind (bench-cluster)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
-#:                     (bench-loops); one part: crowds, rounds or large (bench-scale)
+#:                     (bench-loops); one part: crowds, rounds or large (bench-scale), syncs or training (bench-peers)
 #: HOSTILE=1           only schedules with hostile peers (dst)
 #: REPLICATED=1        only schedules with a broker of several nodes, whose streams lose their leaders (dst)
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)

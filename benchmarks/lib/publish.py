@@ -27,6 +27,7 @@ from benchmarks.lib import history
 from benchmarks.lib.results import RESULTS
 from benchmarks.lib.summaries import on_top
 from benchmarks.loops.loops_table import loops_table
+from benchmarks.network.peers_tables import peers_tables
 
 FOLDER = Path("docs/results")
 RAW = "raw"
@@ -85,11 +86,19 @@ trained, gains and biases too. What is compared is said in
 
 """,
     "bench-peers": """\
-Processes on one machine, which meet over the loopback. What is measured, and what of it is unfair to whom, is said in
-[`benchmarks/network/sync_race.py`](../../benchmarks/network/sync_race.py) for the syncs and in
-[`benchmarks/text/first_try.py`](../../benchmarks/text/first_try.py) for the first model. The others run in environments of their own,
-from [`benchmarks/peers`](../../benchmarks/peers). *Training waits* is what a participant's loop could not do meanwhile: the others
-wait for the whole sync, Atoll's loop for what its step hook takes.
+Processes on one machine, which meet over the loopback. The others run in environments of their own, from
+[`benchmarks/peers`](../../benchmarks/peers).
+
+**A sync** is 64 MiB of float32 between two participants that do nothing else. *Training waits* is what a participant's loop could
+not do meanwhile. Unfair to Atoll: the others have nothing when a participant dies in a sync, and Atoll has stored everything on
+disk; they keep the loop waiting, and Atoll does not. Unfair to the others: they send float32, and Atoll four bits, each by its
+default. gloo's all-reduce, without protection from anything, is the floor ([more](../../benchmarks/network/sync_race.py)).
+
+**A first model** has a million parameters and two learners, and every system trains it for so many tokens of the same text, with
+the same schedule. The clock is that of the whole command. Unfair to Atoll: its command also writes a report, an archive and an
+export, and measures the loss on the way. Unfair to the others: their inner optimizer is AdamW, which a user of theirs gets, and
+Atoll's is Muon; *JAX alone, Muon* says what that makes of the loss. *Adjusted* divides by how much longer JAX alone takes than
+torch alone ([more](../../benchmarks/text/first_try.py)). A loss differs by about 1 % from seed to seed.
 
 """,
     "bench-scale": """\
@@ -218,7 +227,10 @@ plot are the paper's figures.
 """,
 }
 
-TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], list[str]]] = {"bench-loops": loops_table}
+TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], list[str]]] = {
+    "bench-loops": loops_table,
+    "bench-peers": peers_tables,
+}
 """What stands above the list of all figures of a page."""
 
 

@@ -3,9 +3,10 @@
 *Per contribution* is the processor time of all processes of a role over the contributions that entered a commit
 meanwhile; with a quorum of all learners this is also the cost of a round per learner. A role is *full at* so many
 contributions per second of the whole run: its busiest process would use a whole core, if it went on as it did; the
-role with the least of these saturates first. Memory is *flat* by its most in the second half of a run over its most
-in the first half, after a warm-up. *Without exactly one fate* are token-fragments that learners trained and no fate
-claims, or that two fates claim.
+role with the least of these saturates first. Memory is *flat* by what a process holds *at rest* in the second half of a
+run over the same of the first half, after a warm-up: what is never given back is there between rounds, too, while the most
+depends on how many large rounds meet by chance. *Without exactly one fate* are token-fragments that learners trained and no
+fate claims, or that two fates claim.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ RATIO_MAX: Final = 1.25
 FLAT_MAX: Final = 1.05
 WARM_SHARE: Final = 0.2
 """Of the time of a run: in this beginning, memory may grow."""
+REST_SHARE: Final = 0.1
+"""Of a process's samples so many are taken as below its memory at rest."""
 ROUND_MS_MAX: Final = {"shard": 5.0, "learners": 3.0}
 OWN_CORE: Final = ("broker", "shard", "monitor")
 """Of these a run has few, however many learners there are; a learner has a machine of its own."""
@@ -120,7 +123,7 @@ def round_figures(use: CrowdUse) -> list[Figure]:
 def flat_figures(
     memory: Mapping[str, Iterable[tuple[float, int]]], began_s: float, ended_s: float, warm_s: float
 ) -> list[Figure]:
-    """Return whether memory stayed what it was, by process; samples are (moment, bytes).
+    """Return whether memory stayed what it was, by process, and the most of each; samples are (moment, bytes).
 
     The warm-up lasts until `warm_s`, but at least for `WARM_SHARE` of the time.
     """
@@ -128,21 +131,27 @@ def flat_figures(
     figures = []
     for name, samples in memory.items():
         first, second = halves(samples, warm_s, ended_s)
-        ratio = second / max(1, first)
-        how = f"{second / 1e6:.0f} MB in the second half, {first / 1e6:.0f} MB in the first, after a warm-up"
+        before, after = at_rest(first), at_rest(second)
+        ratio = after / max(1, before)
+        how = f"at rest {after / 1e6:.0f} MB in the second half, {before / 1e6:.0f} MB in the first, after a warm-up"
         goal = f"<= {FLAT_MAX:g}"
         figures.append(Figure(f"large fragments: {name}, memory", ratio, "ratio", goal, ratio <= FLAT_MAX, how))
+        how = f"in the second half; {max(first, default=0) / 1e6:.0f} MB in the first"
+        most = max(second, default=0) / 1e6
+        figures.append(Figure(f"large fragments: {name}, most memory", most, "MB", "", None, how))
     return figures
 
 
-def halves(samples: Iterable[tuple[float, int]], warm_s: float, ended_s: float) -> tuple[int, int]:
-    """Return the most in the first and in the second half of the time after the warm-up."""
+def halves(samples: Iterable[tuple[float, int]], warm_s: float, ended_s: float) -> tuple[list[int], list[int]]:
+    """Return the samples of the first and of the second half of the time after the warm-up."""
     middle_s = (warm_s + ended_s) / 2.0
     kept = [(at_s, size) for at_s, size in samples if warm_s <= at_s <= ended_s]
-    return (
-        max((size for at_s, size in kept if at_s < middle_s), default=0),
-        max((size for at_s, size in kept if at_s >= middle_s), default=0),
-    )
+    return [size for at_s, size in kept if at_s < middle_s], [size for at_s, size in kept if at_s >= middle_s]
+
+
+def at_rest(sizes: Sequence[int]) -> int:
+    """Return what a process holds between rounds: the tenth part of its samples is below that. 0 for no samples."""
+    return sorted(sizes)[int(REST_SHARE * len(sizes))] if sizes else 0
 
 
 def fate_figures(name: str, ledgers: Iterable[Ledger], rounds: Iterable[RoundLine], fragments: int) -> list[Figure]:

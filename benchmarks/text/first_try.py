@@ -262,9 +262,8 @@ def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> li
     """Return the figures of one budget and number of learners."""
     at, shown = f"{tokens / 1e6:.1f}M tokens{'' if learners == USUAL_LEARNERS else f', {learners} learners'}", []
     for name, tries in found.items():
-        how = (
-            f"mean of {len(tries)} seed(s), {min(t.wall_s for t in tries):.1f} to {max(t.wall_s for t in tries):.1f} s"
-        )
+        least_s, most_s = min(t.wall_s for t in tries), max(t.wall_s for t in tries)
+        how = "one seed" if len(tries) == 1 else f"mean of {len(tries)} seeds, {least_s:.1f} to {most_s:.1f} s"
         shown += [
             Figure(f"{at}: {name}, wall clock", _mean(t.wall_s for t in tries), "s", "", None, how),
             Figure(f"{at}: {name}, processor time", _mean(t.cpu_s for t in tries), "s", "", None, "all its processes"),
@@ -299,7 +298,7 @@ def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> li
     goal = f"<= {BEHIND_GOAL}" if tokens >= LONG_TOKENS else ""
     for other, told in (
         ("data-parallel", "data-parallel's"),
-        ("JAX alone, Muon", "that of data-parallel training with Muon"),
+        ("JAX alone, Muon", "that of one JAX process with Muon"),
     ):
         apart = loss["Atoll"] / loss[other]
         holds = apart <= BEHIND_GOAL if goal else None

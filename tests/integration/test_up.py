@@ -135,6 +135,20 @@ def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus:
 
 
 @pytest.mark.second_tier
+def test_a_model_that_cannot_be_written_is_no_success(run_dir: Path, corpus: Path) -> None:
+    """The run has ended and has its report; its program leaves with the error of the export."""
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "20000")
+    evaluator_of(run_dir)
+    (run_dir / "sample.txt").mkdir()
+    said, _ = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 2, said
+    assert "exporting the model failed: " in said
+    assert "finished: " in said
+    assert (run_dir / "report.html").exists()
+
+
+@pytest.mark.second_tier
 def test_an_evaluator_that_somebody_ends_leaves_no_old_model(run_dir: Path, corpus: Path) -> None:
     """Asked to leave in the middle of a run, it writes what is merged until then; the run's model is of its end."""
     process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "500000")

@@ -23,9 +23,11 @@ class SteppedRun:
         """Write an event."""
         self.history.take(f"ev.{kind}.{who}", encode(event(kind, who, at_s, **fields)))
 
-    def join(self, who: str, at_s: float = 10.0, *, incarnation: int = 1, took_s: float = 10.0) -> None:
+    def join(
+        self, who: str, at_s: float = 10.0, *, incarnation: int = 1, took_s: float = 10.0, start_s: float = 0.0
+    ) -> None:
         """Let a learner join."""
-        self.log("joined", who, at_s, incarnation=incarnation, took_s=took_s)
+        self.log("joined", who, at_s, incarnation=incarnation, took_s=took_s, start_s=start_s)
 
     def round(
         self,

@@ -19,9 +19,10 @@ from atoll.bus.memory.bus import MemoryBus
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
+from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluate import evaluate_until, export_at_stop
+from atoll_learner.evaluate import evaluate_until, export_at_stop, measure_and_export
 from atoll_learner.measuring_pace import MeasuringPace
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
 
@@ -136,8 +137,11 @@ def test_an_evaluator_under_a_bound_pauses_after_its_second_measurement(run: Fou
         stop = asyncio.Event()
         pace = MeasuringPace(0.01, BUSY_S / LONG_S)
         following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, pace, last=False))
+        await until(lambda: evaluation.asked == 1)
+        await run.commit(0)
         await until(lambda: evaluation.asked == 2)
-        await asyncio.sleep(5 * BUSY_S)
+        await run.commit(0)
+        await asyncio.sleep(10 * BUSY_S)
         stop.set()
         await following
 
@@ -145,6 +149,54 @@ def test_an_evaluator_under_a_bound_pauses_after_its_second_measurement(run: Fou
     asyncio.run(scenario(evaluation))
 
     assert evaluation.asked == 2
+
+
+def test_a_model_that_nobody_changed_is_not_measured_again(run: FoundedRun) -> None:
+    """A run that is over would fill its event log with one figure."""
+
+    async def scenario(evaluation: BusyEvaluation) -> None:
+        await run.found()
+        stop, bus = asyncio.Event(), LookedAtBus("r", run.broker)
+        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, MeasuringPace(0.01), last=False))
+        await until(lambda: evaluation.asked == 1)
+        bus.looks = 0
+        await until(lambda: bus.looks >= 3)
+        assert evaluation.asked == 1
+        await run.commit(0)
+        await until(lambda: evaluation.asked == 2)
+        stop.set()
+        await following
+
+    asyncio.run(scenario(BusyEvaluation()))
+
+
+class GoneBus(MemoryBus):
+    """A broker that answers nothing: a publish waits, as it does for a minute, and no echo comes back."""
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
+        """Wait for ever."""
+        del subject, data, msg_id, info
+        await asyncio.Event().wait()
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Say that nobody answers."""
+        del timeout_s
+        return False
+
+
+def test_who_is_told_to_stop_waits_no_minute_for_a_broker_that_is_gone(run: FoundedRun) -> None:
+    """It waited for one and more, and ignored SIGTERM meanwhile."""
+
+    async def scenario(evaluation: NotedEvaluation) -> None:
+        await run.found()
+        stop, bus = asyncio.Event(), GoneBus("r", run.broker)
+        working = asyncio.create_task(measure_and_export(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=True))
+        stop.set()
+        with pytest.raises(BrokerUnavailable, match="told to stop"):
+            async with asyncio.timeout(DEADLINE_S):
+                await working
+
+    asyncio.run(scenario(NotedEvaluation()))
 
 
 def test_a_run_that_ends_during_a_pause_is_exported_at_once(run: FoundedRun) -> None:

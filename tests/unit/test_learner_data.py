@@ -122,6 +122,9 @@ def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path
         prepare([tmp_path / "short.txt"], tmp_path / "out")
     with pytest.raises(SettingsError, match="held-out share"):
         prepare([tmp_path / "short.txt"], tmp_path / "out", validation=1.5)
+    for seed in (-1, 1 << 64):
+        with pytest.raises(SettingsError, match="seed is out of range"):
+            prepare([tmp_path / "short.txt"], tmp_path / "out", seed=seed)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

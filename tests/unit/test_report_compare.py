@@ -31,7 +31,14 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path) -> None:
         "commits": 7,
         "faults": 2,
         "learners": [{}, {}],
-        "settings": {"train.optimizer": "muon", "train.rate": 0.0032, "train.schedule": "wsd", "protocol.shards": 2},
+        "settings": {
+            "model.layers": 4,
+            "model.width": 96,
+            "train.optimizer": "muon",
+            "train.rate": 0.0032,
+            "train.schedule": "wsd",
+            "protocol.shards": 2,
+        },
     }
     first, second = written(tmp_path / "new", **more), written(tmp_path / "old")
     words = ["report", "compare", str(first), str(second / "report.json")]
@@ -41,11 +48,11 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path) -> None:
     assert (new["run"], new["tokens"], new["wall_s"], new["tokens_per_s"]) == ("new", 1000, 50.0, 20.0)
     assert (new["bits_per_byte"], new["goodput"], new["bytes_per_token"]) == (3.5, 0.91, 42.0)
     assert (new["commits"], new["faults"], new["learners"]) == (7, 2, 2)
-    assert [new[name] for name in ("optimizer", "rate", "schedule")] == ["muon", 0.0032, "wsd"]
-    assert [old[name] for name in ("optimizer", "rate", "schedule")] == [None, None, None]
+    assert [new[name] for name in ("model", "optimizer", "rate", "schedule")] == ["4 x 96", "muon", 0.0032, "wsd"]
+    assert [old[name] for name in ("model", "optimizer", "rate", "schedule")] == [None] * 4
     assert (old["tokens_per_s"], old["bits_per_byte"], old["faults"]) == (20.0, None, None)
     assert [line.split()[0] for line in shown] == ["run", "new", "old"]
-    assert shown[1].split()[2:5] == ["muon", "0.0032", "wsd"]
+    assert shown[1].split()[2:8] == ["4", "x", "96", "muon", "0.0032", "wsd"]
     assert "3.500" in shown[1]
     assert "91.0 %" in shown[1]
     assert " - " in shown[2]

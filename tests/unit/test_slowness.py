@@ -46,6 +46,20 @@ def test_joining_is_a_share_of_the_time_of_all_learners(told: SteppedRun) -> Non
     assert lost["joining", "a"].command == "atoll story learner a"
 
 
+def test_a_start_before_joining_is_time_of_the_learner() -> None:
+    """Sixteen seconds of a short run's start were nobody's: libraries are loaded before a learner joins."""
+    run = SteppedRun()
+    for who in run.steps:
+        run.join(who, took_s=2.0, start_s=8.0)
+    for version in range(1, 11):
+        run.round(version)
+    leave(run)
+    lost = lost_of(run)
+
+    assert lost["starting", "a"].seconds == pytest.approx(8.0)
+    assert goodput_of(run.history).share == pytest.approx(100.0 / 110.0)
+
+
 def test_parts_of_a_learners_time_never_exceed_what_it_did_not_step(told: SteppedRun) -> None:
     """Of 30 s without steps 10 are joining; overhead takes the share that it claims, and the rest is not explained."""
     for version in range(1, 11):

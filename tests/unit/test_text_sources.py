@@ -162,3 +162,47 @@ def test_somebodys_vocabulary_is_used_with_its_separator(tmp_path: Path) -> None
         prepare(texts, tmp_path / "three", vocabulary=Vocabulary(tmp_path / "junk.json"))
     assert not (tmp_path / "three").exists()
     assert ByteTokenizer().separator == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"text": 5}', "text is no text"),
+        ('{"text": {"a": ["SECRET"]}}', "text is no text"),
+        ('{"text": false}', "text is no text"),
+        ('{"body": "words", "id": 1}', "it has body, id"),
+        ("[1]", "it is no object"),
+        ('{"text": "words"', "this line is no JSON"),
+        (r'{"text": "\ud800 alone"}', "half a character at 0"),
+    ],
+)
+def test_a_row_without_text_is_refused_with_the_reason(tmp_path: Path, row: str, said: str) -> None:
+    """A number or a list was trained on as Python writes it; half a character ended in a traceback."""
+    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n' + row + "\n", encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"a\.jsonl:2") as raised:
+        list(documents(tmp_path / "a.jsonl"))
+
+    assert said in str(raised.value)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_a_row_of_null_is_empty(tmp_path: Path) -> None:
+    """As in a table."""
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n', encoding="utf-8")
+
+    assert list(documents(tmp_path / "a.jsonl")) == [b""]
+
+
+@pytest.mark.parametrize(("content", "kept"), [(b"\xef\xbb\xbfwords", [b"words"]), (b"\xef\xbb\xbf", [b""])])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, content: bytes, kept: list[bytes]) -> None:
+    """Where a file has nothing else it is empty."""
+    (tmp_path / "a.txt").write_bytes(content)
+
+    assert list(documents(tmp_path / "a.txt")) == kept
+
+
+def test_a_name_that_no_file_can_have_is_a_plain_error(tmp_path: Path) -> None:
+    """It was a traceback."""
+    with pytest.raises(DataError, match="cannot be used"):
+        files_of([tmp_path / ("x" * 300)])

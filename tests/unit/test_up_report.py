@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local.run_probe import last_facts
@@ -190,6 +192,18 @@ def test_a_measurement_stands_where_the_model_was_that_was_measured() -> None:
     ]
 
     assert [(point["run_tokens"], point["tokens_merged"]) for point in curve] == [(10, 4), (20, 45)]
+
+
+@pytest.mark.parametrize(("first_tokens", "initial"), [(0, 4.0), (10, None)])
+def test_a_curve_that_begins_late_says_nothing_about_the_beginning(first_tokens: int, initial: float | None) -> None:
+    """An evaluator may be up after thousands of tokens; its first point was told as what the run began with."""
+    view = RunView()
+    for tokens, bits in ((first_tokens, 4.0), (20, 3.0)):
+        view.on_event(event("validation", "evaluator", 1.0, run_tokens=tokens, bits_per_byte=bits))
+    settings = {"protocol.fragments": 2, "protocol.shards": 1}
+    found = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["validation"]
+
+    assert (found["initial_bits_per_byte"], found["final_bits_per_byte"]) == (initial, 3.0)
 
 
 def test_an_average_is_a_second_curve_and_a_second_number() -> None:

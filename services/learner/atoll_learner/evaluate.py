@@ -45,6 +45,7 @@ from atoll_learner.process import limit_threads, prepare_work
 log = get(__name__)
 
 POLL_S = 0.5
+STOP_PATIENCE_S = 15.0
 UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
 """What a later look may find mended."""
 Heads = dict[int, Head]
@@ -80,12 +81,40 @@ async def _follow(settings: Settings, evaluation: Evaluation, pace: MeasuringPac
     bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
-        exported = await evaluate_until(stop, bus, settings.run, evaluation, pace, last=last)
-        if last:
-            await export_at_stop(bus, settings.run, evaluation, exported)
+        await measure_and_export(stop, bus, settings.run, evaluation, pace, last=last)
         life.cancel()
     finally:
         await bus.close()
+
+
+async def measure_and_export(
+    stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, pace: MeasuringPace, *, last: bool
+) -> None:
+    """Measure as `evaluate_until` does, and with `last` export at the stop; `BrokerUnavailable` if none answers then."""
+
+    async def work() -> None:
+        exported = await evaluate_until(stop, bus, name, evaluation, pace, last=last)
+        if last:
+            await export_at_stop(bus, name, evaluation, exported)
+
+    working, unreachable = asyncio.create_task(work()), asyncio.create_task(_unreachable(stop, bus))
+    await asyncio.wait({working, unreachable}, return_when=asyncio.FIRST_COMPLETED)
+    unreachable.cancel()
+    if not working.done():
+        working.cancel()
+        todo = "run `atoll export` when the broker is there again" if last else None
+        raise BrokerUnavailable("no broker answered when we were told to stop", todo=todo)
+    await working
+
+
+async def _unreachable(stop: asyncio.Event, bus: Bus) -> None:
+    """Return when we were told to stop and the broker has not answered for `STOP_PATIENCE_S`.
+
+    Who has all the time in the world waits a minute for a broker that is started again; who was told to stop does not.
+    """
+    await stop.wait()
+    while await bus.reach(STOP_PATIENCE_S):  # noqa: ASYNC110  (a broker says nothing when it goes)
+        await asyncio.sleep(POLL_S)
 
 
 async def evaluate_until(
@@ -93,31 +122,35 @@ async def evaluate_until(
 ) -> Heads | None:
     """Measure the run of that name at that pace until `stop` is set.
 
-    With `last`, a run that is over is exported at once, and again if it goes on and is over once more. An export that fails is
-    tried again later. Return the heads of what was exported, None if nothing was.
+    A model that has not changed since is not measured again. With `last`, a run that is over is exported at once, and again if
+    it goes on and is over once more. An export that fails is tried again later. Return the heads of what was exported, None if
+    nothing was.
 
     Raises:
         AtollError: the first measurement failed.
     """
     sound, former = False, Moment()
     exported: Heads | None = None
+    measured: Heads | None = None
     while not stop.is_set():
-        run = await read_run(bus, Subjects(name))
-        if run is None or await _incomplete(bus, run):
+        found = await _whole_run(bus, name)
+        if found is None:
             await _pause(stop, POLL_S)
             continue
+        run, heads = found
         progress = await _progress(bus, run) or RecordedProgress(0, over=False)
         if last and progress.over:
             exported = await _try_export(bus, run, evaluation, exported)
             await _pause(stop, pace.every_s)
             continue
         now = Moment(progress.tokens, time.monotonic())
-        if last and ends_before(run.protocol.tokens_target, former, now):
+        if heads == measured or (last and ends_before(run.protocol.tokens_target, former, now)):
             await _pause(stop, POLL_S)
             continue
         began_s, compiled = time.process_time(), sound
         try:
-            sound = await evaluate_once(bus, run, evaluation) or sound
+            told = await evaluate_once(bus, run, evaluation)
+            sound, measured = told or sound, heads if told else measured
             former = replace(now, took_s=time.monotonic() - now.at_s)
             if sound:
                 await asyncio.to_thread(evaluation.prepare)
@@ -131,8 +164,15 @@ async def evaluate_until(
     return exported
 
 
-async def _incomplete(bus: Bus, run: RunRecord) -> bool:
-    return len(await read_heads(bus, run)) < len(run.layout.fragments)
+async def _whole_run(bus: Bus, name: str) -> tuple[RunRecord, Heads] | None:
+    """Return the run of that name and its heads; None if it has not all of them yet, or they cannot be read now."""
+    try:
+        run = await read_run(bus, Subjects(name))
+        heads = {} if run is None else await read_heads(bus, run)
+    except UNREADABLE as error:
+        log.warning("evaluation.skipped", reason=str(error))
+        return None
+    return None if run is None or len(heads) < len(run.layout.fragments) else (run, heads)
 
 
 async def export_at_stop(bus: Bus, name: str, evaluation: Evaluation, exported: Heads | None) -> None:

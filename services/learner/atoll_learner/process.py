@@ -142,6 +142,7 @@ def train(settings: Settings) -> None:
             encode=settings.learner.encode,
             region=settings.learner.region,
             sample_s=settings.learner.sample_s,
+            start_s=time.monotonic() - began_s,
             log_adoptions=True,  # its log is a file of its own, and no person's prints are in it
         ),
     )

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import AtollError
+from atoll.base.redacting import redacted
 from atoll.bus.open import open_jetstream
-from atoll.local.environment import redacted
 from atoll.settings import Settings, bus_options
 from atoll_monitor.watched import Watched
 

@@ -23,9 +23,9 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
 from atoll.base.health import REACH_S, TOUCH_S, show_life
 from atoll.base.logs import configure, get
+from atoll.base.redacting import redacted
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.local.environment import redacted
 from atoll.run.record import read_run
 from atoll.run.saved import SavedRun
 from atoll.run.watch import Watch

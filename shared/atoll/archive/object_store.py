@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import stat
 import time
@@ -32,6 +31,7 @@ from urllib.parse import unquote, urlsplit
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError, for_a_terminal
 from atoll.base.logs import get
+from atoll.base.redacting import redacted
 from atoll.base.regular_files import NotRegular, opened_file
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def open_archive(url: str) -> ArchiveStore:
     if "@" in parts.netloc:
         raise SettingsError(
             "an archive's URL carries no user name or password",
-            got=_redacted(url),
+            got=redacted(url),
             todo="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         )
     if not parts.scheme and url:
@@ -269,14 +269,10 @@ def resolved(url: str) -> str:
     except (ValueError, RuntimeError) as error:
         raise SettingsError(
             "an archive's URL cannot be read",
-            got=f"{_redacted(url)}: {error}",
+            got=f"{redacted(url)}: {error}",
             allowed="a folder, file:///folder or s3://bucket/prefix",
             todo="correct archive.url (or --restore)",
         ) from error
-
-
-def _redacted(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def _s3(url: str) -> ArchiveStore:

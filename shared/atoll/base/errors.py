@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from atoll.base.redacting import redacted
+
 INTERRUPTED: Final = 130
 
 
@@ -52,19 +54,35 @@ class AtollError(Exception):
         super().__init__(self.explain())
 
     def parts(self) -> dict[str, str]:
-        """Return the parts that are known, in order: what a JSON log holds of an error."""
+        """Return the parts that are known, in order: what a JSON log holds of an error. No URL in them shows a password."""
         parts = {"what": self.what, "got": self.got, "allowed": self.allowed, "todo": self.todo}
-        return {name: str(part) for name, part in parts.items() if part is not None}
+        return {name: redacted(str(part)) for name, part in parts.items() if part is not None}
 
     def explain(self) -> str:
         """Return the message for a terminal, one line per part that is known."""
         return text_of(self.parts())
 
 
+_LABELS: Final = {"got": "  got:     ", "allowed": "  allowed: ", "todo": "  to do:   "}
+
+
 def text_of(parts: Mapping[str, str]) -> str:
     """Return the parts of an error as a terminal shows them."""
-    labels = {"got": "  got:     ", "allowed": "  allowed: ", "todo": "  to do:   "}
-    return "\n".join([parts.get("what", ""), *(label + parts[name] for name, label in labels.items() if name in parts)])
+    return "\n".join(
+        [parts.get("what", ""), *(label + parts[name] for name, label in _LABELS.items() if name in parts)]
+    )
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """Return the parts of an error that a terminal showed; of any other text the whole as `what`."""
+    parts, last = {"what": ""}, "what"
+    for number, line in enumerate(text.removeprefix("atoll: ").splitlines()):
+        label = next((name for name, label in _LABELS.items() if line.startswith(label)), None)
+        if label is not None:
+            last, parts[label] = label, line.removeprefix(_LABELS[label])
+        else:
+            parts[last] += f"\n{line}" if number else line
+    return parts
 
 
 def on_one_line(text: str) -> str:

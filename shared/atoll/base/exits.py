@@ -24,6 +24,8 @@ from atoll.base.logs import get
 from atoll.base.uncaught import leaves_of
 
 FORMAT: Final = "ATOLL_LOG__FORMAT"
+SIGNALLED: Final = 128
+"""What a shell adds to the number of a signal that ended a program."""
 
 log = get(__name__)
 
@@ -49,6 +51,14 @@ def run_program(call: Callable[[], Any]) -> None:
 def end_as_python_does() -> None:
     """Let Python end this process in its own way: code of somebody else's runs in it, and may keep files open to the last."""
     atexit.unregister(_leave)
+
+
+def leave_in_order_on_term() -> None:
+    """Let SIGTERM end this program as `sys.exit` does, so that what it has begun to write is removed again.
+
+    For a command that does one thing in the main thread; services have handlers of their own.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(SIGNALLED + number))
 
 
 def _leave(codes: list[int]) -> None:

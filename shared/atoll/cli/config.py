@@ -56,8 +56,9 @@ def config_verb(  # noqa: PLR0913  (one option each)
 
         say(json.dumps(settings_schema(), indent=2))
         return
+    from atoll.base.redacting import redacted  # noqa: PLC0415
     from atoll.local import defaults  # noqa: PLC0415
-    from atoll.local.environment import flat, redacted  # noqa: PLC0415
+    from atoll.local.environment import flat  # noqa: PLC0415
     from atoll.settings import SettingsFallback, load  # noqa: PLC0415
 
     fallback = SettingsFallback(defaults.ORIGIN, defaults.SETTINGS) if up else None

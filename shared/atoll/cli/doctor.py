@@ -133,11 +133,11 @@ def _jax() -> Finding:
 
 def _broker(url: str) -> Finding:
     from atoll.base.errors import AtollError  # noqa: PLC0415
+    from atoll.base.redacting import redacted  # noqa: PLC0415
     from atoll.bus.options import BusOptions  # noqa: PLC0415
     from atoll.deploy.findings import Finding, of_error  # noqa: PLC0415
     from atoll.keys.identity import read_identity  # noqa: PLC0415
     from atoll.local.brokers import check_broker_at  # noqa: PLC0415
-    from atoll.local.environment import redacted  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
     try:

@@ -67,6 +67,7 @@ def show(rows: Sequence[ComparedRun]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run")
     table.add_column("ended")
+    table.add_column("model")
     table.add_column("optimizer")
     table.add_column("rate", justify="right")
     table.add_column("schedule")
@@ -87,6 +88,7 @@ def show(rows: Sequence[ComparedRun]) -> None:
         table.add_row(
             plain(row.run),
             plain(row.ended),
+            plain(row.model or "-"),
             plain(row.optimizer or "-"),
             _figure(row.rate, ".3g"),
             plain(row.schedule or "-"),

@@ -63,8 +63,8 @@ def status(  # noqa: PLR0913  (one argument for each option)
             configure(settings.log.format, "error", role="status", run=settings.run)
             moment, founded_at_s = asyncio.run(_moment(settings, out))
             url = settings.broker.url
+    from atoll.base.redacting import redacted  # noqa: PLC0415
     from atoll.local.console_status import status_lines, status_of  # noqa: PLC0415
-    from atoll.local.environment import redacted  # noqa: PLC0415
 
     told = status_of(moment, redacted(url))
     text = msgspec.json.format(msgspec.json.encode(told)).decode() if json else status_lines(moment, founded_at_s)

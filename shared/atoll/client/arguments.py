@@ -24,6 +24,7 @@ from atoll.wire.subjects import token
 log = get(__name__)
 
 Kinds = tuple[type, ...]
+START_S_MAX: Final = 86_400.0
 IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
 """The setting `broker.identity` as a variable of the environment; of all settings a loop takes this one only."""
 
@@ -40,6 +41,7 @@ OPTIONS: Final[Mapping[str, Kinds]] = {
     "region": (str,),
     "bulk": (Sequence,),
     "patience_s": (int, float),
+    "start_s": (int, float),
     "health_file": (Path, type(None)),
     "home": (LoopThread, type(None)),
 }
@@ -52,6 +54,15 @@ def check_place(broker: object, run: object) -> None:
         raise _refused("broker", broker, "the broker's URL, or a coroutine function that opens a bus")
     if not isinstance(run, str):
         raise _refused("run", run, "a string")
+
+
+def checked_start(start_s: float) -> float:
+    """Return how long a program had been starting; raise `SettingsError` for what is no such time."""
+    if not 0.0 <= start_s <= START_S_MAX:
+        raise SettingsError(
+            "start_s is out of range", got=start_s, allowed=f"0 to {START_S_MAX:,.0f} s", todo="correct start_s"
+        )
+    return start_s
 
 
 def identity_file(broker: object, identity: Path | str | None) -> Path | None:

@@ -45,7 +45,15 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.arguments import check_joining, check_offer, check_place, has_left, identity_file, warn_of_ignored
+from atoll.client.arguments import (
+    check_joining,
+    check_offer,
+    check_place,
+    checked_start,
+    has_left,
+    identity_file,
+    warn_of_ignored,
+)
 from atoll.client.device_encoding import checked
 from atoll.client.join_options import DEFAULTS, JoinOptions
 from atoll.client.leaf_rules import frozen_leaves
@@ -111,8 +119,7 @@ def join(
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
     settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
-    clock = options.clock or SystemClock()
-    layout, origin = planned(params, settings.fragments, rules)
+    clock, (layout, origin) = options.clock or SystemClock(), planned(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
         founder=learner,
@@ -140,6 +147,7 @@ def join(
         founds=identity is None or identity.founds,
         region=options.region,
         sample_s=checked_pause(options.sample_s),
+        start_s=checked_start(options.start_s),
         log_adoptions=options.log_adoptions,
     )
     opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker

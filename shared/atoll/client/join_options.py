@@ -35,6 +35,8 @@ class JoinOptions:
         identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`);
             None: the one that ATOLL_BROKER__IDENTITY names, if it names one.
         sample_s: longest pause between two samples of this learner in the event log (`client.samples`), seconds.
+        start_s: how long this program had been starting before it called `join`, seconds: that is time of the learner, too
+            (`atoll why goodput`). A notebook that has been open for hours had not.
         log_adoptions: log a line at info for each adopted fragment. Without it they are at debug, and the line `learner.moved`,
             every 30 s, has their number.
         health_file: touched with every heartbeat that reached the broker.
@@ -57,6 +59,7 @@ class JoinOptions:
     patience_s: float = 30.0
     identity: Path | str | None = None
     sample_s: float = SAMPLE_S
+    start_s: float = 0.0
     log_adoptions: bool = False
     health_file: Path | None = None
     clock: Clock | None = None

@@ -52,8 +52,8 @@ class JoinRequest:
     `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
     step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
     One that may not found waits until the run is there. `region` is where its contributions are folded, empty for nowhere.
-    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`). With `log_adoptions`
-    each adopted fragment is a line of its log at info.
+    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`); `start_s` says how
+    long its program had been starting before. With `log_adoptions` each adopted fragment is a line of its log at info.
     """
 
     learner: str
@@ -67,6 +67,7 @@ class JoinRequest:
     founds: bool = True
     region: str = ""
     sample_s: float = SAMPLE_S
+    start_s: float = 0.0
     log_adoptions: bool = False
 
 
@@ -163,6 +164,7 @@ class Session:
             founder=self._founder,
             versions_max=versions,
             took_s=round(took_s, 3),
+            start_s=round(self._request.start_s, 3),
         )
         if await self.driver.prove():
             log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)

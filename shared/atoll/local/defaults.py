@@ -24,5 +24,5 @@ SETTINGS: Final[dict[str, Any]] = {
     "archive.every_s": 30,
 }
 EVALUATE_EVERY_S: Final = 15.0
-EVALUATE_CORES_MAX: Final = 0.06
+EVALUATE_CORES_MAX: Final = 0.1
 """Of a core, in the mean: what an evaluator takes, learners on the same machine do not have."""

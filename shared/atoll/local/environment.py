@@ -7,15 +7,12 @@ what `run.json` holds. Secrets in a broker's URL reach children only; `redacted`
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from atoll.settings import PREFIX, Settings, variable
-
-_SECRET = re.compile(r"//[^/@\s]*@")
 
 
 def flat(settings: Settings) -> dict[str, Any]:
@@ -52,8 +49,3 @@ def variables(values: Mapping[str, Any]) -> dict[str, str]:
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` less every variable that is a setting."""
     return {name: text for name, text in environment.items() if not name.startswith(PREFIX)}
-
-
-def redacted(text: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)
-    """Return `text` with the user part of any URL struck out."""
-    return _SECRET.sub("//***@", text) if isinstance(text, str) else text

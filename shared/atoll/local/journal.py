@@ -13,7 +13,7 @@ import atoll
 from atoll.base.clock import Clock
 from atoll.base.errors import StorageFull
 from atoll.base.provenance import commit
-from atoll.local.environment import redacted
+from atoll.base.redacting import redacted
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import SettingsError
+from atoll.base.redacting import redacted
 from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
-from atoll.local.environment import as_text, flat, redacted
+from atoll.local.environment import as_text, flat
 from atoll.local.likeness import EarlierRun, read_earlier, without_what_follows
 from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
 from atoll.local.run_keys import RunKeys

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import SettingsError
-from atoll.local.environment import redacted
+from atoll.base.redacting import redacted
 from atoll.local.run_keys import wanted_keys
 from atoll.run.folder import EMBEDDED, RunFile
 from atoll.settings import Settings

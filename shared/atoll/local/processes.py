@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, EnvironmentFault, UserError
+from atoll.base.errors import AtollError, EnvironmentFault, UserError, parts_of
 from atoll.base.exits import last_word_in
 
 RESTART_PAUSE_S = 1.0
@@ -196,8 +196,11 @@ class ProcessGroup:
         code = self.codes(name)[-1] if self.codes(name) else 1
         kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
         last = "" if code < 0 else self.last_words(name)  # what a killed one said last is not why it ended
-        words = last.removeprefix("atoll: ").replace("\n", "\n           ")
-        return kind(what, got=words or Exit(name, code).what, todo=f"look at {self.log_path(name)}")
+        told, log = parts_of(last), f"look at {self.log_path(name)}"
+        if "todo" not in told:  # no error of ours
+            return kind(what, got=last or Exit(name, code).what, todo=log)
+        todo = f"{told['todo']}; its log is {self.log_path(name)}"
+        return kind(f"{what}: {told['what']}", got=told.get("got"), allowed=told.get("allowed"), todo=todo)
 
     def _spawn(self, child: _Child) -> None:
         child.born_s = self._clock.monotonic()

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.huge_pages import huge_pages
+from atoll.base.redacting import redacted
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_CORES_MAX, EVALUATE_EVERY_S
-from atoll.local.environment import flat, redacted, variables, without_settings
+from atoll.local.environment import flat, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.processes import ChildPlan
 from atoll.local.program_cache import program_cache

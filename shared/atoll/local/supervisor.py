@@ -168,11 +168,11 @@ class Supervisor:
             self._journal.ended(await self._watch(bus, following))
             self._face.rest()
             await self._drain(bus)
-            await self._export()
         except AtollError as error:
             failure = error
             self._journal.ended("failed")
             self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
+        failure = failure or await self._export()
         self._face.rest()
         if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
@@ -297,27 +297,26 @@ class Supervisor:
             await self._end_all(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):
             protocol = self._up.settings.protocol
-            settle_s, target = (
-                protocol.lease_s + SHARD_SETTLES_S,
-                protocol.tokens_target,
-            )  # a former life's lease runs out
+            target = protocol.tokens_target
+            settle_s = protocol.lease_s + SHARD_SETTLES_S  # a former life's lease runs out
             await self._until(lambda: not self._fleet.begun_again(shards, settle_s), settle_s, draining=True)
             if target and self._view.run_tokens >= target:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
             await self._end_all(shards, SHARDS_LEAVE_S)
 
-    async def _export(self) -> None:
-        """Have the evaluator measure and write the model, which has its program ready; or a process of its own, without one."""
+    async def _export(self) -> AtollError | None:
+        """Have the evaluator, which has its program ready, write the model, or else a process of its own. Return why not."""
         if self._view.run_tokens <= 0:
             self._fleet.kill([EVALUATOR])
-            return
+            return None
         there = self._fleet.pid(EVALUATOR) > 0  # if somebody has ended it, it wrote what was merged until then
         with self._face.stage("measuring and writing the model"):
             await self._end(EVALUATOR, EXPORT_S)
-        if not there or self._fleet.codes(EVALUATOR)[-1:] != (0,):
-            self._fleet.start(self._services.export())
-            await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)
+        if there and self._fleet.codes(EVALUATOR)[-1:] == (0,):
+            return None
+        self._fleet.start(self._services.export())
+        return await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the event log to its end and write the report."""
@@ -340,17 +339,17 @@ class Supervisor:
 
     # --- the means ------------------------------------------------------------------------------------------------
 
-    async def _finish(self, what: str, name: str, patience_s: float, *, needed: bool) -> None:
-        """Wait for the end of a program that was started; raise its failure if the run needs it, else only report it."""
+    async def _finish(self, what: str, name: str, patience_s: float, *, needed: bool) -> AtollError | None:
+        """Wait for the end of a program that was started; raise its failure if the run needs it, else return it."""
         with self._face.stage(what):
             done = await self._until(lambda: not self._fleet.alive([name]), patience_s, draining=not needed)
             self._fleet.kill([name])
         if done and self._fleet.codes(name)[-1] == 0:
-            return
+            return None
         failure = self._fleet.failure(name, f"{what} failed" if done else f"{what} took too long")
         if needed:
             raise failure
-        self._face.say(str(failure))
+        return failure
 
     async def _end(self, name: str, patience_s: float) -> None:
         await self._end_all([name], patience_s)

@@ -203,10 +203,12 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
         }
         for point in points
     ]
-    ends = (curve[0]["bits_per_byte"], curve[-1]["bits_per_byte"]) if curve else (None, None)
+    # A curve may begin late: an evaluator has to be up, and its broker to answer.
+    initial = curve[0]["bits_per_byte"] if curve and curve[0]["run_tokens"] == 0 else None
+    final = curve[-1]["bits_per_byte"] if curve else None
     return {
-        "initial_bits_per_byte": exported.get("initial_bits_per_byte", ends[0]),
-        "final_bits_per_byte": exported.get("final_bits_per_byte", ends[1]),
+        "initial_bits_per_byte": exported.get("initial_bits_per_byte", initial),
+        "final_bits_per_byte": exported.get("final_bits_per_byte", final),
         **_averaged(exported.get("average_bits_per_byte", points[-1].validation.average if points else None)),
         "validation_bytes": exported.get("validation_bytes"),
         "curve": curve,

@@ -40,6 +40,7 @@ class ComparedRun:
         bytes_per_token: wire of the learners' links, both ways, over the tokens trained.
         tokens_per_s: tokens trained over `wall_s`.
         faults: learners and shards that were lost, and incarnations put into quarantine.
+        model: the size of the reference model by its name, or its layers and width.
         optimizer, rate, schedule: the inner optimizer of the reference learner, its rate after the warm-up, its schedule.
     """
 
@@ -56,6 +57,7 @@ class ComparedRun:
     commits: int | None
     learners: int
     faults: int | None
+    model: str | None = None
     optimizer: str | None = None
     rate: float | None = None
     schedule: str | None = None
@@ -83,9 +85,19 @@ class Moved(msgspec.Struct):
 class ComparedSettings(msgspec.Struct):
     """What is compared of the settings."""
 
+    size: Name | None = msgspec.field(default=None, name="model.size")
+    layers: Count | None = msgspec.field(default=None, name="model.layers")
+    width: Count | None = msgspec.field(default=None, name="model.width")
     optimizer: Name | None = msgspec.field(default=None, name="train.optimizer")
     rate: Figure | None = msgspec.field(default=None, name="train.rate")
     schedule: Name | None = msgspec.field(default=None, name="train.schedule")
+
+    @property
+    def model(self) -> str | None:
+        """Return the size of the model in a word; None of a loop of somebody's own."""
+        if self.size or self.layers is None or self.width is None:
+            return self.size
+        return f"{self.layers} x {self.width}"
 
 
 class ReportFigures(msgspec.Struct):
@@ -158,6 +170,7 @@ def _renamed(rows: Sequence[ComparedRun], names: Sequence[str], others: Sequence
 
 def compared(path: Path, report: ReportFigures) -> ComparedRun:
     """Return the row of a report."""
+    settings = report.settings or ComparedSettings()
     return ComparedRun(
         path=str(path),
         run=report.run,
@@ -171,7 +184,8 @@ def compared(path: Path, report: ReportFigures) -> ComparedRun:
         commits=report.commits,
         learners=len(report.learners),
         faults=report.faults,
-        optimizer=None if report.settings is None else report.settings.optimizer,
-        rate=None if report.settings is None else report.settings.rate,
-        schedule=None if report.settings is None else report.settings.schedule,
+        model=settings.model,
+        optimizer=settings.optimizer,
+        rate=settings.rate,
+        schedule=settings.schedule,
     )

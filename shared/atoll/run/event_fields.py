@@ -130,12 +130,21 @@ class WaitingEvent(msgspec.Struct, frozen=True):
 
 
 class JoinedEvent(msgspec.Struct, frozen=True):
-    """The fields of a `joined` event: an incarnation of a learner trains from now on; `took_s` is how long its start took."""
+    """The fields of a `joined` event: an incarnation of a learner trains from now on.
+
+    `took_s` is how long joining took, `start_s` how long its program had been starting before, where it tells that.
+    """
 
     incarnation: Incarnation
     founder: bool = False
     versions_max: Version = 0
     took_s: Figure = 0.0
+    start_s: Figure = 0.0
+
+    @property
+    def began_before_s(self) -> float:
+        """Return how long before this event its learner began to start, in seconds."""
+        return self.took_s + self.start_s
 
 
 class RecoveredEvent(msgspec.Struct, frozen=True):

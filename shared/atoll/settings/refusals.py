@@ -79,6 +79,8 @@ def _shown(value: object, written: Callable[[object], str] = repr) -> str:
         return f"a table of {', '.join(map(str, value))}" if value else "an empty table"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        return "a list or a table, as text"
     return written(value)
 
 

@@ -136,7 +136,8 @@ class DataSettings(Section):
         lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
         source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
             are still those of `dir`. Empty: the token shards.
-        held_out_tokens: tokens of the held-out text on which a model is measured, by the evaluator and at the export alike.
+        held_out_tokens: so many tokens at the beginning of the held-out text are what a model is measured on, by the evaluator
+            and at the export alike.
     """
 
     dir: SomePath = Path("corpus")

@@ -71,7 +71,7 @@ def _absence(
             return None
         return LearnerAbsence(learner, life.incarnation, last_s, gone_s, lost_tokens=lost)
     joined_s = following.joined.at_s
-    begun_s = joined_s - following.joined.fields.took_s
+    begun_s = joined_s - following.joined.fields.began_before_s
     # A contribution may arrive after the death of its learner, and even after the next life began.
     last_s = min(last_s, begun_s)
     paused_s = history.paused_s(last_s, begun_s)

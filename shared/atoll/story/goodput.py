@@ -1,6 +1,7 @@
 """The goodput of a run: learner-seconds stepping over learner-seconds present, by its event log. This is its only definition.
 
-    present     from the beginning of a learner's first start to its farewell. Between a death and the next start it counts
+    present     from the beginning of a learner's first start to its farewell. A loop of somebody's own starts when it calls
+                `join`, unless it says for how long it had been starting before. Between a death and the next start it counts
                 as present: that time is lost. Between a farewell and the next start it does not, nor while the whole run
                 was stopped.
     stepping    its inner steps x its median step time, at most the time present.
@@ -27,13 +28,14 @@ SIGN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TimePresent:
-    """How long a learner was present, stepped and joined by the event log, in seconds; in how many lives.
+    """How long a learner was present, stepped, started and joined by the event log, in seconds; in how many lives.
 
     `compiling_s` is the time between joining and the first step: a learner compiles its step then, or waits for its turn to.
     """
 
     present_s: float
     stepping_s: float
+    starting_s: float
     joining_s: float
     compiling_s: float
     lives: int
@@ -79,22 +81,23 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
     begun = [life for life in lives if life.joined is not None]
     if not begun or step_s is None:
         return None
-    present_s = joining_s = compiling_s = 0.0
+    present_s = starting_s = joining_s = compiling_s = 0.0
     for place, life in enumerate(begun):
         if life.joined is None:
             continue
+        starting_s += life.joined.fields.start_s
         joining_s += life.joined.fields.took_s
         joined_s, first_s = life.joined.at_s, life.first_step_s(step_s) or 0.0
         compiling_s += max(0.0, first_s - joined_s - history.paused_s(joined_s, first_s))
-        begun_s = joined_s - life.joined.fields.took_s
+        begun_s = joined_s - life.joined.fields.began_before_s
         following = begun[place + 1].joined if place + 1 < len(begun) else None
         last_s = life.last_s or begun_s
         if life.left is not None:
             ended_s = life.left.at_s
         elif following is not None:
-            ended_s = following.at_s - following.fields.took_s
+            ended_s = following.at_s - following.fields.began_before_s
         else:
             ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
         present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
     stepping_s = sum(life.steps for life in lives) * step_s
-    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), joining_s, compiling_s, len(begun))
+    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), starting_s, joining_s, compiling_s, len(begun))

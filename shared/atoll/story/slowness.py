@@ -94,9 +94,10 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
     for learner, one in there.items():
         left_s = max(0.0, one.present_s - one.stepping_s)
         away_s = gone_s[learner]
-        inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.joining_s - away_s)
+        inside_s = overheads.get(learner, 0.0) * max(0.0, one.present_s - one.starting_s - one.joining_s - away_s)
         told = (
-            ("joining", one.joining_s, f"joined {_times(one.lives)}: started, compiled, read the run's values"),
+            ("starting", one.starting_s, f"started {_times(one.lives)}: loaded its libraries and what it trains"),
+            ("joining", one.joining_s, f"joined {_times(one.lives)}: found the run and read its values"),
             (
                 "compiling",
                 one.compiling_s,

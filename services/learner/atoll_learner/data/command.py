@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from atoll.base.exits import leave_in_order_on_term
 from atoll.base.units import as_size
 from atoll_learner.data.mixture import mix, weights_of
 from atoll_learner.data.prepare import Meta, prepare
@@ -30,6 +31,7 @@ def prepare_command(  # noqa: PLR0913  (one per choice)
     reading: Reading = PLAIN,
 ) -> None:
     """Prepare the inputs, or the standard library, and say what came of it and how fast."""
+    leave_in_order_on_term()
     console = Console(stderr=True)
     files = [*(stdlib_files() if stdlib else []), *(files_of(inputs, reading) if inputs or not stdlib else [])]
     began_s = time.monotonic()
@@ -47,19 +49,20 @@ def prepare_command(  # noqa: PLR0913  (one per choice)
         reading=reading,
         progress=progress,
     )
-    console.print(described(meta, out), soft_wrap=True)
+    console.print(described(meta, out), soft_wrap=True, markup=False)
     size, took_s = sum(file.stat().st_size for file in files), time.monotonic() - began_s
-    console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True)
+    console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True, markup=False)
 
 
 def mix_command(parts: list[str], out: Path) -> None:
     """Mix folders of token shards (`folder=weight`) and say what came of it. Raises what `weights_of` and `mix` raise."""
-    Console(stderr=True).print(described(mix(weights_of(parts), out), out), soft_wrap=True)
+    leave_in_order_on_term()
+    Console(stderr=True).print(described(mix(weights_of(parts), out), out), soft_wrap=True, markup=False)
 
 
 def show_command(folder: Path) -> None:
     """Open the token shards of `folder` as a learner would and say what they hold. Raises what `TokenShards` raises."""
-    Console().print(described(TokenShards(folder).meta, folder), soft_wrap=True)
+    Console().print(described(TokenShards(folder).meta, folder), soft_wrap=True, markup=False)
 
 
 def described(meta: Meta, folder: Path) -> str:

@@ -38,6 +38,8 @@ from atoll_learner.data.tokenizer import (
 
 BPE_SAMPLE_BYTES = 8 << 20
 MIN_HELD_OUT = 2
+SEEDS: Final = 1 << 64
+"""Seeds are below this."""
 Dtype = Literal["uint8", "uint16", "uint32"]
 DTYPES: Final[dict[int, Dtype]] = {1 << 8: "uint8", 1 << 16: "uint16", 1 << 32: "uint32"}
 """The narrowest type for tokens of a vocabulary, by the largest vocabulary that it holds."""
@@ -111,9 +113,11 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
     if not 256 <= block_tokens <= 1 << 26:
         raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
-    check_ours(out)
+    if not 0 <= seed < SEEDS:
+        raise SettingsError("the seed is out of range", got=seed, allowed="0 to 2^64 - 1", todo="use another --seed")
     work: Path | None = None
     try:
+        check_ours(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         reading = replace(reading, part_bytes=part_bytes(files))

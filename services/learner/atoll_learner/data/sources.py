@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +32,8 @@ PART_BYTES_MAX = 1 << 20
 PARTS_MIN = 20
 """A file is at most so large a part of its corpus, that some of it can be held out."""
 ROWS_AT_ONCE = 256
+NAMES_SHOWN = 8
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 STDLIB_LEAVES_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__", "ensurepip"}
 
 
@@ -82,6 +85,14 @@ def files_of(inputs: list[Path], reading: Reading = PLAIN) -> list[Path]:
     """Return the files that `inputs` name, folders expanded to their text files in order."""
     files: list[Path] = []
     for path in inputs:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            pass  # said below
+        except OSError as error:
+            raise DataError(
+                "this path cannot be used", got=f"{path}: {error.strerror}", todo="check the path"
+            ) from error
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if reading.takes(p) and p.is_file())
             if not inside:
@@ -162,7 +173,11 @@ def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 def _text(stream: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> Iterator[bytes]:
     """Yield a text in parts."""
     start, found = 0, False
-    for part in _parts(iter(lambda: stream.read(reading.part_bytes), b""), reading.part_bytes):
+    pieces = iter(lambda: stream.read(reading.part_bytes), b"")
+    first = next(pieces, b"")
+    if first.startswith(BYTE_ORDER_MARK):  # some editors begin with one, and it is none of the text
+        first, start = first.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
+    for part in _parts(chain([first], pieces), reading.part_bytes):
         if part.strip():
             found = True
             yield checked_text(part, str(file), start)
@@ -190,7 +205,15 @@ def _parts(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 def _rows(text: str, where: str, reading: Reading) -> Iterator[bytes]:
     """Yield the documents of one row: one, unless it is very long."""
-    data = checked_text(text.encode(), where)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            "this text is not UTF-8",
+            got=f"{where}, half a character at {error.start}",
+            todo="correct it or leave it out",
+        ) from error
+    data = checked_text(encoded, where)
     if len(data) <= reading.part_bytes:
         yield data
     else:
@@ -201,16 +224,29 @@ def _jsonl(lines: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> It
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            text = json.loads(line)[reading.field]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(
-                "this line is no document",
-                got=f"{file}:{number}",
-                allowed=f'{{"{reading.field}": "..."}}',
-                todo="correct it, or name another --field",
-            ) from error
-        yield from _rows(str(text), f"{file}:{number}", reading)
+        text = _field(line, f"{file}:{number}", reading.field)
+        yield from _rows(text, f"{file}:{number}", reading)
+
+
+def _field(line: bytes, where: str, field: str) -> str:
+    """Return the text of a line of jsonl, "" for null; raise `DataError` if there is none."""
+    allowed, why = f'{{"{field}": "..."}}', ""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            "this line is no JSON", got=where, allowed=allowed, todo="correct it or leave it out"
+        ) from error
+    if not isinstance(row, dict):
+        why = "it is no object"
+    elif field not in row:
+        why = f"it has {', '.join(sorted(row)[:NAMES_SHOWN]) or 'no fields'}"
+    elif row[field] is not None and not isinstance(row[field], str):
+        why = f"{field} is no text"
+    if why:
+        todo = "correct it, or name another field (`atoll data prepare --field`)"
+        raise DataError("this line is no document", got=f"{where}: {why}", allowed=allowed, todo=todo)
+    return row[field] or ""
 
 
 def _table(file: Path, reading: Reading) -> Iterator[bytes]:
@@ -238,7 +274,11 @@ def _table(file: Path, reading: Reading) -> Iterator[bytes]:
             batches = (batch.select([reading.field]) for batch in held)
         for batch in batches:
             for text in batch.column(0).to_pylist():
-                yield from _rows(str(text or ""), f"{file} row {row}", reading)
+                if text is not None and not isinstance(text, str):
+                    raise DataError(
+                        f"column {reading.field} is no text", got=f"{file} row {row}", todo="name another --field"
+                    )
+                yield from _rows(text or "", f"{file} row {row}", reading)
                 row += 1
     except (OSError, ValueError) as error:
         raise DataError("this table cannot be read", got=f"{file}: {error}", todo="write it again") from error

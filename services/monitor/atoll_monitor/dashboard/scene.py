@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from atoll.local.environment import redacted
+from atoll.base.redacting import redacted
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.story.history import History
 from atoll.wire.messages import Event

@@ -1,0 +1,42 @@
+"""No message shows a password that stands in a URL, and the parts of an error survive being shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.errors import SettingsError, parts_of
+from atoll.base.redacting import redacted
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nats://user:SECRET@host:4222", "nats://***@host:4222"),
+        ("nats://user:SEC/RET@host:99999999", "nats://***@host:99999999"),
+        ("tls://a:SECRET@one:1,tls://b:SECRET@two:2", "tls://***@one:1,tls://***@two:2"),
+        ("nats://host:4222", "nats://host:4222"),
+        ("write to a@b.c", "write to a@b.c"),
+        (7, 7),
+    ],
+)
+def test_the_user_part_of_a_url_is_struck_out(text: object, shown: object) -> None:
+    """Of each one; a password may hold a slash."""
+    assert redacted(text) == shown
+
+
+def test_an_error_shows_no_password_whoever_raised_it() -> None:
+    """In none of its parts, for a terminal and for a log."""
+    error = SettingsError(
+        "no address", got="nats://u:SECRET@h", allowed="nats://u:SECRET@h", todo="see nats://u:SECRET@h"
+    )
+
+    assert "SECRET" not in f"{error} {error.parts()}"
+
+
+def test_the_parts_of_an_error_are_read_back_from_its_text() -> None:
+    """That of a child process becomes ours, and not a text inside a text."""
+    error = SettingsError("wrong\nin two lines", got="this", todo="that\nand that")
+
+    assert parts_of(f"atoll: {error}") == error.parts()
+    assert parts_of("Traceback\n  line") == {"what": "Traceback\n  line"}
+    assert parts_of("") == {"what": ""}
