@@ -6,6 +6,7 @@ machine compiled may be run. On Linux the kernel lists all processors; the first
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -35,3 +36,8 @@ def processor(cpus: Path = CPU_LIST) -> str:
     name, able = processor_facts(cpus).get("model name", ""), abilities(cpus)
     widest = next((word for flag, word in VECTORS.items() if flag in able), "")
     return " with ".join(filter(None, (name, widest)))
+
+
+def processors() -> str:
+    """Return how many cores this machine has, and of what, as `2 cores of AMD EPYC with AVX2`."""
+    return " of ".join(filter(None, (f"{os.cpu_count() or 1} cores", processor())))

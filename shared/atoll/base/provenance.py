@@ -6,7 +6,6 @@ wheel carries it in `atoll/commit.txt`, which the build writes if it knows the c
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from atoll.base.processors import processor
+from atoll.base.processors import processors
 
 GIT_S: Final = 5.0
 EDITED: Final = "+changes"
@@ -39,8 +38,7 @@ def version() -> str:
 
 def machine() -> str:
     """Return what the program runs on, as `Linux x86_64, 2 cores of AMD EPYC with AVX2, Python 3.11.7`."""
-    kernel, python = f"{platform.system()} {platform.machine()}", f"Python {sys.version.split()[0]}"
-    return ", ".join((kernel, " of ".join(filter(None, (f"{os.cpu_count()} cores", processor()))), python))
+    return f"{platform.system()} {platform.machine()}, {processors()}, Python {sys.version.split()[0]}"
 
 
 def _of_checkout(package: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json as json_text
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from atoll.base.processors import processor
+from atoll.base.processors import processors
 from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
 
@@ -95,8 +94,7 @@ def _machine() -> Iterator[Finding]:
     found = ".".join(map(str, sys.version_info[:3]))
     wanted = ".".join(map(str, PYTHON_MIN))
     yield Finding("ok" if sys.version_info >= PYTHON_MIN else "FAIL", "Python", f"{found} ({wanted} or later)")
-    told = " of ".join(filter(None, (f"{os.cpu_count() or 1} cores", processor())))
-    yield Finding("ok", "processors", told)
+    yield Finding("ok", "processors", processors())
     free = shutil.disk_usage(Path.cwd()).free
     grade: Literal["ok", "FAIL"] = "ok" if free >= DISK_FREE_MIN_BYTES else "FAIL"
     yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({DISK_FREE_MIN_BYTES >> 20} MB or more)")

@@ -45,23 +45,13 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.arguments import (
-    check_joining,
-    check_offer,
-    check_place,
-    checked_start,
-    has_left,
-    identity_file,
-    warn_of_ignored,
-)
-from atoll.client.device_encoding import checked
+from atoll.client.arguments import check_joining, check_offer, check_place, has_left, identity_file, warn_of_ignored
 from atoll.client.join_options import DEFAULTS, JoinOptions
 from atoll.client.leaf_rules import frozen_leaves
 from atoll.client.merged import SETTLE_S, ReadModel, read_model
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
 from atoll.client.peer_recovery import Borrowed, believed, borrow
-from atoll.client.samples import checked_pause
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
@@ -119,7 +109,8 @@ def join(
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
     settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
-    clock, (layout, origin) = options.clock or SystemClock(), planned(params, settings.fragments, rules)
+    clock = options.clock or SystemClock()
+    layout, origin = planned(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
         founder=learner,
@@ -135,21 +126,7 @@ def join(
         schema=founded_in(bulk=bool(options.bulk), derived=derivable(settings)),
     )
     check_offer(record)
-    request = JoinRequest(
-        learner,
-        record,
-        origin,
-        options.data_blocks,
-        options.health_file,
-        encode=checked(options.encode),
-        donated=options.donated,
-        bytes_max=options.stream_bytes_max,
-        founds=identity is None or identity.founds,
-        region=options.region,
-        sample_s=checked_pause(options.sample_s),
-        start_s=checked_start(options.start_s),
-        log_adoptions=options.log_adoptions,
-    )
+    request = JoinRequest.of(learner, record, origin, options, founds=identity is None or identity.founds)
     opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
     session = Session(request, opener, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
@@ -24,13 +24,16 @@ from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.client.adoption import AdoptableFragment
+from atoll.client.arguments import checked_start
 from atoll.client.data_leases import DataLeases
+from atoll.client.device_encoding import checked
 from atoll.client.driver import IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
+from atoll.client.join_options import JoinOptions
 from atoll.client.log_lines import AdoptionLog, account
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
-from atoll.client.samples import SAMPLE_S, pause_of, sample_of
+from atoll.client.samples import SAMPLE_S, checked_pause, pause_of, sample_of
 from atoll.protocol.data import data_lease_s
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import check_run
@@ -69,6 +72,25 @@ class JoinRequest:
     sample_s: float = SAMPLE_S
     start_s: float = 0.0
     log_adoptions: bool = False
+
+    @classmethod
+    def of(cls, learner: str, record: RunRecord, origin: Origin, options: JoinOptions, *, founds: bool) -> Self:
+        """Return the request of a learner that joins with these options; raise `SettingsError` for one that is out of range."""
+        return cls(
+            learner,
+            record,
+            origin,
+            options.data_blocks,
+            options.health_file,
+            encode=checked(options.encode),
+            donated=options.donated,
+            bytes_max=options.stream_bytes_max,
+            founds=founds,
+            region=options.region,
+            sample_s=checked_pause(options.sample_s),
+            start_s=checked_start(options.start_s),
+            log_adoptions=options.log_adoptions,
+        )
 
 
 class Session:
