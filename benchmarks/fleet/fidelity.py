@@ -1,11 +1,12 @@
 """One scenario by real processes and by the simulator, side by side: `make bench-fidelity`.
 
 `atoll up` trains three paced learners, one of them at half the speed, over two shards on this machine. From its logs
-come the mean step time of each learner, when it joined and how long its first step was, and from its report what a
-message takes: that is all the simulator is told. Then it runs the same settings and seed in virtual time, and what comes
-out is compared: how long training took, how often each fragment was committed, by how many, how many of them late, what
-became of the tokens, goodput, the event log's events, the final loss. The bounds below say what "the same" means. Steps are
-stretched by a throttle, so that their length is known and learners hardly wait for each other's processor.
+come the mean step time of each learner, when it joined and how long its first step was, from its event log how long a
+program took to start, and from its report what a message takes: that is all the simulator is told. Then it runs the same
+settings and seed in virtual time, and what comes out is compared: how long training took, how often each fragment was
+committed, by how many, how many of them late, what became of the tokens, goodput, the event log's events, the final loss.
+The bounds below say what "the same" means. Steps are stretched by a throttle, so that their length is known and learners
+hardly wait for each other's processor.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ SHARES: Final = {
 class MeasuredPace:
     """What a real run says of time: by learner its mean step, when it joined after the first, and its compiling.
 
-    `leg_s` is what a message takes one way: a commit waits for `LEGS_OF_A_COMMIT`, one after the other.
+    `start_s` is how long their programs had been starting before they joined, in the mean. `leg_s` is what a message takes
+    one way: a commit waits for `LEGS_OF_A_COMMIT`, one after the other.
     """
 
     step_s: dict[str, float]
     joined_s: dict[str, float]
     compile_s: dict[str, float]
+    start_s: float
     leg_s: float
 
 
@@ -136,7 +139,7 @@ def run_real(out: Path, words: Sequence[str], settings: dict[str, Any]) -> Fidel
 def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pace: MeasuredPace) -> FidelityReport:
     """Train in virtual time at a measured pace."""
     base_s = min(pace.step_s.values())
-    scenario: dict[str, Any] = {"sim.step_s": base_s, "sim.link.latency_s": pace.leg_s}
+    scenario: dict[str, Any] = {"sim.step_s": base_s, "sim.start_s": pace.start_s, "sim.link.latency_s": pace.leg_s}
     for name, step_s in pace.step_s.items():
         scenario[f"sim.speed.{name}"] = base_s / step_s
         scenario[f"sim.joins.{name}"] = pace.joined_s[name]
@@ -149,10 +152,12 @@ def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pac
 
 def pace_of(out: Path, real: FidelityReport) -> MeasuredPace:
     """Return what the learners' logs and the event log say of time."""
-    joined = {event["who"]: float(event["at_s"]) for event in real.events if event["kind"] == "joined"}
+    joins = [event for event in real.events if event["kind"] == "joined"]
+    joined = {event["who"]: float(event["at_s"]) for event in joins}
+    start_s = statistics.fmean(float(event["fields"]["start_s"]) for event in joins)
     left = {event["who"]: event for event in real.events if event["kind"] == "left"}
     first_s = min(joined.values())
-    pace = MeasuredPace({}, {}, {}, real.report["rounds"]["commit_s_mean"] / LEGS_OF_A_COMMIT)
+    pace = MeasuredPace({}, {}, {}, start_s, real.report["rounds"]["commit_s_mean"] / LEGS_OF_A_COMMIT)
     for name in LEARNERS:
         lines = [json.loads(line) for line in _log(out, name) if line.startswith("{")]
         begun = next(line for line in lines if line["event"] == "learner.first_step")

@@ -27,6 +27,7 @@ OURS = {"self", "cls", "bus", "branch", "trunk", "each", "super()"}
 METHODS = {
     "_connect_to_server": ["s"],
     "_attempt_reconnect": [],
+    "_close": ["status", "do_cbs"],
     "_send_ping": ["future"],
     "_send_publish": ["subject", "reply", "payload", "payload_size", "headers"],
     "_process_msg": ["sid", "subject", "reply", "data", "headers"],

@@ -97,7 +97,7 @@ class StepPace:
 class LifeParts:
     """What differs between two lives of a learner; `stop` ends the life, `on_step` is called after each step.
 
-    A `liar` is the same in all lives of its learner.
+    The process had been starting for `start_s` before this life begins. A `liar` is the same in all lives of its learner.
     """
 
     clock: Clock
@@ -106,6 +106,7 @@ class LifeParts:
     device: jax.Device
     stop: asyncio.Event
     on_step: Callable[[], None]
+    start_s: float
     liar: Liar | None = None
 
 
@@ -123,6 +124,7 @@ class SimulatedLearner:
         self._device = parts.device
         self._stop = parts.stop
         self._on_step = parts.on_step
+        self._start_s = parts.start_s
         self._liar = parts.liar
 
     async def live(self) -> None:
@@ -174,6 +176,7 @@ class SimulatedLearner:
             data_blocks=blocks,
             encode=encode,
             sample_s=settings.learner.sample_s,
+            start_s=self._start_s,
             log_adoptions=True,
         )
 

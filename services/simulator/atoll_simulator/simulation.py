@@ -194,6 +194,7 @@ class Simulation:
             device=self._devices[self._up.learners.index(name) % len(self._devices)],
             stop=life.stop,
             on_step=self._on_step,
+            start_s=scenario.start_s,
             liar=self._liars.get(name),
         )
         await SimulatedLearner(self._trade, name, life.bus, parts).live()

@@ -11,7 +11,9 @@ nats-py's. We replace:
 * **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
   large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
   the time-out of a request that carried it begins. A sender who gives up before that must `own` it;
-* **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters.
+* **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters;
+* **the end**: nats-py cancels each of its tasks once, and `asyncio.wait_for` of Python 3.11 loses a cancellation that comes
+  together with what it waits for. Such a client connects again for ever, also after its close. `end` leaves no task.
 
 `ws://` and `wss://` keep nats-py's transport and its ways. No other file of ours touches a private part of nats-py;
 `tests/contract/test_nats_private_parts.py` names these parts and what we expect of each.
@@ -20,8 +22,9 @@ nats-py's. We replace:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nats import errors
@@ -30,6 +33,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
+from atoll.base.retry import bounded, ended
 from atoll.bus.nats.framing import Frame, Message
 from atoll.bus.nats.headers import read_headers, text_of
 from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
@@ -101,6 +105,9 @@ class WireClient(Client):
         self._ps: FrameParser = FrameParser(self, keeps_buffers=keeps_buffers)
         self._hearers: dict[int, Callable[[Msg], None]] = {}
         self._complaining: set[asyncio.Future[None]] = set()
+        self._reconnections: set[asyncio.Task[Any]] = set()
+        self._closings: set[asyncio.Task[Any]] = set()
+        self._is_ending = False
         self.wire: SocketTransport | None = None
         """Our transport; None before the first connection and with nats-py's own."""
 
@@ -176,8 +183,26 @@ class WireClient(Client):
         if self.wire is not None:
             self.wire.abort()
 
+    async def end(self, within_s: float) -> None:
+        """Close, politely for `within_s`, and return once no task of this client is left and no socket."""
+        self._is_ending = True
+        try:
+            with contextlib.suppress(TimeoutError, errors.Error, OSError):
+                await bounded(self.close(), within_s)
+        finally:
+            self.abort()
+        lasting = (self._reading_task, self._ping_interval_task, self._flusher_task)
+        await ended([*self._reconnections, *self._closings, *(task for task in lasting if task is not None)])
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002  (nats-py's)
+        """Close as nats-py does, which begins this in tasks of its own, too."""
+        with _present_in(self._closings):
+            await super()._close(status, do_cbs)
+
     async def _connect_to_server(self, s: Srv) -> None:
         """Use a fresh transport of ours for every attempt, and end what the last one has begun."""
+        if self._is_ending:
+            raise asyncio.CancelledError  # the one that was lost
         # Where a broker goes away just after its greeting nats-py forgets these: each would ping beside those that follow.
         for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
             if task is not None:
@@ -197,7 +222,10 @@ class WireClient(Client):
         """Drop the queue of the lost connection; subscriptions are sent anew from their list."""
         self._pending, self._pending_data_size = [], 0
         self.abort()
-        await super()._attempt_reconnect()
+        earlier = list(self._reconnections)
+        with _present_in(self._reconnections):
+            await ended(earlier)  # one that goes on would take the sockets of this one
+            await super()._attempt_reconnect()
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         """Send pending data first: otherwise nats-py's ping overtakes it, and its pong proves nothing about it."""
@@ -242,6 +270,18 @@ class WireClient(Client):
         self.stats["out_bytes"] += payload_size
         if large:
             await wire.gone(wire.accepted)
+
+
+@contextlib.contextmanager
+def _present_in(tasks: set[asyncio.Task[Any]]) -> Iterator[None]:
+    """Keep the present task in `tasks`, unless it is there: nats-py forgets its own before they have ended."""
+    task = asyncio.current_task()
+    added = {task} - tasks if task is not None else set()
+    tasks |= added
+    try:
+        yield
+    finally:
+        tasks -= added
 
 
 def lasting(name: str, options: BusOptions, *, is_bulk: bool) -> dict[str, Any]:

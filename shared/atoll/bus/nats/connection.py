@@ -288,7 +288,10 @@ class Connection:
             rest_s=self._rest_s,
             must_encrypt=self.admission.must_encrypt,
         )
-        self._client = client
+        former, self._client = self._client, client
+        if former is not None:
+            former.abort()
+            await former.end(_CLOSE_S)
         options = lasting(self._name, self.options, is_bulk=self.is_bulk) | self.admission.options()
         await client.connect(addresses(self.url), **options, **self._callbacks(client))
         for key in list(self._subscriptions):
@@ -384,10 +387,5 @@ class Connection:
         """End what makes clients, then close the last one; a broker that does not let it go is left."""
         self._stopped = True
         await ended(self._tasks)
-        client = self._client
-        if client is not None:
-            try:
-                with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
-                    await bounded(client.close(), _CLOSE_S)
-            finally:
-                client.abort()
+        if self._client is not None:
+            await self._client.end(_CLOSE_S)
