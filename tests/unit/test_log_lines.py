@@ -8,7 +8,7 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.client.log_lines import AdoptionLog, account
+from atoll.client.log_lines import AdoptionLog, SupersededLog, account
 from atoll.protocol.events import CallHeard, DrainOrdered, Event, Push, PushSettled, StepDone
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -67,3 +67,17 @@ def test_the_last_line_of_a_life_adds_up() -> None:
     fates = ("pushed", "superseded", "refused_local")
     assert sum(told[f"{fate}_token_fragments"] for fate in fates) == told["trained_token_fragments"]
     assert all(name in ("steps", "tokens") or name.endswith("_token_fragments") for name in told)
+
+
+def test_a_learner_whose_intervals_are_short_is_told_once_that_its_work_is_superseded() -> None:
+    """By the share since the last look, so that an hour of good training does not hide what happens now."""
+    island = Island(ProtocolSettings(fragments=2, shards=1, interval_steps=4).check(), {0: 0, 1: 0})
+    watch = SupersededLog()
+    said: list[list[float]] = []
+    for tokens, superseded in ((1000, 20), (2000, 400), (3000, 1500), (4000, 3000)):
+        island.tokens, island.superseded = tokens, superseded
+        with capture_logs() as lines:
+            watch.look(island)
+        said.append([line["share"] for line in lines])
+
+    assert said == [[], [], [0.55], []]

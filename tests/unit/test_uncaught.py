@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -247,6 +248,27 @@ def test_a_program_without_its_output_ends_all_the_same(gone: str) -> None:
     code, said = ends(PROGRAM.replace("END", f"{gone}; sys.exit(2)"))
 
     assert (code, "Traceback" in said) == (2, False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_command_whose_output_has_no_room_ends_in_words() -> None:
+    """The disk is full, which is no bug of ours; Python's own complaint at the end is left out, too."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll.cli", "config", "--describe"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "atoll: no room is left for what this command writes",
+        "  got:     standard output, or a file",
+        "  to do:   free space, or write elsewhere",
+    ]
 
 
 def test_a_command_line_inside_another_program_leaves_its_end_alone() -> None:

@@ -5,7 +5,6 @@ Writing needs no JAX: `atoll export` writes any run's model with the base instal
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from atoll.base.errors import CheckpointError, StorageFull
+from atoll.base.errors import CheckpointError, StorageFull, is_full
 from atoll_learner.model_settings import EMBEDDINGS
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
         draft.replace(path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error):
+        if is_full(error) or "No space" in str(error):
             raise StorageFull(
                 "no room for the model", got=str(path), todo="free space or use another folder"
             ) from error

@@ -27,6 +27,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from typing import Final
 
@@ -61,6 +62,11 @@ class AtollError(Exception):
     def explain(self) -> str:
         """Return the message for a terminal, one line per part that is known."""
         return text_of(self.parts())
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether the operating system says that there is no room left, on the disk or within somebody's share of it."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
 
 _LABELS: Final = {"got": "  got:     ", "allowed": "  allowed: ", "todo": "  to do:   "}

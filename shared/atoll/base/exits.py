@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from atoll.base import logs
-from atoll.base.errors import AtollError, exit_code_of, for_a_terminal, text_of
+from atoll.base.errors import AtollError, StorageFull, exit_code_of, for_a_terminal, is_full, text_of
 from atoll.base.extras import missing
 from atoll.base.logs import get
 from atoll.base.uncaught import leaves_of
@@ -91,20 +91,37 @@ def guarded(call: Callable[[], Any]) -> None:
     except KeyboardInterrupt as error:
         sys.exit(exit_code_of(error))
     except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has gone.
+        _say_no_more()
         sys.exit(0)
-    except ModuleNotFoundError as error:
-        told = missing(error)
-        if told is None:
-            raise
-        _tell(told)
-        sys.exit(exit_code_of(told))
     except Exception as error:
+        told = _in_words(error)
+        if told is not None:
+            _tell(told)
+            sys.exit(exit_code_of(told))
         if not _speaks_json():
             raise
         log.exception("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), what=str(error))
         sys.exit(exit_code_of(error))
+
+
+def _in_words(error: Exception) -> AtollError | None:
+    """Return what an error of Python's means that is no bug of ours: a part that is not installed, a full disk."""
+    if isinstance(error, ModuleNotFoundError):
+        return missing(error)
+    if not is_full(error):
+        return None
+    _say_no_more()  # it may be what is full
+    return StorageFull(
+        "no room is left for what this command writes",
+        got=getattr(error, "filename", None) or "standard output, or a file",
+        todo="free space, or write elsewhere",
+    )
+
+
+def _say_no_more() -> None:
+    """Let standard output lead nowhere: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ungrouped(call: Callable[[], Any]) -> None:

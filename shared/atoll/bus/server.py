@@ -7,7 +7,6 @@ kernel's "die with your parent" follows the *thread* that forked. All waits are 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 from atoll.base.atomic_files import hold
-from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError, StorageFull
+from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError, StorageFull, is_full
 from atoll.bus.addresses import bracketed
 from atoll.bus.greeting import greeting, heard
 from atoll.bus.nats.provision import VERSION_MIN
@@ -377,7 +376,7 @@ class EmbeddedBroker:
 
     def _fail_on(self, error: OSError) -> NoReturn:
         """Raise the operating system's error about the store directory."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
         raise EnvironmentFault(
             "the broker's directory cannot be used",

@@ -1,4 +1,4 @@
-"""What a learner's log says of adopted fragments, and of the tokens of a life that has ended.
+"""What a learner's log says of adopted fragments, of tokens that are superseded, and of those of a life that has ended.
 
 A learner adopts every fragment again and again, so a line for each drowns what a person's own loop prints. Such a loop gets
 them at debug and their number at intervals (`learner.moved`); a learner whose log is a file of its own has each at info.
@@ -6,8 +6,13 @@ them at debug and their number at intervals (`learner.moved`); a learner whose l
 
 from __future__ import annotations
 
+from typing import Final
+
 from atoll.base.logs import get
 from atoll.protocol.island import Island
+
+SUPERSEDED_MAX: Final = 0.2
+"""A learner whose intervals outlast its rounds stays well below this share."""
 
 log = get(__name__)
 
@@ -34,6 +39,29 @@ class AdoptionLog:
         """Return how many fragments were adopted since this was last asked, and begin to count anew."""
         adopted, self._adopted = self._adopted, 0
         return adopted
+
+
+class SupersededLog:
+    """Warns, once in a life, that much of what a learner trains is superseded: nothing else says so before the run is over."""
+
+    def __init__(self) -> None:
+        """Begin with a life in which nothing was trained."""
+        self._trained = self._superseded = 0
+        self._warned = False
+
+    def look(self, machine: Island) -> None:
+        """Warn if more than `SUPERSEDED_MAX` of the token-fragments since the last look were superseded."""
+        trained = machine.tokens * len(machine.intervals)
+        share = (machine.superseded - self._superseded) / max(1, trained - self._trained)
+        self._trained, self._superseded = trained, machine.superseded
+        if share > SUPERSEDED_MAX and not self._warned:
+            self._warned = True
+            log.warning(
+                "learner.superseded",
+                share=round(share, 2),
+                why="a round takes long beside an interval, and new values overwrite what was trained since the push",
+                todo="protocol.adoption=carry, or a longer protocol.interval_steps; both belong to the founding of a run",
+            )
 
 
 def account(machine: Island) -> dict[str, int]:

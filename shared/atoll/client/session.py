@@ -30,7 +30,7 @@ from atoll.client.device_encoding import checked
 from atoll.client.driver import IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
 from atoll.client.join_options import JoinOptions
-from atoll.client.log_lines import AdoptionLog, account
+from atoll.client.log_lines import AdoptionLog, SupersededLog, account
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.client.samples import SAMPLE_S, checked_pause, pause_of, sample_of
@@ -267,8 +267,10 @@ class Session:
 
     async def _write_down_moved(self) -> None:
         """Write our link's traffic to the event log and the log at intervals; a later entry covers one that fails."""
+        superseded = SupersededLog()
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
+            superseded.look(self.driver.machine)
             try:
                 await self._record_moved()
             except (BusError, BrokerUnavailable, StorageFull) as error:

@@ -17,7 +17,6 @@ numbers and reasons, no tensors and no addresses of brokers with their passwords
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +25,7 @@ import msgspec
 
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
+from atoll.base.redacting import redacted_json
 from atoll.protocol import balance, events, tenure
 from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
@@ -38,7 +38,6 @@ FACTS_MAX: Final = 1 << 16
 BYTES_PER_FACT: Final = 256
 STATE_BYTES_MAX: Final = FACTS_MAX * BYTES_PER_FACT
 FORMAT: Final = 1
-_SECRET: Final = re.compile(rb"//[^/@\s\"]+@")
 
 FACTS: Final[dict[str, type[Fact]]] = {
     kind.__name__: kind
@@ -113,7 +112,7 @@ class FactRecorder:
             broke=self.broke,
             state=msgspec.Raw(first.state if whole and first.state is not None else b"null"),
         )
-        yield _SECRET.sub(b"//***@", msgspec.json.encode(header))
+        yield redacted_json(msgspec.json.encode(header))
         for fact in facts:
             yield fact_line(fact)
 
@@ -196,12 +195,12 @@ class Replay:
 def first_line(name: str, why: str, machine: Machine) -> bytes:
     """Return the first line of a dump that begins now, of a machine as it is; `fact_line` gives the others."""
     header = DumpHeader(name=name, why=why, facts=0, facts_before=0, state=msgspec.Raw(freeze(machine)))
-    return _SECRET.sub(b"//***@", msgspec.json.encode(header))
+    return redacted_json(msgspec.json.encode(header))
 
 
 def fact_line(fact: Fact) -> bytes:
     """Return a fact as a line of a dump."""
-    return _SECRET.sub(b"//***@", msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
+    return redacted_json(msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
 
 
 def _fact(row: bytes) -> Fact:

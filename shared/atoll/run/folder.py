@@ -13,7 +13,6 @@ on one folder would share a broker's store; the lock refuses the second. No secr
 
 from __future__ import annotations
 
-import errno
 import itertools
 import shutil
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import IO, Any, Final, Self
 import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
-from atoll.base.errors import InUse, SettingsError, StorageFull
+from atoll.base.errors import InUse, SettingsError, StorageFull, is_full
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import TooLarge, read_file
 
@@ -187,7 +186,7 @@ class RunFolder:
 
 def unusable(out: Path, error: OSError) -> SettingsError | StorageFull:
     """Return the operating system's error about the output folder `out` as an error of ours."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return StorageFull("the disk is full", got=out, todo="free space or choose another --out")
     return SettingsError(
         "the folder of a run cannot be used",

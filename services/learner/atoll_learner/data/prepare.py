@@ -8,7 +8,6 @@ The fingerprint covers every token and the tokenizer: two machines with the same
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -23,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import DataError, SettingsError, StorageFull
+from atoll.base.errors import DataError, SettingsError, StorageFull, is_full
 from atoll.base.quantities import Count
 from atoll_learner.data.sources import PLAIN, Reading, documents, part_bytes
 from atoll_learner.data.tokenizer import (
@@ -139,7 +138,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
             )
         replace_folder(work, out)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise StorageFull(
                 "no room for the token shards", got=str(out), todo="free space or use another --out"
             ) from error
