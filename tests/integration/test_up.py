@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -104,7 +107,7 @@ def check_last_point(run_dir: Path, validation: dict[str, object]) -> None:
     curve = validation["curve"]
     assert isinstance(curve, list)
     assert curve[-1]["bits_per_byte"] == validation["final_bits_per_byte"]
-    assert curve[-1]["average_bits_per_byte"] == validation["average_bits_per_byte"]
+    assert curve[-1].get("average_bits_per_byte") == validation.get("average_bits_per_byte")
     assert not (run_dir / "logs" / "export.jsonl").exists()
 
 
@@ -135,6 +138,39 @@ def test_an_evaluator_that_dies_at_the_end_costs_no_model(run_dir: Path, corpus:
 
 
 @pytest.mark.second_tier
+def test_an_evaluator_that_is_told_to_stop_while_it_loads_measures_and_exports(run_dir: Path, corpus: Path) -> None:
+    """A short run may be over before an evaluator has loaded JAX. It was ended then, and the run had no curve."""
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "5000")
+    evaluator = loading_evaluator_of(run_dir)
+    os.kill(evaluator, signal.SIGSTOP)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("measuring and writing the model"):
+            break
+    os.kill(evaluator, signal.SIGCONT)
+    finish(process)
+
+    validation = report_of(run_dir)["validation"]
+    assert isinstance(validation, dict)
+    check_last_point(run_dir, validation)
+
+
+def loading_evaluator_of(run_dir: Path) -> int:
+    """Return the process of a run's evaluator as soon as it handles SIGTERM."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        for pid in processes_of(run_dir):
+            place = Path("/proc") / str(pid)
+            with contextlib.suppress(OSError):
+                handled = re.search(r"SigCgt:\s*(\w+)", (place / "status").read_text())
+                is_loading = handled and int(handled[1], 16) >> (signal.SIGTERM - 1) & 1
+                if is_loading and b"evaluate" in (place / "cmdline").read_bytes():
+                    return pid
+        time.sleep(0.005)
+    raise AssertionError("no evaluator handles SIGTERM")
+
+
+@pytest.mark.second_tier
 def test_a_model_that_cannot_be_written_is_no_success(run_dir: Path, corpus: Path) -> None:
     """The run has ended and has its report; its program leaves with the error of the export."""
     process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "20000")
@@ -145,6 +181,7 @@ def test_a_model_that_cannot_be_written_is_no_success(run_dir: Path, corpus: Pat
     assert process.returncode == 2, said
     assert "exporting the model failed: " in said
     assert "finished: " in said
+    assert json.loads((run_dir / "run.json").read_text())["sessions"][-1]["ended"] == "finished"
     assert (run_dir / "report.html").exists()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from atoll.archive.object_store import FolderArchive
-from atoll.base.errors import BrokerUnavailable, StorageFull
+from atoll.base.errors import AccessDenied, BrokerUnavailable, PeerMisbehaved, StorageFull
 from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBus
 from atoll.run.heads import read_heads
@@ -197,6 +198,65 @@ def test_who_is_told_to_stop_waits_no_minute_for_a_broker_that_is_gone(run: Foun
                 await working
 
     asyncio.run(scenario(NotedEvaluation()))
+
+
+class RefusingBus(GoneBus):
+    """Its broker does not let us in any more."""
+
+    async def reach(self, timeout_s: float) -> bool:
+        """Say so."""
+        del timeout_s
+        raise AccessDenied("the broker does not let us in", todo="ask for a new key")
+
+
+def test_who_was_told_to_stop_says_why_the_broker_refuses(run: FoundedRun) -> None:
+    """It said that no broker answered."""
+
+    async def scenario(evaluation: NotedEvaluation) -> None:
+        await run.found()
+        stop, bus = asyncio.Event(), RefusingBus("r", run.broker)
+        working = asyncio.create_task(measure_and_export(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=True))
+        stop.set()
+        with pytest.raises(AccessDenied, match="does not let us in"):
+            async with asyncio.timeout(DEADLINE_S):
+                await working
+
+    asyncio.run(scenario(NotedEvaluation()))
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_a_run_that_will_never_be_readable_ends_an_evaluator_that_has_measured_nothing(
+    run: FoundedRun,
+    sound: bool,  # noqa: FBT001
+) -> None:
+    """One that has waits for somebody to mend it."""
+
+    async def scenario(evaluation: NotedEvaluation) -> None:
+        await run.found()
+        stop = asyncio.Event()
+        if not sound:
+            await damage(run)
+        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, MeasuringPace(0.01), last=False))
+        if not sound:
+            with pytest.raises(PeerMisbehaved):
+                await following
+            return
+        await until(lambda: evaluation.prepared)
+        with capture_logs() as lines:
+            await damage(run)
+            await until(lambda: sum(line["event"] == "evaluation.skipped" for line in lines) > 1)
+        assert not following.done()
+        stop.set()
+        await following
+
+    asyncio.run(scenario(NotedEvaluation()))
+
+
+async def damage(run: FoundedRun) -> None:
+    """Let the run's record hold what nobody can read."""
+    record = await run.bus.get_record(run.record.subjects.run_record)
+    assert record is not None
+    await run.bus.put_record(run.record.subjects.run_record, b"\xc1", expected=record.revision)
 
 
 def test_a_run_that_ends_during_a_pause_is_exported_at_once(run: FoundedRun) -> None:

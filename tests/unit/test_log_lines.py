@@ -70,14 +70,15 @@ def test_the_last_line_of_a_life_adds_up() -> None:
 
 
 def test_a_learner_whose_intervals_are_short_is_told_once_that_its_work_is_superseded() -> None:
-    """By the share since the last look, so that an hour of good training does not hide what happens now."""
+    """By two stretches in a row, each of three adoptions of a fragment; an hour of good training does not hide it."""
     island = Island(ProtocolSettings(fragments=2, shards=1, interval_steps=4).check(), {0: 0, 1: 0})
     watch = SupersededLog()
     said: list[list[float]] = []
-    for tokens, superseded in ((1000, 20), (2000, 400), (3000, 1500), (4000, 3000)):
-        island.tokens, island.superseded = tokens, superseded
+    good, bad, empty, short = (1000, 100, 6), (1000, 1100, 6), (0, 700, 6), (1000, 900, 1)
+    for tokens, superseded, adopted in (good, bad, good, short, empty, good, bad, bad, bad):
+        island.tokens, island.superseded = island.tokens + tokens, island.superseded + superseded
         with capture_logs() as lines:
-            watch.look(island)
+            watch.look(island, adopted)
         said.append([line["share"] for line in lines])
 
-    assert said == [[], [], [0.55], []]
+    assert said == [[], [], [], [], [], [], [], [0.55], []]

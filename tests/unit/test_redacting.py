@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll.base.errors import SettingsError, parts_of
-from atoll.base.redacting import redacted
+from atoll.base.redacting import redacted, redacted_json
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,8 @@ from atoll.base.redacting import redacted
         ("nats://user:SECRET@host:4222", "nats://***@host:4222"),
         ("nats://user:SEC/RET@host:99999999", "nats://***@host:99999999"),
         ("tls://a:SECRET@one:1,tls://b:SECRET@two:2", "tls://***@one:1,tls://***@two:2"),
+        ("nats://one:1,nats://u:SECRET@two:2", "nats://one:1,nats://***@two:2"),
+        ("nats://u:SEC@RET@host", "nats://***@host"),
         ("nats://host:4222", "nats://host:4222"),
         ("write to a@b.c", "write to a@b.c"),
         (7, 7),
@@ -22,6 +26,13 @@ from atoll.base.redacting import redacted
 def test_the_user_part_of_a_url_is_struck_out(text: object, shown: object) -> None:
     """Of each one; a password may hold a slash."""
     assert redacted(text) == shown
+
+
+def test_a_dump_shows_no_password_and_stays_json() -> None:
+    """A quotation mark in a password does not end the text."""
+    told = {"reason": 'nats://u:SEC"RET@host is away', "who": "a@b"}
+
+    assert json.loads(redacted_json(json.dumps(told).encode())) == told | {"reason": "nats://***@host is away"}
 
 
 def test_an_error_shows_no_password_whoever_raised_it() -> None:

@@ -280,3 +280,18 @@ def test_a_run_that_was_stopped_as_a_whole_has_lost_no_learners_time(told: Stepp
     # 60 s of the first session, and 20 of the second.
     assert goodput_of(told.history).present_s == pytest.approx(3 * 80.0)
     assert not slowness(told.history).findings
+
+
+def test_the_start_of_who_comes_first_is_no_part_of_the_pause_before(told: SteppedRun) -> None:
+    """A learner came before a shard did: its program began a day later, and it joined ten seconds after that."""
+    day_s = 86_400.0
+    told.serve("shard-0", 9.0)
+    for version in range(1, 6):
+        told.round(version)
+    for who in told.steps:
+        told.join(who, day_s + 10.0, incarnation=2, took_s=2.0, start_s=8.0)
+    for who in told.steps:
+        told.log("left", who, day_s + 20.0, incarnation=2, tokens=1, steps=10)
+
+    assert goodput_of(told.history).present_s == pytest.approx(3 * 80.0)
+    assert lost_of(told)["starting", "a"].seconds == pytest.approx(8.0)

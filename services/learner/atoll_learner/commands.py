@@ -73,6 +73,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
 ) -> None:
     """Publish the merged model's bits per byte, or numbers of yours, on the event log until told to stop (SIGTERM)."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.base.exits import note_term  # noqa: PLC0415
     from atoll.base.extras import require  # noqa: PLC0415
 
     if like and not own:
@@ -82,13 +83,16 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
         raise SettingsError("--export is for the reference model", got=f"--with {own}", todo=todo)
     if not own:  # a function of somebody's own needs what it needs
         require("flax", "learner", "`atoll evaluate`")
-    os.nice(NICE)  # before anything is loaded: learners of this machine begin at the same time
+    # Before anything is loaded: learners of this machine begin at the same time, and a short run may be over when it is.
+    os.nice(NICE)
+    is_told = (lambda: False) if out is None else note_term()
     from atoll.settings import load  # noqa: PLC0415
     from atoll_learner.evaluate import follow  # noqa: PLC0415
     from atoll_learner.measuring_pace import MeasuringPace  # noqa: PLC0415
 
     pace = MeasuringPace(every_s) if cores_max is None else MeasuringPace(every_s, cores_max)
-    follow(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, pace, own, like, out)
+    settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
+    follow(settings, pace, own, like, out, is_told=is_told)
 
 
 def export(

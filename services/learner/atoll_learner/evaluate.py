@@ -21,6 +21,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,11 +53,20 @@ Heads = dict[int, Head]
 """The heads of a run's fragments, by fragment."""
 
 
-def follow(settings: Settings, pace: MeasuringPace, own: str = "", like: str = "", out: Path | None = None) -> None:
+def follow(
+    settings: Settings,
+    pace: MeasuringPace,
+    own: str = "",
+    like: str = "",
+    out: Path | None = None,
+    *,
+    is_told: Callable[[], bool] = lambda: False,
+) -> None:
     """Evaluate at that pace and append each result to the event log, until told to stop.
 
     `own` names a function (`module:function`) that measures in place of the reference model's bits per byte. With `out` the
     reference model is measured once more when the run is over or the evaluator is told to stop, and written to that folder.
+    `is_told` says whether it was told to stop before it could listen.
 
     Raises:
         SettingsError: the settings, or what `own` and `like` name, are wrong.
@@ -71,13 +81,17 @@ def follow(settings: Settings, pace: MeasuringPace, own: str = "", like: str = "
 
         enable_compile_cache(settings.learner.compile_cache)
     evaluation = OwnLoopEvaluation(own, like) if work is None else ReferenceEvaluation(settings, work, out)
-    asyncio.run(_follow(settings, evaluation, pace, last=out is not None))
+    asyncio.run(_follow(settings, evaluation, pace, is_told, last=out is not None))
 
 
-async def _follow(settings: Settings, evaluation: Evaluation, pace: MeasuringPace, *, last: bool) -> None:
+async def _follow(
+    settings: Settings, evaluation: Evaluation, pace: MeasuringPace, is_told: Callable[[], bool], *, last: bool
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if is_told():
+        stop.set()
     bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
@@ -90,7 +104,12 @@ async def _follow(settings: Settings, evaluation: Evaluation, pace: MeasuringPac
 async def measure_and_export(
     stop: asyncio.Event, bus: Bus, name: str, evaluation: Evaluation, pace: MeasuringPace, *, last: bool
 ) -> None:
-    """Measure as `evaluate_until` does, and with `last` export at the stop; `BrokerUnavailable` if none answers then."""
+    """Measure as `evaluate_until` does, and with `last` export at the stop.
+
+    Raises:
+        BrokerUnavailable: no broker answered for `STOP_PATIENCE_S` at the stop, so nothing could be exported.
+        AtollError: as `evaluate_until` and `export_at_stop` do, or what the broker said at the stop.
+    """
 
     async def work() -> None:
         exported = await evaluate_until(stop, bus, name, evaluation, pace, last=last)
@@ -99,12 +118,15 @@ async def measure_and_export(
 
     working, unreachable = asyncio.create_task(work()), asyncio.create_task(_unreachable(stop, bus))
     await asyncio.wait({working, unreachable}, return_when=asyncio.FIRST_COMPLETED)
-    unreachable.cancel()
-    if not working.done():
-        working.cancel()
-        todo = "run `atoll export` when the broker is there again" if last else None
+    if working.done():
+        unreachable.cancel()
+        await working
+        return
+    working.cancel()
+    await unreachable  # raises what the broker says, if it has not been silent
+    if last:
+        todo = "run `atoll export` when the broker is there again"
         raise BrokerUnavailable("no broker answered when we were told to stop", todo=todo)
-    await working
 
 
 async def _unreachable(stop: asyncio.Event, bus: Bus) -> None:
@@ -127,13 +149,20 @@ async def evaluate_until(
     nothing was.
 
     Raises:
-        AtollError: the first measurement failed.
+        AtollError: the first measurement failed, or the run cannot be read before it and never will be.
     """
     sound, former = False, Moment()
     exported: Heads | None = None
     measured: Heads | None = None
     while not stop.is_set():
-        found = await _whole_run(bus, name)
+        try:
+            found = await _whole_run(bus, name)
+        except UNREADABLE as error:
+            if not sound and isinstance(error, PeerMisbehaved):
+                raise  # a run of another version stays one
+            log.warning("evaluation.skipped", reason=str(error))
+            await _pause(stop, pace.every_s)
+            continue
         if found is None:
             await _pause(stop, POLL_S)
             continue
@@ -145,7 +174,7 @@ async def evaluate_until(
             continue
         now = Moment(progress.tokens, time.monotonic())
         if heads == measured or (last and ends_before(run.protocol.tokens_target, former, now)):
-            await _pause(stop, POLL_S)
+            await _pause(stop, POLL_S if last else pace.every_s)
             continue
         began_s, compiled = time.process_time(), sound
         try:
@@ -165,13 +194,9 @@ async def evaluate_until(
 
 
 async def _whole_run(bus: Bus, name: str) -> tuple[RunRecord, Heads] | None:
-    """Return the run of that name and its heads; None if it has not all of them yet, or they cannot be read now."""
-    try:
-        run = await read_run(bus, Subjects(name))
-        heads = {} if run is None else await read_heads(bus, run)
-    except UNREADABLE as error:
-        log.warning("evaluation.skipped", reason=str(error))
-        return None
+    """Return the run of that name and its heads; None if it has not all of them yet."""
+    run = await read_run(bus, Subjects(name))
+    heads = {} if run is None else await read_heads(bus, run)
     return None if run is None or len(heads) < len(run.layout.fragments) else (run, heads)
 
 

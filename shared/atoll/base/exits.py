@@ -9,6 +9,7 @@ registered since it began have run.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -61,6 +62,13 @@ def leave_in_order_on_term() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(SIGNALLED + number))
 
 
+def note_term() -> Callable[[], bool]:
+    """Keep SIGTERM from ending this program, and return what says whether it came: for one that loads, and has a last work."""
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    return lambda: bool(came)
+
+
 def _leave(codes: list[int]) -> None:
     """End this process with the code that is known, once its standard streams and handlers of logs have written all."""
     if not codes:
@@ -109,7 +117,7 @@ def _in_words(error: Exception) -> AtollError | None:
     """Return what an error of Python's means that is no bug of ours: a part that is not installed, a full disk."""
     if isinstance(error, ModuleNotFoundError):
         return missing(error)
-    if not is_full(error):
+    if not is_full(error) or _speaks_json():  # a log of a service tells better where it was
         return None
     _say_no_more()  # it may be what is full
     return StorageFull(
@@ -121,7 +129,8 @@ def _in_words(error: Exception) -> AtollError | None:
 
 def _say_no_more() -> None:
     """Let standard output lead nowhere: Python would complain once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ungrouped(call: Callable[[], Any]) -> None:
@@ -158,4 +167,5 @@ def _tell(error: AtollError) -> None:
     if _speaks_json():
         log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
     else:
-        print(f"atoll: {for_a_terminal(str(error))}", file=sys.stderr)  # noqa: T201  (a command line speaks)
+        with contextlib.suppress(OSError):  # what says it may be full, too; the exit code tells
+            print(f"atoll: {for_a_terminal(str(error))}", file=sys.stderr, flush=True)  # noqa: T201  (a command line speaks)

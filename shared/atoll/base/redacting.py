@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-# A password may hold a slash, so everything up to the @ goes: rather a name too many than a password.
-_USER_PART: Final = re.compile(r"//[^@\s]*@")
-_USER_PART_IN_JSON: Final = re.compile(rb'//[^@\s"]*@')
+# A password may hold a slash, or an @ itself: so all goes to the last @ before white space or a comma and the next address.
+# Rather a name too many than a password.
+_USER_PART: Final = re.compile(r"//(?:(?!,\w[\w+.-]*://)\S)*@")
+_USER_PART_IN_JSON: Final = re.compile(rb'//(?:(?!,\w[\w+.-]*://)(?:\\.|[^\s"\\]))*@')
 
 
 def redacted(text: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)

@@ -13,6 +13,8 @@ from atoll.protocol.island import Island
 
 SUPERSEDED_MAX: Final = 0.2
 """A learner whose intervals outlast its rounds stays well below this share."""
+ADOPTIONS_MIN: Final = 3
+"""Of each fragment before a share is judged: what an adoption supersedes may have been trained long before."""
 
 log = get(__name__)
 
@@ -42,19 +44,27 @@ class AdoptionLog:
 
 
 class SupersededLog:
-    """Warns, once in a life, that much of what a learner trains is superseded: nothing else says so before the run is over."""
+    """Warns, once in a life, that much of what a learner trains is superseded: nothing else says so before the run is over.
+
+    A stretch is judged when each fragment has been adopted some times in it, and two in a row must be bad: a broker that was
+    away for minutes is another matter.
+    """
 
     def __init__(self) -> None:
         """Begin with a life in which nothing was trained."""
-        self._trained = self._superseded = 0
-        self._warned = False
+        self._trained = self._superseded = self._adopted = 0
+        self._was_bad = self._warned = False
 
-    def look(self, machine: Island) -> None:
-        """Warn if more than `SUPERSEDED_MAX` of the token-fragments since the last look were superseded."""
+    def look(self, machine: Island, adopted: int) -> None:
+        """Go on by `adopted` fragments, and warn if more than `SUPERSEDED_MAX` of two stretches was superseded."""
+        self._adopted += adopted
         trained = machine.tokens * len(machine.intervals)
-        share = (machine.superseded - self._superseded) / max(1, trained - self._trained)
-        self._trained, self._superseded = trained, machine.superseded
-        if share > SUPERSEDED_MAX and not self._warned:
+        if self._adopted < ADOPTIONS_MIN * len(machine.intervals) or trained == self._trained:
+            return
+        share = min(1.0, (machine.superseded - self._superseded) / (trained - self._trained))
+        self._trained, self._superseded, self._adopted = trained, machine.superseded, 0
+        was_bad, self._was_bad = self._was_bad, share > SUPERSEDED_MAX
+        if was_bad and self._was_bad and not self._warned:
             self._warned = True
             log.warning(
                 "learner.superseded",

@@ -120,6 +120,7 @@ class Session:
         self._state: LearnerState = "joining"
         self._founder = False
         self._began_s = clock.monotonic()
+        self._superseded_log = SupersededLog()
 
     async def open(self) -> list[AdoptableFragment]:
         """Found or join the run, claim the id, and return the run's frames, ready to adopt."""
@@ -267,10 +268,8 @@ class Session:
 
     async def _write_down_moved(self) -> None:
         """Write our link's traffic to the event log and the log at intervals; a later entry covers one that fails."""
-        superseded = SupersededLog()
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
-            superseded.look(self.driver.machine)
             try:
                 await self._record_moved()
             except (BusError, BrokerUnavailable, StorageFull) as error:
@@ -290,6 +289,7 @@ class Session:
         moved = moved_by(self.bus.stats)
         await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
         step, adopted = self.driver.machine.steps, self.driver.adoption_log.taken()
+        self._superseded_log.look(self.driver.machine, adopted)
         log.info("learner.moved", step=step, fragments_adopted=adopted, **moved.told)
 
     def _standing(self) -> TrainingStanding:

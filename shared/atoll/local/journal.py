@@ -15,7 +15,7 @@ from atoll.base.errors import StorageFull
 from atoll.base.provenance import commit
 from atoll.base.redacting import redacted
 from atoll.local.options import UpPlan, kept_settings
-from atoll.run.folder import EMBEDDED, RebuiltRecord, RunFile, RunFolder, SessionRecord
+from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView
 
 
@@ -51,6 +51,11 @@ class Journal:
     def ended(self, how: str) -> None:
         """Note how the session ended."""
         self._session.ended = how
+
+    def failed(self) -> None:
+        """Note that the session failed, unless its training has ended: what fails afterwards changes nothing of that."""
+        if self._session.ended == RUNNING:
+            self._session.ended = "failed"
 
     def continued_by(self) -> str:
         """Return the command that continues the run, as a line below the summary of its report; "" if it is finished.

@@ -171,21 +171,21 @@ class ProcessGroup:
         self._killed = True
         self.kill(list(self._children))
 
-    def last_words(self, name: str) -> str:
-        """Return the error that a child's log ends with, or the end of the log as far as it is plain text."""
+    def _last_words(self, name: str) -> tuple[str, bool]:
+        """Return the error that a child's log ends with, or the end of the log as far as it is plain text; and which it is."""
         try:
             with self.log_path(name).open("rb") as log:
                 skipped = log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
                 lines = lines[1:] if skipped else lines  # the first one is the rest of one
         except OSError:
-            return ""
+            return "", False
         told = next((word for line in reversed(lines) if (word := last_word_in(line))), "")
         if told:
-            return told
+            return told, True
         plain = [line for line in lines if line.strip() and not line.startswith("{")]
         begins = [i for i, line in enumerate(plain) if line.startswith("atoll: ")]
-        return "\n".join(plain[begins[-1] :] if begins else plain[-_WORDS_LINES:])
+        return "\n".join(plain[begins[-1] :] if begins else plain[-_WORDS_LINES:]), bool(begins)
 
     def log_path(self, name: str) -> Path:
         """Return where a child logs."""
@@ -195,11 +195,13 @@ class ProcessGroup:
         """Return an error for a child that is needed and gone: with its own last words and its own exit code."""
         code = self.codes(name)[-1] if self.codes(name) else 1
         kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
-        last = "" if code < 0 else self.last_words(name)  # what a killed one said last is not why it ended
-        told, log = parts_of(last), f"look at {self.log_path(name)}"
-        if "todo" not in told:  # no error of ours
-            return kind(what, got=last or Exit(name, code).what, todo=log)
-        todo = f"{told['todo']}; its log is {self.log_path(name)}"
+        # What a killed one said last is not why it ended.
+        last, is_ours = ("", False) if code < 0 else self._last_words(name)
+        log = f"look at {self.log_path(name)}"
+        if not is_ours:
+            return kind(what, got=last.replace("\n", "\n           ") or Exit(name, code).what, todo=log)
+        told = parts_of(last)
+        todo = f"{told['todo']}; its log is {self.log_path(name)}" if "todo" in told else log
         return kind(f"{what}: {told['what']}", got=told.get("got"), allowed=told.get("allowed"), todo=todo)
 
     def _spawn(self, child: _Child) -> None:

@@ -105,6 +105,8 @@ class Supervisor:
             return await self._from_broker_to_report()
         except _Stopped:
             self._journal.ended("stopped")
+            with contextlib.suppress(asyncio.CancelledError):  # by a second signal
+                await self._end(DATA, PAGE_LEAVE_S)  # it removes what it has half made
             self._face.say("stopped before anything was trained")
             return INTERRUPTED
         except asyncio.CancelledError:
@@ -112,7 +114,7 @@ class Supervisor:
             self._face.say("killed; what the broker has is kept, `atoll up --out` continues from there")
             return INTERRUPTED
         except BaseException:
-            self._journal.ended("failed")
+            self._journal.failed()
             raise
         finally:
             self._face.rest()
@@ -150,7 +152,7 @@ class Supervisor:
             if self._up.former is not None:
                 await go_on(bus, run, self._up.settings.protocol.tokens_target)
             self._start_services()
-            code = await self._train_and_end(bus, watch, following)
+            failure = await self._train_and_end(bus, watch, following)
         finally:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -159,10 +161,12 @@ class Supervisor:
                 await asyncio.wait_for(bus.close(), CLOSE_S)
         await self._end(DASHBOARD, PAGE_LEAVE_S)
         await self._end_all(self._services.brokers, BROKER_LEAVE_S)
-        return code
+        if failure is not None:
+            raise failure
+        return 0 if self._view.run_tokens > 0 else INTERRUPTED
 
-    async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> int:
-        """Watch until the end, drain, export, report. A run that fails is reported before the error is raised."""
+    async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> AtollError | None:
+        """Watch until the end, drain, export, report; return why training or the export failed."""
         failure: AtollError | None = None
         try:
             self._journal.ended(await self._watch(bus, following))
@@ -172,15 +176,17 @@ class Supervisor:
             failure = error
             self._journal.ended("failed")
             self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
-        failure = failure or await self._export()
+        if failure is None:
+            try:
+                failure = await self._export()
+            except AtollError as error:
+                failure = error
         self._face.rest()
         if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
         elif failure is None:
             self._face.say("nothing was trained, so there is nothing to report")
-        if failure is not None:
-            raise failure
-        return 0 if self._view.run_tokens > 0 else INTERRUPTED
+        return failure
 
     def _bus_options(self) -> BusOptions:
         return replace(bus_options(self._up.settings), patience_s=BROKER_PATIENCE_S)

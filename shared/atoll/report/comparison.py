@@ -94,8 +94,8 @@ class ComparedSettings(msgspec.Struct):
 
     @property
     def model(self) -> str | None:
-        """Return the size of the model in a word; None of a loop of somebody's own."""
-        if self.size or self.layers is None or self.width is None:
+        """Return the model's layers and width, which need not be those of its size; None of a loop of somebody's own."""
+        if self.layers is None or self.width is None:
             return self.size
         return f"{self.layers} x {self.width}"
 

@@ -30,6 +30,8 @@ SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
 EMBEDDED: Final = "embedded"
 SIMULATED: Final = "simulated"
+RUNNING: Final = "running"
+"""How a session ended that has not ended yet."""
 RUN_FILE_BYTES_MAX: Final = 4 << 20
 _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
@@ -51,7 +53,7 @@ class SessionRecord(msgspec.Struct, kw_only=True):
 
     began_at_s: float
     wall_s: float = 0.0
-    ended: str = "running"
+    ended: str = RUNNING
     bytes_up: int = 0
     bytes_down: int = 0
     rebuilt: RebuiltRecord | None = None

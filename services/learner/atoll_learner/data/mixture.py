@@ -124,6 +124,7 @@ def _described(shards: list[TokenShards], shares: list[float]) -> Meta:
             sum(h * m.validation_bytes / m.validation_tokens for h, m in zip(held_out, metas, strict=True))
         ),
         documents=sum(meta.documents for meta in metas),
+        empty=sum(meta.empty for meta in metas),
         source=hashlib.sha256(" ".join(meta.source for meta in metas).encode()).hexdigest(),
         fingerprint=content.hexdigest()[:32],
         tokenizer=metas[0].tokenizer,

@@ -225,6 +225,7 @@ class WireClient(Client):
         earlier = list(self._reconnections)
         with _present_in(self._reconnections):
             await ended(earlier)  # one that goes on would take the sockets of this one
+            self.abort()  # and may have put another in place meanwhile
             await super()._attempt_reconnect()
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:

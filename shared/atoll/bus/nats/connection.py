@@ -81,6 +81,8 @@ class Connection:
         self.is_bulk = trunk is not None and not rest_s
         self._branches: list[Connection] = []
         self._client: WireClient | None = None
+        self._clients: list[WireClient] = []
+        """The present one, and those before it that have not ended."""
         self._up = asyncio.Event()
         self._broken = asyncio.Event()
         self.lost: asyncio.Future[None] = self.loop.create_future()
@@ -288,10 +290,12 @@ class Connection:
             rest_s=self._rest_s,
             must_encrypt=self.admission.must_encrypt,
         )
-        former, self._client = self._client, client
-        if former is not None:
+        self._client = client
+        self._clients.append(client)
+        for former in self._clients[:-1]:
             former.abort()
             await former.end(_CLOSE_S)
+        self._clients = [client]
         options = lasting(self._name, self.options, is_bulk=self.is_bulk) | self.admission.options()
         await client.connect(addresses(self.url), **options, **self._callbacks(client))
         for key in list(self._subscriptions):
@@ -387,5 +391,4 @@ class Connection:
         """End what makes clients, then close the last one; a broker that does not let it go is left."""
         self._stopped = True
         await ended(self._tasks)
-        if self._client is not None:
-            await self._client.end(_CLOSE_S)
+        await asyncio.gather(*(client.end(_CLOSE_S) for client in self._clients))
