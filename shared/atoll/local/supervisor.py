@@ -106,7 +106,7 @@ class Supervisor:
         except _Stopped:
             self._journal.ended("stopped")
             with contextlib.suppress(asyncio.CancelledError):  # by a second signal
-                await self._end(DATA, PAGE_LEAVE_S)  # it removes what it has half made
+                await self._end([DATA], PAGE_LEAVE_S)  # it removes what it has half made
             self._face.say("stopped before anything was trained")
             return INTERRUPTED
         except asyncio.CancelledError:
@@ -159,8 +159,8 @@ class Supervisor:
                 await following
             with contextlib.suppress(TimeoutError, AtollError):
                 await asyncio.wait_for(bus.close(), CLOSE_S)
-        await self._end(DASHBOARD, PAGE_LEAVE_S)
-        await self._end_all(self._services.brokers, BROKER_LEAVE_S)
+        await self._end([DASHBOARD], PAGE_LEAVE_S)
+        await self._end(self._services.brokers, BROKER_LEAVE_S)
         if failure is not None:
             raise failure
         return 0 if self._view.run_tokens > 0 else INTERRUPTED
@@ -169,18 +169,15 @@ class Supervisor:
         """Watch until the end, drain, export, report; return why training or the export failed."""
         failure: AtollError | None = None
         try:
-            self._journal.ended(await self._watch(bus, following))
+            how = await self._watch(bus, following)
             self._face.rest()
             await self._drain(bus)
+            self._journal.ended(how)
+            failure = await self._export()
         except AtollError as error:
             failure = error
-            self._journal.ended("failed")
+            self._journal.failed()
             self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
-        if failure is None:
-            try:
-                failure = await self._export()
-            except AtollError as error:
-                failure = error
         self._face.rest()
         if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
@@ -226,7 +223,7 @@ class Supervisor:
         if not self._up.resume:
             raise refuse(loss, self._up)
         if self._up.broker is None:
-            await self._end_all(self._services.brokers, BROKER_LEAVE_S)
+            await self._end(self._services.brokers, BROKER_LEAVE_S)
             self._face.say(f"the broker's store has lost the run; it is kept in {move_store_aside(self._folder)}")
             url = await self._start_broker()
         with self._face.stage("rebuilding the run from its archive"):
@@ -300,7 +297,7 @@ class Supervisor:
                 await close_run(bus, run := self._up.settings.run)
                 await bus.tell(Subjects(run).control("all"), encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
-            await self._end_all(learners, LEARNERS_LEAVE_S)
+            await self._end(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):
             protocol = self._up.settings.protocol
             target = protocol.tokens_target
@@ -309,7 +306,7 @@ class Supervisor:
             if target and self._view.run_tokens >= target:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
-            await self._end_all(shards, SHARDS_LEAVE_S)
+            await self._end(shards, SHARDS_LEAVE_S)
 
     async def _export(self) -> AtollError | None:
         """Have the evaluator, which has its program ready, write the model, or else a process of its own. Return why not."""
@@ -318,7 +315,7 @@ class Supervisor:
             return None
         there = self._fleet.pid(EVALUATOR) > 0  # if somebody has ended it, it wrote what was merged until then
         with self._face.stage("measuring and writing the model"):
-            await self._end(EVALUATOR, EXPORT_S)
+            await self._end([EVALUATOR], EXPORT_S)
         if there and self._fleet.codes(EVALUATOR)[-1:] == (0,):
             return None
         self._fleet.start(self._services.export())
@@ -357,10 +354,7 @@ class Supervisor:
             raise failure
         return failure
 
-    async def _end(self, name: str, patience_s: float) -> None:
-        await self._end_all([name], patience_s)
-
-    async def _end_all(self, names: Sequence[str], patience_s: float) -> None:
+    async def _end(self, names: Sequence[str], patience_s: float) -> None:
         """Ask children to leave, and kill those that do not in time."""
         self._fleet.ask(names)
         if not await self._until(lambda: not self._fleet.alive(names), patience_s, draining=True):
