@@ -185,21 +185,6 @@ class GoneBus(MemoryBus):
         return False
 
 
-def test_who_is_told_to_stop_waits_no_minute_for_a_broker_that_is_gone(run: FoundedRun) -> None:
-    """It waited for one and more, and ignored SIGTERM meanwhile."""
-
-    async def scenario(evaluation: NotedEvaluation) -> None:
-        await run.found()
-        stop, bus = asyncio.Event(), GoneBus("r", run.broker)
-        working = asyncio.create_task(measure_and_export(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=True))
-        stop.set()
-        with pytest.raises(BrokerUnavailable, match="told to stop"):
-            async with asyncio.timeout(DEADLINE_S):
-                await working
-
-    asyncio.run(scenario(NotedEvaluation()))
-
-
 class RefusingBus(GoneBus):
     """Its broker does not let us in any more."""
 
@@ -209,15 +194,21 @@ class RefusingBus(GoneBus):
         raise AccessDenied("the broker does not let us in", todo="ask for a new key")
 
 
-def test_who_was_told_to_stop_says_why_the_broker_refuses(run: FoundedRun) -> None:
-    """It said that no broker answered."""
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [(GoneBus, BrokerUnavailable, "told to stop"), (RefusingBus, AccessDenied, "does not let us in")],
+)
+def test_who_is_told_to_stop_waits_no_minute_for_a_broker_and_says_why(
+    run: FoundedRun, kind: type[GoneBus], error: type[Exception], words: str
+) -> None:
+    """It waited for one and more, and ignored SIGTERM meanwhile; of a broker that refused it said that it did not answer."""
 
     async def scenario(evaluation: NotedEvaluation) -> None:
         await run.found()
-        stop, bus = asyncio.Event(), RefusingBus("r", run.broker)
+        stop, bus = asyncio.Event(), kind("r", run.broker)
         working = asyncio.create_task(measure_and_export(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=True))
         stop.set()
-        with pytest.raises(AccessDenied, match="does not let us in"):
+        with pytest.raises(error, match=words):
             async with asyncio.timeout(DEADLINE_S):
                 await working
 
