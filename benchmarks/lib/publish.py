@@ -96,9 +96,9 @@ default. gloo's all-reduce, without protection from anything, is the floor ([mor
 
 **A first model** has a million parameters and two learners, and every system trains it for so many tokens of the same text, with
 the same schedule. The clock is that of the whole command. Unfair to Atoll: its command also writes a report, an archive and an
-export, and measures the loss on the way. Unfair to the others: their inner optimizer is AdamW, which a user of theirs gets, and
-Atoll's is Muon; *JAX alone, Muon* says what that makes of the loss. *Adjusted* divides by how much longer JAX alone takes than
-torch alone ([more](../../benchmarks/text/first_try.py)). A loss differs by about 1 % from seed to seed.
+export, and measures the loss on the way. A user of the others gets AdamW; with *Muon* they have the optimizer that is Atoll's
+default, and its rate. *Adjusted* divides by how much longer JAX alone takes than torch alone with the same optimizer
+([more](../../benchmarks/text/first_try.py)). A loss differs by about 1 % from seed to seed.
 
 """,
     "bench-scale": """\

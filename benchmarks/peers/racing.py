@@ -7,7 +7,7 @@
 REQUEST is a JSON object (see `benchmarks.network.race`). A worker steps no faster than once in `step_s`, from `begin_s` of the
 wall clock on, for `seconds`. It writes one line of JSON for each step, and keeps the values of now and then.
 With `rates` (see `benchmarks.text.first_try`) it takes one step at each of these learning rates, as fast as it can, and keeps
-the last values.
+the last values. With `muon`, PyTorch's Muon, in float32, moves the matrices inside layers, and AdamW all else.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 Request = dict[str, Any]
@@ -98,31 +99,45 @@ class Pace:
 
 
 def train(
-    request: Request, log: TextIO, model: LlamaForCausalLM, forward: torch.nn.Module, optimizer: torch.optim.Optimizer
+    request: Request, log: TextIO, model: LlamaForCausalLM, forward: torch.nn.Module, optimizers: list[Optimizer]
 ) -> None:
     """Step until the time is up."""
     pace = Pace(request, log)
     vocab = request["model"]["vocab_size"]
     while not pace.over:
-        for group in optimizer.param_groups if "rates" in request else ():
+        for group in [each for one in optimizers for each in one.param_groups] if "rates" in request else ():
             group["lr"] = request["rates"][pace.steps]
         batch = pace.batch()
         logits = forward(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, vocab), batch[:, 1:].reshape(-1))
-        optimizer.zero_grad()
+        model.zero_grad()
         pace.rest()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), request["clip"])
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         pace.stepped(float(loss), lambda: values_of(model))
 
 
-def adamw(request: Request, model: LlamaForCausalLM) -> torch.optim.Optimizer:
-    """Return the inner optimizer of all systems; matrices decay, gains do not."""
+def inner_optimizers(request: Request, model: LlamaForCausalLM) -> list[Optimizer]:
+    """Return what moves the values in each step, the one that ends it last; matrices decay, gains do not."""
+    decay, betas = request["weight_decay"], tuple(request["betas"])
     matrices = [each for each in model.parameters() if each.ndim > 1]
     gains = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": request["weight_decay"]}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=request["rate"], betas=tuple(request["betas"]))
+    if "muon" not in request:
+        groups = [{"params": matrices, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}]
+        return [torch.optim.AdamW(groups, lr=request["rate"], betas=betas)]
+    embeddings = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    tables = [each for each in matrices if id(each) in embeddings]
+    inside = [each for each in matrices if id(each) not in embeddings]
+    groups = [{"params": tables, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}]
+    told = {"lr": request["rate"], "momentum": request["muon"]["momentum"], "weight_decay": decay}
+    # Muon's iterations have 16 bits, for which many a processor has no units: they take 20 times as long there as with 32.
+    torch.Tensor.bfloat16 = lambda values: values.float().clone()
+    return [
+        torch.optim.AdamW(groups, lr=request["rate"], betas=betas),
+        torch.optim.Muon(inside, adjust_lr_fn="match_rms_adamw", **told),
+    ]
 
 
 def ddp(request: Request, log: TextIO) -> None:
@@ -134,7 +149,7 @@ def ddp(request: Request, log: TextIO) -> None:
     model = model_of(request)
     forward = DistributedDataParallel(model, init_sync=False)
     forward.register_comm_hook(None, fp16_compress_hook)
-    train(request, log, model, forward, adamw(request, model))
+    train(request, log, model, forward, inner_optimizers(request, model))
     os._exit(0)  # the others may be in the middle of a step that we do not take
 
 
@@ -155,7 +170,7 @@ def diloco(request: Request, log: TextIO) -> None:
     here = request["addresses"][request["rank"]]
     store = dist.TCPStore(here, request["port"], is_master=True, wait_for_workers=False)
     model = model_of(request)
-    inner = adamw(request, model)
+    inner = inner_optimizers(request, model)
     fragments = fragments_of(model)
     outer = [
         torch.optim.SGD(each.parameters(), lr=request["outer_rate"], momentum=request["outer_momentum"], nesterov=True)
@@ -181,7 +196,7 @@ def diloco(request: Request, log: TextIO) -> None:
     with DiLoCo(
         manager,
         fragments,
-        inner,
+        inner[-1],  # a step is over, and a sync may be due, when this one has stepped
         outer,
         sync_every=request["interval_steps"],
         pin_memory=False,
