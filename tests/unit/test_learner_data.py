@@ -84,6 +84,20 @@ def test_what_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("vocabulary", [0, 300])
+def test_all_files_that_are_no_text_are_named_at_once(tmp_path: Path, vocabulary: int) -> None:
+    """Who has a folder with ten of them should not start ten times."""
+    files = texts(tmp_path / "in")
+    for number in range(10):
+        (tmp_path / f"in/old-{number}.txt").write_bytes("für".encode("latin-1"))
+
+    with pytest.raises(DataError, match=r"UTF-8(.|\n)*old-0(.|\n)*9 more cannot be used.*old-8\.txt, \.\.\.") as raised:
+        prepare(files_of([tmp_path / "in"]), tmp_path / "out", vocabulary=vocabulary)
+
+    assert "iconv" in str(raised.value)
+    assert not any(file.name in str(raised.value) for file in files)
+
+
 def test_empty_texts_are_left_out_and_counted(tmp_path: Path) -> None:
     """A folder of sources has them, and many a row of a dataset is one; the shards are those of the others."""
     files = texts(tmp_path / "in")

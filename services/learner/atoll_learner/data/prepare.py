@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError, StorageFull, is_full
 from atoll.base.quantities import Count
-from atoll_learner.data.sources import PLAIN, Reading, documents, part_bytes
+from atoll_learner.data.sources import PLAIN, Reading, documents_of, part_bytes
 from atoll_learner.data.tokenizer import (
     BPE_FILE,
     SEPARATOR,
@@ -120,7 +120,7 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         reading = replace(reading, part_bytes=part_bytes(files))
-        if not any(document for file in files for document in documents(file, reading)):
+        if not any(documents_of(files, reading)):
             raise DataError(
                 "this text is empty", got=", ".join(map(str, files[:3])), todo="name texts with words in them"
             )
@@ -189,20 +189,19 @@ def _write(  # noqa: PLR0913, PLR0917  (`prepare` checked them)
     counts = {"train": 0, "held_out": 0}
     number = held_bytes = empty = 0
     with (work / "train.bin").open("wb") as train, (work / "held_out.bin").open("wb") as held_out:
-        for file in progress(files):
-            for document in documents(file, reading):
-                if not document:
-                    empty += 1
-                    continue
-                source.update(hashlib.sha256(document).digest())
-                kept = split.holds_out(document)
-                tokens = np.append(tokenizer.encode(document), tokenizer.separator).astype(dtype)
-                (held_out if kept else train).write(tokens.tobytes())
-                content.update(b"v" if kept else b"t")
-                content.update(tokens.tobytes())
-                counts["held_out" if kept else "train"] += len(tokens)
-                held_bytes += len(document) + 1 if kept else 0
-                number += 1
+        for document in documents_of(progress(files), reading):
+            if not document:
+                empty += 1
+                continue
+            source.update(hashlib.sha256(document).digest())
+            kept = split.holds_out(document)
+            tokens = np.append(tokenizer.encode(document), tokenizer.separator).astype(dtype)
+            (held_out if kept else train).write(tokens.tobytes())
+            content.update(b"v" if kept else b"t")
+            content.update(tokens.tobytes())
+            counts["held_out" if kept else "train"] += len(tokens)
+            held_bytes += len(document) + 1 if kept else 0
+            number += 1
     meta = Meta(
         vocab=tokenizer.vocab,
         dtype=dtype,
@@ -231,12 +230,11 @@ def _tokenizer(files: list[Path], vocabulary: int | Vocabulary, work: Path, read
 
     def texts() -> Iterable[str]:
         taken = 0
-        for file in files:
-            for document in documents(file, reading):
-                yield document.decode("utf-8")
-                taken += len(document)
-                if taken > BPE_SAMPLE_BYTES:
-                    return
+        for document in documents_of(files, reading):
+            yield document.decode("utf-8")
+            taken += len(document)
+            if taken > BPE_SAMPLE_BYTES:
+                return
 
     return train_bpe(texts(), vocabulary, work / BPE_FILE)
 

@@ -135,6 +135,30 @@ def documents(file: Path, reading: Reading = PLAIN) -> Iterator[bytes]:
         ) from error
 
 
+def documents_of(files: Iterable[Path], reading: Reading = PLAIN) -> Iterator[bytes]:
+    """Yield the documents of all files. Raises a `DataError` that names each file which cannot be used, not the first alone."""
+    rest = iter(files)
+    for file in rest:
+        try:
+            yield from documents(file, reading)
+        except DataError as error:
+            others = [other for other in rest if not _is_usable(other, reading)]
+            if not others:
+                raise
+            more = f"{len(others)} more cannot be used: {', '.join(map(str, others[:NAMES_SHOWN]))}"
+            more += ", ..." if len(others) > NAMES_SHOWN else ""
+            raise DataError(error.what, got=f"{error.got}; {more}", allowed=error.allowed, todo=error.todo) from error
+
+
+def _is_usable(file: Path, reading: Reading) -> bool:
+    try:
+        for _ in documents(file, reading):
+            pass
+    except DataError:
+        return False
+    return True
+
+
 def checked_text(data: bytes, where: str, start: int = 0) -> bytes:
     """Return `data` if it is text, b"" if it is blank.
 
