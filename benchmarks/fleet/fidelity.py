@@ -169,9 +169,13 @@ def pace_of(out: Path, real: FidelityReport) -> MeasuredPace:
 
 
 def figures_of(told: FidelityReport) -> dict[str, float]:
-    """Return the figures of one run that are compared."""
+    """Return the figures of one run that are compared.
+
+    Commits are counted until a learner leaves: one more step of the last to leave is one more round of each fragment.
+    """
     report, fates = told.report, told.report["tokens_by_fate"]
     rounds = [(float(event["at_s"]), event["fields"]) for event in told.events if event["kind"] == "round"]
+    first_left_s = min(float(event["at_s"]) for event in told.events if event["kind"] == "left")
     by_fragment: dict[int, list[float]] = defaultdict(list)
     for at_s, line in rounds:
         by_fragment[line["fragment"]].append(at_s)
@@ -182,7 +186,7 @@ def figures_of(told: FidelityReport) -> dict[str, float]:
     kinds = Counter(event["kind"] for event in told.events)
     return {
         "training, s": rounds[-1][0] - min(float(e["at_s"]) for e in told.events if e["kind"] == "joined"),
-        "commits": report["commits"],
+        "commits": sum(at_s < first_left_s for at_s, _ in rounds),
         "interval of a fragment, s": statistics.median(between),
         "final loss, bits per byte": report["validation"]["final_bits_per_byte"],
         "contributors per round": report["rounds"]["contributors_mean"],
