@@ -156,18 +156,19 @@ def test_an_evaluator_that_is_told_to_stop_while_it_loads_measures_and_exports(r
 
 
 def loading_evaluator_of(run_dir: Path) -> int:
-    """Return the process of a run's evaluator as soon as it handles SIGTERM."""
+    """Return the process of a run's evaluator when it handles SIGTERM, and has not loaded JAX."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         for pid in processes_of(run_dir):
             place = Path("/proc") / str(pid)
             with contextlib.suppress(OSError):
                 handled = re.search(r"SigCgt:\s*(\w+)", (place / "status").read_text())
-                is_loading = handled and int(handled[1], 16) >> (signal.SIGTERM - 1) & 1
+                handles = handled and int(handled[1], 16) >> (signal.SIGTERM - 1) & 1
+                is_loading = handles and "jaxlib" not in (place / "maps").read_text()
                 if is_loading and b"evaluate" in (place / "cmdline").read_bytes():
                     return pid
         time.sleep(0.005)
-    raise AssertionError("no evaluator handles SIGTERM")
+    raise AssertionError("no evaluator handled SIGTERM before it had loaded JAX")
 
 
 @pytest.mark.second_tier

@@ -100,6 +100,15 @@ def test_a_run_that_was_stopped_as_a_whole_and_a_log_that_ends_tell_of_nobody(to
     assert absences_of(told.history) == []
 
 
+@pytest.mark.parametrize("start_s", [-1e9, "x", None])
+def test_what_a_kind_of_event_does_not_have_begins_no_pause(told: SteppedRun, start_s: object) -> None:
+    """Whoever may write an event may write any field into it."""
+    told.log("serving", "shard-0", 41.0, epoch=2, versions={0: 3}, took_s=0.1, start_s=start_s)
+
+    assert not told.history.pauses
+    assert (told.history.newest_s, told.history.unreadable) == (41.0, 0)
+
+
 def test_what_was_lost_is_known_once_every_shard_has_closed_its_ledger(told: SteppedRun) -> None:
     """Of 100 tokens in one fragment 70 were merged and 10 refused."""
     told.join("a", 57.0, incarnation=2, took_s=5.0)

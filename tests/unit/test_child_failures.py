@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,41 @@ def test_an_error_of_ours_is_told_as_our_own(tmp_path: Path, style: str, todo: s
     assert isinstance(error, UserError)
     assert (error.what, error.got, error.allowed) == ("work failed: wrong", "1", "2")
     assert error.todo == (f"mend it; its log is {log}" if todo else f"look at {log}")
+
+
+def test_an_error_of_ours_is_told_without_what_python_adds(tmp_path: Path) -> None:
+    """Python complains of what is left when it ends; that is no part of what to do."""
+    later = (
+        "import sys; print('atoll: wrong\\n  to do:   mend it\\nException ignored in: <x>\\nOSError: y'); sys.exit(2)"
+    )
+    error = failure_of(later, tmp_path)
+
+    assert error.todo == f"mend it; its log is {tmp_path / 'child.jsonl'}"
+
+
+def test_a_bug_after_a_line_of_ours_is_shown_as_a_bug(tmp_path: Path) -> None:
+    """The line was a word on the way, and not why it ended."""
+    error = failure_of("print('atoll: waiting'); raise ValueError('broken')", tmp_path)
+
+    assert error.what == "work failed"
+    assert str(error.got).endswith("ValueError: broken")
+
+
+def test_a_program_that_leaves_in_order_when_asked_has_left_well(tmp_path: Path) -> None:
+    """Its exit code says that SIGTERM ended it, as a shell would; one that nobody asked has failed."""
+    leaves = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\nprint('ready', flush=True)\n"
+    group = ProcessGroup(tmp_path, SystemClock())
+    group.start(ChildPlan("child", (sys.executable, "-c", f"{leaves}signal.pause()"), dict(os.environ)))
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "child.jsonl").read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    group.ask(["child"])
+    while not (ends := group.poll()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+    assert [(end.code, end.is_good, replace(end, asked=False).is_good) for end in ends] == [(143, True, False)]
 
 
 def test_what_is_no_error_of_ours_is_shown_as_its_end(tmp_path: Path) -> None:

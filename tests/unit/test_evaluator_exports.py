@@ -23,6 +23,7 @@ from atoll.wire.event_log import event_of
 from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
+from atoll_learner import evaluate
 from atoll_learner.evaluate import evaluate_until, export_at_stop, measure_and_export
 from atoll_learner.measuring_pace import MeasuringPace
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
@@ -90,6 +91,19 @@ class LookedAtBus(MemoryBus):
     async def get_record(self, subject: str) -> Record | None:
         """Read a record, and count if it is that lease."""
         self.looks += subject == Subjects("r").lease(SHARDS - 1)
+        return await super().get_record(subject)
+
+
+class AwayBus(MemoryBus):
+    """Does not answer the first requests for a record."""
+
+    away = 2
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Read a record, or be away."""
+        if self.away:
+            self.away -= 1
+            raise BrokerUnavailable("away", todo="wait")
         return await super().get_record(subject)
 
 
@@ -239,6 +253,23 @@ def test_a_run_that_will_never_be_readable_ends_an_evaluator_that_has_measured_n
         assert not following.done()
         stop.set()
         await following
+
+    asyncio.run(scenario(NotedEvaluation()))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_look_in_vain_costs_no_whole_pause(run: FoundedRun, monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+    """A broker that was away for a moment is asked again soon, however rarely the model is measured."""
+    monkeypatch.setattr(evaluate, "LOOK_AGAIN_S", 0.01)
+
+    async def scenario(evaluation: NotedEvaluation) -> None:
+        await run.found()
+        stop, bus = asyncio.Event(), AwayBus("r", run.broker)
+        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=last))
+        await until(lambda: evaluation.prepared)
+        stop.set()
+        await following
+        assert bus.away == 0
 
     asyncio.run(scenario(NotedEvaluation()))
 

@@ -250,6 +250,46 @@ def test_a_program_without_its_output_ends_all_the_same(gone: str) -> None:
     assert (code, "Traceback" in said) == (2, False)
 
 
+FULL_ELSEWHERE = """
+import errno, io, sys
+from atoll.base.exits import guarded
+def call():
+    print("RESULT")
+    raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
+REPLACED
+guarded(call)
+"""
+
+
+@pytest.mark.parametrize(("replaced", "said"), [("", "RESULT\n"), ("sys.stdout = io.StringIO()", "")])
+def test_what_was_printed_before_a_disk_was_full_is_not_lost(replaced: str, said: str) -> None:
+    """It is another disk than that of standard output, which may be no file of the system's at all."""
+    place = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    words = [sys.executable, "-c", FULL_ELSEWHERE.replace("REPLACED", replaced)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=place)
+
+    assert (done.returncode, done.stdout) == (3, said)
+    assert done.stderr.startswith("atoll: no room is left")
+    assert "/data/x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("work", ["print(1)", "print(1); raise SystemExit"])
+def test_what_has_no_room_when_it_is_written_out_at_last_is_told_in_words(work: str) -> None:
+    """A short text is in Python's hands until the end."""
+    place = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    program = f"from atoll.base.exits import guarded\ndef call():\n    {work}\nguarded(call)"
+    with Path("/dev/full").open("wb") as full:
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False, env=place
+        )
+
+    assert (done.returncode, done.stderr.splitlines()[0]) == (3, "atoll: no room is left for what this command writes")
+    assert "ignored" not in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_command_whose_output_has_no_room_ends_in_words() -> None:
     """The disk is full, which is no bug of ours; Python's own complaint at the end is left out, too."""

@@ -33,6 +33,15 @@ def test_where_nothing_is_said_a_run_is_the_five_minute_one(tmp_path: Path) -> N
     assert up.former is None
 
 
+def test_an_address_with_a_password_is_not_kept(tmp_path: Path) -> None:
+    """`run.json` and the report are for others' eyes; the address of a broker must be said again anyway."""
+    words = ('broker.bulk=["nats://u:SECRET@one:1"]', "broker.url=nats://u:SECRET@two:2")
+    up = plan(UpRequest(out=tmp_path / "run", assignments=words), {})
+
+    assert up.settings.broker.bulk == ("nats://u:SECRET@one:1",)
+    assert "SECRET" not in str(kept_settings(up))
+
+
 def test_what_is_said_goes_before_the_defaults(tmp_path: Path) -> None:
     """Flags before the environment, the environment before the defaults; 0 tokens means no target."""
     request = UpRequest(out=tmp_path / "run", assignments=("protocol.tokens_target=0",))

@@ -46,6 +46,8 @@ from atoll_learner.process import limit_threads, prepare_work
 log = get(__name__)
 
 POLL_S = 0.5
+LOOK_AGAIN_S = 5.0
+"""After a look at a run that could not be read, or has not changed."""
 STOP_PATIENCE_S = 15.0
 UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
 """What a later look may find mended."""
@@ -120,6 +122,7 @@ async def measure_and_export(
     await asyncio.wait({working, unreachable}, return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         unreachable.cancel()
+        await asyncio.gather(unreachable, return_exceptions=True)  # so that asyncio does not report what it raised
         await working
         return
     working.cancel()
@@ -161,7 +164,7 @@ async def evaluate_until(
             if not sound and isinstance(error, PeerMisbehaved):
                 raise  # a run of another version stays one
             log.warning("evaluation.skipped", reason=str(error))
-            await _pause(stop, pace.every_s)
+            await _pause(stop, min(LOOK_AGAIN_S, pace.every_s))
             continue
         if found is None:
             await _pause(stop, POLL_S)
@@ -174,7 +177,7 @@ async def evaluate_until(
             continue
         now = Moment(progress.tokens, time.monotonic())
         if heads == measured or (last and ends_before(run.protocol.tokens_target, former, now)):
-            await _pause(stop, POLL_S if last else pace.every_s)
+            await _pause(stop, POLL_S if last else min(LOOK_AGAIN_S, pace.every_s))
             continue
         began_s, compiled = time.process_time(), sound
         try:

@@ -92,7 +92,7 @@ def guarded(call: Callable[[], Any]) -> None:
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        _ungrouped(call)
+        _to_the_last_word(call)
     except AtollError as error:
         _tell(error)
         sys.exit(exit_code_of(error))
@@ -128,9 +128,25 @@ def _in_words(error: Exception) -> AtollError | None:
 
 
 def _say_no_more() -> None:
-    """Let standard output lead nowhere: Python would complain once more when it flushes at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Write what standard output still takes, and let it lead nowhere: Python would complain once more at exit."""
+    if sys.stdout is None:
+        return
+    for last in (sys.stdout.flush, lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())):
+        with contextlib.suppress(OSError, ValueError):  # it is full, or is no file of the system's
+            last()
+
+
+def _to_the_last_word(call: Callable[[], Any]) -> None:
+    """Call, and write out what was printed: where that fails it is still ours to tell."""
+    ended: SystemExit | None = None
+    try:
+        _ungrouped(call)
+    except SystemExit as end:
+        ended = end
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+    if ended is not None:
+        raise ended
 
 
 def _ungrouped(call: Callable[[], Any]) -> None:

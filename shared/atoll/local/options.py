@@ -246,6 +246,7 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
         name: placed(value, Path.cwd()) if name in PLACES else value
         for name, value in kept.items()
         if value is not None
+        and redacted(value) == value
         and (name != "data.dir" or not up.prepare)
         and (name != "broker.identity" or up.keys is None)
     }

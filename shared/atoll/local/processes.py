@@ -13,6 +13,7 @@ its restarts back. The group only observes and restarts; the supervisor decides 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, EnvironmentFault, UserError, parts_of
-from atoll.base.exits import last_word_in
+from atoll.base.exits import SIGNALLED, last_word_in
 
 RESTART_PAUSE_S = 1.0
 PROVEN_S = 10.0
@@ -58,6 +59,11 @@ class Exit:
     code: int
     restarting: bool = False
     asked: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether the process did what it was for, or left when it was asked to."""
+        return self.code == 0 or (self.asked and self.code in (-signal.SIGTERM, SIGNALLED + signal.SIGTERM))
 
     @property
     def what(self) -> str:
@@ -185,7 +191,12 @@ class ProcessGroup:
             return told, True
         plain = [line for line in lines if line.strip() and not line.startswith("{")]
         begins = [i for i, line in enumerate(plain) if line.startswith("atoll: ")]
-        return "\n".join(plain[begins[-1] :] if begins else plain[-_WORDS_LINES:]), bool(begins)
+        ours = plain[begins[-1] :] if begins else []
+        if not ours or any(line.startswith("Traceback ") for line in ours):  # it went on, and ended otherwise
+            return "\n".join(plain[-_WORDS_LINES:]), False
+        return "\n".join(
+            [ours[0], *itertools.takewhile(lambda line: not line.startswith("Exception "), ours[1:])]
+        ), True
 
     def log_path(self, name: str) -> Path:
         """Return where a child logs."""

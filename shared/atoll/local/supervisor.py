@@ -159,10 +159,12 @@ class Supervisor:
                 await following
             with contextlib.suppress(TimeoutError, AtollError):
                 await asyncio.wait_for(bus.close(), CLOSE_S)
-        await self._end([DASHBOARD], PAGE_LEAVE_S)
-        await self._end(self._services.brokers, BROKER_LEAVE_S)
-        if failure is not None:
-            raise failure
+        try:
+            await self._end([DASHBOARD], PAGE_LEAVE_S)
+            await self._end(self._services.brokers, BROKER_LEAVE_S)
+        finally:
+            if failure is not None:
+                raise failure
         return 0 if self._view.run_tokens > 0 else INTERRUPTED
 
     async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> AtollError | None:
@@ -235,8 +237,7 @@ class Supervisor:
     def _start_data(self) -> str:
         """Make token shards, or check those that are there, beside the start of the broker; return which, in words.
 
-        A half-made folder has no meta.json and is made anew. A run that has not begun may have another corpus than the
-        folder's.
+        A half-made folder has no meta.json and is made anew. A run that has not begun may have another corpus.
         """
         there = self._up.former is not None and (self._services.data_dir / "meta.json").exists()
         makes = self._up.prepare and not there
@@ -377,7 +378,7 @@ class Supervisor:
     def _reap(self, *, raising: bool = True) -> None:
         """Take note of ends; raise for one that the run cannot do without."""
         for end in self._fleet.poll():
-            if end.code == 0 or (end.asked and end.code == -signal.SIGTERM):
+            if end.is_good:
                 continue
             self._face.say(f"{end.name} {end.what}{'; starting it again' if end.restarting else ''}")
             if raising and not end.restarting and not end.asked and self._is_needed(end.name):

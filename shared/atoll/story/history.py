@@ -175,7 +175,8 @@ class History:
             return
         self.timeline.on_event(event)
         if event.kind in BEGINNINGS and self.newest_s:
-            begun_s = event.at_s - sum(float(event.fields.get(name, 0.0)) for name in ("took_s", "start_s"))
+            joined = event.kind == "joined"
+            begun_s = event.at_s - (self.joined[-1].fields.began_before_s if joined else self.tenures[-1].fields.took_s)
             if begun_s - self.newest_s > PAUSE_S:
                 self.pauses.append((self.newest_s, begun_s))
         self.newest_s = max(self.newest_s, event.at_s)
@@ -345,8 +346,8 @@ _KINDS: Final = frozenset(
     }
 )
 BEGINNINGS: Final = frozenset({"serving", "joined"})
-"""With one of these a process has begun `took_s` before, and its program `start_s` before that; after a pause of the whole run
-it is the first event."""
+"""With one of these a process has begun some time before, which its fields tell; after a pause of the whole run it is the first
+event."""
 
 
 def _remember(names: set[str], name: str) -> None:

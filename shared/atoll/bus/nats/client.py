@@ -191,8 +191,12 @@ class WireClient(Client):
                 await bounded(self.close(), within_s)
         finally:
             self.abort()
+        while left := [task for task in self._tasks() if not task.done()]:
+            await ended(left)  # one that connects again may begin others before it ends
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
         lasting = (self._reading_task, self._ping_interval_task, self._flusher_task)
-        await ended([*self._reconnections, *self._closings, *(task for task in lasting if task is not None)])
+        return [*self._reconnections, *self._closings, *(task for task in lasting if task is not None)]
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002  (nats-py's)
         """Close as nats-py does, which begins this in tasks of its own, too."""
