@@ -62,6 +62,7 @@ help:  ## list the targets and the variables
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
 #: ARGS="-k round"     more arguments for pytest (test, test-all, coverage)
+#: PART=2/4            about one of every four tests, the second such part (test-all)
 #: LOAD=8              so many processes keep the machine busy meanwhile (test, test-all)
 
 setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
@@ -76,7 +77,7 @@ test: $(READY)  ## run the first tier of the tests: every module, every contract
 	$(SCHEDULED) $(call PYTEST,4) -m "not second_tier and not cluster_faults"
 
 test-all: $(READY)  ## run the second tier: the tests that `make test` leaves out, but for those of `make test-cluster`
-	$(SCHEDULED) $(call PYTEST,3) -m second_tier
+	$(SCHEDULED) $(call PYTEST,3) $(if $(PART),--part $(PART)) -m second_tier
 
 test-cluster: $(READY)  ## run the tests that kill, freeze and cut off nodes of a broker
 	$(call PYTEST,2) -m cluster_faults

@@ -25,7 +25,7 @@ from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
 from support.reference_machines import HeadModel
-from support.scheduling import ModuleScheduling
+from support.scheduling import ModuleScheduling, Part
 
 caches.share()
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is loaded
@@ -65,9 +65,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleSchedu
     return ModuleScheduling(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a part of the tests be chosen."""
+    parser.addoption("--part", type=Part.of, help="K/N: of every N tests about one, the same in each run")
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Say in which order tests run, and how long one may take.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Say which tests run, in which order, and how long one may take.
 
     The longest modules and pages come first. They would keep one worker alone at the end. Another hook shuffles, so the order
     is made after all hooks.
@@ -77,6 +82,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TEST_S))
     yield
+    part = config.getoption("part")
+    if part is not None:
+        config.hook.pytest_deselected(items=[item for item in items if not part.has(item.nodeid)])
+        items[:] = [item for item in items if part.has(item.nodeid)]
     items.sort(key=lambda item: not FIRST & {*item.path.parts, item.path.name})
 
 

@@ -1,4 +1,6 @@
-"""Which tests run on one worker, one after the other: those of a module, because what one has made serves the next.
+"""Which tests run where, and which run at all where there is no time for all.
+
+Tests of a module run on one worker, one after the other, because what one has made serves the next.
 
 What a worker has compiled, traced, parsed or set up it has for itself. Spread over four workers, a module makes all of that
 four times. A few modules share what they set up, and are together. Two have many long tests, which share nothing: each of
@@ -10,7 +12,11 @@ test's group to where pytest reads its name no more. So the names of files decid
 
 from __future__ import annotations
 
+import argparse
 import functools
+import re
+import zlib
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -25,6 +31,32 @@ TOGETHER: Final = {
     **dict.fromkeys(("test_planted_causes", "test_planted_pages"), "planted"),
 }
 """The group of a module that is not alone in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """About one of every `of_parts` tests; which, the names say, so a test's part is the same whatever else is chosen."""
+
+    number: int
+    of_parts: int
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        """Return the part that `K/N` names, K from 1 to N.
+
+        >>> Part.of("2/4")
+        Part(number=2, of_parts=4)
+
+        Raises `argparse.ArgumentTypeError` for what is no part.
+        """
+        found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise argparse.ArgumentTypeError(f"got {text!r}, allowed is K/N with K from 1 to N, for example 2/4")
+        return cls(int(found[1]), int(found[2]))
+
+    def has(self, nodeid: str) -> bool:
+        """Return whether the test with this name is in this part."""
+        return zlib.crc32(nodeid.encode()) % self.of_parts == self.number - 1
 
 
 class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]

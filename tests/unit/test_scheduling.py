@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.scheduling import group_of
+from support.scheduling import Part, group_of
 
 CONFTEST = """
 from support.scheduling import ModuleScheduling
@@ -65,3 +66,19 @@ def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> No
 def test_who_is_together(name: str, group: str) -> None:
     """By the names of files."""
     assert group_of(name) == group
+
+
+def test_each_test_is_in_one_part() -> None:
+    """And no part is much larger than another."""
+    names = [f"tests/unit/test_it.py::test_{number}[{number}]" for number in range(400)]
+    found = [sum(Part(number, 4).has(name) for name in names) for number in range(1, 5)]
+
+    assert sum(found) == len(names)
+    assert min(found) > 60
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "1/4/2", "a/b", "-1/4"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    """Otherwise a typing error would leave all tests out."""
+    with pytest.raises(argparse.ArgumentTypeError, match="K/N"):
+        Part.of(text)
