@@ -132,7 +132,7 @@ def _say_no_more() -> None:
     if sys.stdout is None:
         return
     for last in (sys.stdout.flush, lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())):
-        with contextlib.suppress(OSError, ValueError):  # it is full, or is no file of the system's
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is full, or is no file of the system's
             last()
 
 

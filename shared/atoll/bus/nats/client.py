@@ -191,8 +191,9 @@ class WireClient(Client):
                 await bounded(self.close(), within_s)
         finally:
             self.abort()
-        while left := [task for task in self._tasks() if not task.done()]:
-            await ended(left)  # one that connects again may begin others before it ends
+        await ended(self._tasks())
+        while not all(task.done() for task in self._tasks()):
+            await ended(self._tasks())  # one that connected again has begun others before it ended
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         lasting = (self._reading_task, self._ping_interval_task, self._flusher_task)
