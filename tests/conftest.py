@@ -25,7 +25,7 @@ from support import caches
 from support.clocks import JumpingClock
 from support.links import unique_run
 from support.reference_machines import HeadModel
-from support.scheduling import ModuleScheduling, Part
+from support.scheduling import ModuleScheduling, SuitePart
 
 caches.share()
 os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is loaded
@@ -67,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleSchedu
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a part of the tests be chosen."""
-    parser.addoption("--part", type=Part.of, help="K/N: of every N tests about one, the same in each run")
+    parser.addoption("--part", type=SuitePart.of, help="K/N: of every N tests about one, the same in each run")
 
 
 @pytest.hookimpl(wrapper=True)

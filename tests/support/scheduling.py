@@ -34,18 +34,18 @@ TOGETHER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SuitePart:
     """About one of every `of_parts` tests; which, the names say, so a test's part is the same whatever else is chosen."""
 
     number: int
     of_parts: int
 
     @classmethod
-    def of(cls, text: str) -> Part:
+    def of(cls, text: str) -> SuitePart:
         """Return the part that `K/N` names, K from 1 to N.
 
-        >>> Part.of("2/4")
-        Part(number=2, of_parts=4)
+        >>> SuitePart.of("2/4")
+        SuitePart(number=2, of_parts=4)
 
         Raises `argparse.ArgumentTypeError` for what is no part.
         """

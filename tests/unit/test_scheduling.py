@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.scheduling import Part, group_of
+from support.scheduling import SuitePart, group_of
 
 CONFTEST = """
 from support.scheduling import ModuleScheduling
@@ -71,7 +71,7 @@ def test_who_is_together(name: str, group: str) -> None:
 def test_each_test_is_in_one_part() -> None:
     """And no part is much larger than another."""
     names = [f"tests/unit/test_it.py::test_{number}[{number}]" for number in range(400)]
-    found = [sum(Part(number, 4).has(name) for name in names) for number in range(1, 5)]
+    found = [sum(SuitePart(number, 4).has(name) for name in names) for number in range(1, 5)]
 
     assert sum(found) == len(names)
     assert min(found) > 60
@@ -81,4 +81,4 @@ def test_each_test_is_in_one_part() -> None:
 def test_what_is_no_part_is_refused(text: str) -> None:
     """Otherwise a typing error would leave all tests out."""
     with pytest.raises(argparse.ArgumentTypeError, match="K/N"):
-        Part.of(text)
+        SuitePart.of(text)
