@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBus
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel
+from atoll.settings import load
 from atoll.wire.event_log import event_of
 from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
@@ -27,6 +29,7 @@ from atoll_learner import evaluate
 from atoll_learner.evaluate import evaluate_until, export_at_stop, measure_and_export
 from atoll_learner.measuring_pace import MeasuringPace
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
+from support.regions import free_port
 
 TARGET = 700
 DEADLINE_S = 60.0
@@ -366,3 +369,21 @@ def test_a_stop_before_there_are_values_is_no_export(run: FoundedRun) -> None:
             await export_at_stop(run.bus, "r", NotedEvaluation(), None)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_who_is_told_to_stop_while_no_broker_answers_leaves(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+    """However patient it is otherwise; with a model to write it says that there is none."""
+    monkeypatch.setattr(evaluate, "STOP_PATIENCE_S", 0.1)
+    address = f"broker.url=nats://127.0.0.1:{free_port()}"
+    settings = load(None, [address, "broker.patience_s=3600"], {}).settings
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, stop.set)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await evaluate._opened(stop, settings, last=last) is None
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with pytest.raises(BrokerUnavailable, match="told to stop") if last else contextlib.nullcontext():
+        asyncio.run(scenario())

@@ -19,6 +19,9 @@ from atoll.base.redacting import redacted, redacted_json
         ("nats://one:1,nats://u:SECRET@two:2", "nats://one:1,nats://***@two:2"),
         ("nats://u:SEC@RET@host", "nats://***@host"),
         ("nats://host:4222", "nats://host:4222"),
+        ("u:SEC/RET@host:4222", "***@host:4222"),
+        ("no address: 'u:SECRET@host', or u:SECRET@host", "no address: '***@host', or ***@host"),
+        ("at 12:30 nobody, s3://b/x, a: b", "at 12:30 nobody, s3://b/x, a: b"),
         (("nats://one:1", "nats://u:SECRET@two:2"), ("nats://one:1", "nats://***@two:2")),
         ("['nats://one:1','nats://u:SECRET@two:2']", "['nats://one:1','nats://***@two:2']"),
         ("write to a@b.c", "write to a@b.c"),
@@ -33,6 +36,7 @@ def test_the_user_part_of_a_url_is_struck_out(text: object, shown: object) -> No
 def test_a_long_text_is_gone_through_once() -> None:
     """A peer's name may be all slashes: with a look back from each, this would take an hour."""
     assert redacted("//" * 200_000) == "//" * 200_000
+    assert redacted("a:" * 200_000) == "a:" * 200_000
     assert redacted("//a" * 200_000 + "@") == "//***@"
 
 

@@ -30,6 +30,7 @@ from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbe
 from atoll.base.extras import installed
 from atoll.base.health import live
 from atoll.base.logs import configure, get
+from atoll.base.retry import ended
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.run.heads import read_heads
@@ -49,6 +50,7 @@ POLL_S = 0.5
 LOOK_AGAIN_S = 5.0
 """After a look at a run that could not be read, or has not changed."""
 STOP_PATIENCE_S = 15.0
+EXPORT_LATER = "run `atoll export` when the broker is there again"
 UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
 """What a later look may find mended."""
 Heads = dict[int, Head]
@@ -94,13 +96,37 @@ async def _follow(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if is_told():
         stop.set()
-    bus = await open_bus(settings.broker.url, settings.run, name=EVALUATOR, options=bus_options(settings))
+    bus = await _opened(stop, settings, last=last)
+    if bus is None:
+        return
     try:
         life = asyncio.create_task(live(settings.health_file, bus.reach))
         await measure_and_export(stop, bus, settings.run, evaluation, pace, last=last)
         life.cancel()
     finally:
         await bus.close()
+
+
+async def _opened(stop: asyncio.Event, settings: Settings, *, last: bool) -> Bus | None:
+    """Return the open bus; None if we are told to stop before, and have nothing to write.
+
+    Raises:
+        BrokerUnavailable: as `open_bus` does, or none answered for `STOP_PATIENCE_S` at the stop, and there was a last work.
+    """
+    url, options = settings.broker.url, bus_options(settings)
+    opening = asyncio.create_task(open_bus(url, settings.run, name=EVALUATOR, options=options))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done() and last:
+            await asyncio.wait({opening}, timeout=STOP_PATIENCE_S)
+        if opening.done():
+            return await opening
+    finally:
+        await ended([stopping, opening])
+    if last:
+        raise BrokerUnavailable("no broker answered when we were told to stop", todo=EXPORT_LATER)
+    return None
 
 
 async def measure_and_export(
@@ -128,8 +154,7 @@ async def measure_and_export(
     working.cancel()
     await unreachable  # raises what the broker says, if it has not been silent
     if last:
-        todo = "run `atoll export` when the broker is there again"
-        raise BrokerUnavailable("no broker answered when we were told to stop", todo=todo)
+        raise BrokerUnavailable("no broker answered when we were told to stop", todo=EXPORT_LATER)
 
 
 async def _unreachable(stop: asyncio.Event, bus: Bus) -> None:

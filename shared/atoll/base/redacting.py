@@ -8,6 +8,8 @@ from typing import Any, Final
 # A password may hold a slash, or an @ itself: so all goes to the last @ before white space or a comma and the next address.
 # Rather a name too many than a password.
 _ADDRESSES: Final = re.compile(r"//\S*")
+_WITHOUT_SCHEME: Final = re.compile(r"""(?<![^\s'",(\[=])[^\s/:@'"]+:(?!//)[^\s'"]*@""")
+"""What somebody typed who forgot the scheme."""
 _ADDRESSES_IN_JSON: Final = re.compile(rb'//(?:\\.|[^\s"\\])*')
 _NEXT_ADDRESS: Final = re.compile(r"""(?<=,)(?=['"]?\w[\w+.-]*://)""")
 
@@ -16,7 +18,9 @@ def redacted(value: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)
     """Return `value` with the user part of any URL struck out, in each text of a list; what is neither as it is."""
     if isinstance(value, (list, tuple)):
         return type(value)(redacted(each) for each in value)
-    return _ADDRESSES.sub(lambda found: _struck(found[0]), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _WITHOUT_SCHEME.sub("***@", _ADDRESSES.sub(lambda found: _struck(found[0]), value))
 
 
 def redacted_json(encoded: bytes) -> bytes:
