@@ -42,7 +42,6 @@ STEP: Final = {"sim.step_s": 1.0}
 _FOLLOWS: Final = ("train.sequence", "train.rate", "train.warmup")
 """Settings of `_standing`'s sections that follow from model or optimizer where nobody says them."""
 BEFORE_ADR_56: Final[dict[str, Value]] = {
-    "data.lease_blocks": 64,
     "protocol.interval_steps": 16,
     "protocol.codec_up": "bf16",
     "protocol.codec_down": "f32",

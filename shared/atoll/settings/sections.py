@@ -133,7 +133,7 @@ class DataSettings(Section):
 
     Attributes:
         dir: folder of the token shards, as `atoll data prepare` writes it.
-        lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed, so few of them cost loss.
+        lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
         source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
             are still those of `dir`. Empty: the token shards.
         held_out_tokens: so many tokens at the beginning of the held-out text are what a model is measured on, by the evaluator
@@ -141,7 +141,7 @@ class DataSettings(Section):
     """
 
     dir: SomePath = Path("corpus")
-    lease_blocks: int = Field(default=2048, ge=1, le=65536)
+    lease_blocks: int = Field(default=64, ge=1, le=65536)
     source: str = ""
     held_out_tokens: int = Field(default=32_768, ge=128, le=1 << 30)
 
