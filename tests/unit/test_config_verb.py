@@ -156,6 +156,18 @@ def test_no_form_shows_a_password(form: list[str]) -> None:
     assert "hunter2" not in done.stdout
 
 
+def test_a_printed_file_takes_no_struck_out_address_for_one(tmp_path: Path) -> None:
+    """What is not shown is a comment that says where to write it; the file loads, with the default."""
+    file = tmp_path / "run.toml"
+    words = ["broker.url=nats://ann:hunter2@host:1", "run=mine"]
+    file.write_text(atoll("config", "--toml", *(part for word in words for part in ("--set", word))).stdout, "utf-8")
+
+    settings = load(file, environment={}).settings
+
+    assert (settings.broker.url, settings.run) == (load(None, environment={}).settings.broker.url, "mine")
+    assert "which is not shown: write it here, or in ATOLL_BROKER__URL.\n#url =" in file.read_text("utf-8")
+
+
 def test_the_schema_for_editors_describes_every_setting() -> None:
     """In the same words."""
     schema = json.loads(atoll("config", "--schema").stdout)

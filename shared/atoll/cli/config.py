@@ -63,13 +63,16 @@ def config_verb(  # noqa: PLR0913  (one option each)
 
     fallback = SettingsFallback(defaults.ORIGIN, defaults.SETTINGS) if up else None
     loaded = load(config, assignments or [], fallback=fallback)
-    values = {name: redacted(value) for name, value in flat(loaded.settings).items()}
+    whole = flat(loaded.settings)
+    values = {name: redacted(value) for name, value in whole.items()}
     origins = {name: redacted(loaded.origins.get(name, DEFAULT)) for name in values}
     if describe or toml:
         from atoll.settings.described import every_setting  # noqa: PLC0415
 
         settings = _chosen({one.name: one for one in every_setting()}, names)
-        lines = _toml(settings, values, origins, defaults.ORIGIN) if toml else _described(settings, values, origins)
+        given = {name for name in whole if origins[name] not in (DEFAULT, defaults.ORIGIN)}
+        secret = {name for name, value in whole.items() if values[name] != value}
+        lines = _toml(settings, values, given, secret) if toml else _described(settings, values, origins)
         say("\n".join(lines))
         return
     shown = _chosen(values, names)
@@ -115,9 +118,12 @@ def _described(settings: Mapping[str, Setting], values: Mapping[str, Any], origi
 
 
 def _toml(
-    settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str], ours: str
+    settings: Mapping[str, Setting], values: Mapping[str, Any], given: set[str], secret: set[str]
 ) -> Iterator[str]:
-    """Yield a file of settings: what was given for this call as values, and as comments what would hold anyway."""
+    """Yield a file of settings: what was given for this call as values, and as comments what would hold anyway.
+
+    What shows no password is no value either: the file would not say that it lacks one.
+    """
     yield TOML_HEAD
     section = ""
     for name, setting in settings.items():
@@ -130,9 +136,11 @@ def _toml(
         told = {one: values[one] for one in values if _is_within(one, name)} or {name: None}
         for leaf, value in told.items():
             key = leaf.removeprefix(f"{section}.")
-            given = origins.get(leaf, DEFAULT) not in (DEFAULT, ours)
+            if leaf in secret:
+                yield f"# Given with a user or password, which is not shown: write it here, or in {setting.variable}."
             shown = setting.default if leaf not in values else _json(value)
-            yield f"{'' if given else '#'}{key} = {'' if shown == NONE else shown}".rstrip()
+            live = leaf in given - secret
+            yield f"{'' if live else '#'}{key} = {'' if shown == NONE else shown}".rstrip()
 
 
 def _sentence(text: str) -> str:
