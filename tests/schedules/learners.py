@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
@@ -33,7 +34,7 @@ from schedules.processes import Process
 if TYPE_CHECKING:
     from schedules.world import World
 
-BLOCK_TOKENS = 9
+BLOCK_TOKENS = 8
 RULES = {"e": "direct"}
 SEQUENCE = 4
 BATCH = 2
@@ -53,14 +54,14 @@ class Corpus:
         self.blocks = blocks
         self.block_tokens = BLOCK_TOKENS
 
-    def block_at(self, seed: int, epoch: int, place: int) -> int:
-        """Return the block at a place of an epoch, unlike any other's."""
+    def blocks_at(self, seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the blocks at places of an epoch, unlike any other's."""
         del seed
-        return epoch * self.blocks + place
+        return epoch * self.blocks + positions
 
-    def block(self, number: int) -> Any:  # noqa: ANN401  (int32)
-        """Return its tokens."""
-        return np.arange(BLOCK_TOKENS, dtype=np.int32) + number * BLOCK_TOKENS
+    def window(self, block: int, at: int, tokens: int) -> npt.NDArray[np.int32]:
+        """Return tokens of a block."""
+        return np.arange(at, at + tokens, dtype=np.int32) + block * BLOCK_TOKENS
 
 
 class Learner:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import BrokerUnavailable
+from atoll.base.errors import BrokerUnavailable, DataError
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
@@ -87,6 +87,18 @@ async def learners(run: str) -> AsyncIterator[Learners]:
     learners = Learners(run)
     yield learners
     await learners.bus.close()
+
+
+async def test_who_has_other_blocks_than_the_run_leases_nothing(learners: Learners) -> None:
+    """The same text in larger blocks has the same fingerprint; its positions are of another text."""
+    member, leases = await learners.join("a")
+    await leases.take(2)
+    other = DataLeases(learners.bus, learners.subjects, member, BLOCKS - 1, lease_s=LEASE_S, clock=learners.clock)
+
+    with pytest.raises(DataError, match="other blocks than this text has"):
+        await other.take(2)
+
+    assert (await learners.ledger()).next_position == 2
 
 
 def positions(grants: tuple[DataGrant, ...]) -> list[tuple[int, int]]:

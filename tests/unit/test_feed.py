@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from atoll.base.errors import PeerMisbehaved
+from atoll.base.errors import DataError, PeerMisbehaved
 from atoll.base.loop_thread import LoopThread
 from atoll.client.data_leases import DataLeases
 from atoll.client.join import IslandHandle
@@ -124,6 +124,27 @@ def test_a_ledger_that_cannot_be_read_is_asked_ever_more_slowly(
     assert waited == [1, 2, 3]
 
 
+class OtherBlocks(SilentLeases):
+    """Leases of a run whose text has other blocks."""
+
+    async def take(self, blocks: int) -> DataGrant:
+        """Refuse for good."""
+        raise DataError("the run leases other blocks than this text has", got=blocks)
+
+
+def test_what_trying_again_cannot_heal_ends_the_feed(home: LoopThread) -> None:
+    """A learner with other blocks than the run would wait for ever."""
+    session = SimpleNamespace(leases=OtherBlocks(), member=SimpleNamespace(learner="a", incarnation=1))
+    reader = SimpleNamespace(
+        needs_more=lambda: True, ready=lambda: False, progress=dict, forget=lambda _held: None, batches=0
+    )
+    island = SimpleNamespace(session=session, call=home.submit)
+    reading = LeasedFeed(cast("IslandHandle", island), cast("BatchReader", reader), 2, {})
+
+    with pytest.raises(DataError, match="other blocks"):
+        reading.next(lambda: False)
+
+
 class LeasesUntilTheCut(SilentLeases):
     """A ledger that grants once."""
 
@@ -152,7 +173,7 @@ def test_a_learner_that_can_lease_nothing_more_chooses_text_itself(
         island = SimpleNamespace(session=SimpleNamespace(leases=leases, member=member), call=home.submit)
         return LeasedFeed(cast("IslandHandle", island), BatchReader(shards, 32, 4, 0), 2, {})
 
-    windows = 2 * 7 // 4
+    windows = 2 * 8 // 4
     drawn = []
     for incarnation in (1, 2, 2):
         reading = fed(incarnation, LeasesUntilTheCut())

@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
+from atoll_learner.data import shards as shards_module
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.command import described, prepare_command
+from atoll_learner.data.order import mixed, permuted
 from atoll_learner.data.prepare import prepare
-from atoll_learner.data.shards import TokenShards, permuted
+from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.sources import documents, files_of, stdlib_files
 from atoll_learner.data.tokenizer import ByteTokenizer
 
@@ -189,10 +191,21 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 64, 1000])
 def test_an_epoch_visits_every_block_once_in_its_own_order(count: int) -> None:
     """A keyed bijection: every position has one block, epochs differ."""
-    orders = [[permuted(position, count, 7, epoch) for position in range(count)] for epoch in (0, 1)]
+    positions = np.arange(count)
+    orders = [permuted(positions, count, 7, epoch) for epoch in (0, 1)]
 
     assert all(sorted(order) == list(range(count)) for order in orders)
-    assert count < 17 or orders[0] != orders[1]
+    assert count < 17 or any(orders[0] != orders[1])
+    both = permuted(np.concatenate([positions, positions]), count, 7, np.repeat([0, 1], count))
+    np.testing.assert_array_equal(both, np.concatenate(orders))
+
+
+def test_the_order_of_an_epoch_is_the_same_in_every_release() -> None:
+    """Learners of two releases read one epoch together: what one computes for a position, the other must compute, too."""
+    assert permuted(np.arange(9), 9, 7, 2).tolist() == [6, 5, 3, 8, 1, 4, 7, 2, 0]
+    assert mixed(9, (7, 2, 0, 9)).tolist() == [8, 1, 2, 6, 5, 0, 3, 4, 7]
+    with pytest.raises(DataError, match="no such position"):
+        permuted(np.array([3, 9]), 9, 7, 2)
 
 
 def shards_of(tmp_path: Path) -> TokenShards:
@@ -216,24 +229,127 @@ def test_a_grant_is_read_once_and_exactly(tmp_path: Path) -> None:
     unit = (0, 2, 10)
     assert not reader.ready()
     reader.grant(*unit)
-    assert reader.progress() == {unit: (0, 56)}
+    assert reader.progress() == {unit: (0, 64)}
     reader.next()
-    assert reader.progress() == {unit: (4, 56)}
+    assert reader.progress() == {unit: (4, 64)}
     reader.grant(*unit)
     rows = rows_of(reader)
 
-    expected = []
-    for position in range(2, 10):
-        block = shards.block(shards.block_at(3, 0, position))
-        expected += [block[at : at + 33].tobytes() for at in range(0, 7 * 32, 32)]
     again = BatchReader(shards, 32, 4, seed=3)
     again.grant(*unit)
-    assert sorted(rows_of(again)) == sorted(expected)
-    assert len(rows) == 52
-    assert reader.progress() == {unit: (56, 56)}
+    assert rows_of(again)[4:] == rows
+    assert reader.progress() == {unit: (64, 64)}
     assert reader.needs_more()
     reader.forget(frozenset())
     assert reader.progress() == {}
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("sequence", [32, 50, 256])
+def test_an_epoch_in_units_reads_every_window_of_the_text_once(
+    tmp_path: Path, sequence: int, *, is_whole: bool
+) -> None:
+    """Whoever reads them; behind the last token of the text, where a block ends with it, comes its first."""
+    shards = numbered(tmp_path, is_whole=is_whole)
+    text = np.fromfile(tmp_path / "out/train.bin", dtype=shards.meta.dtype).astype(np.int32)
+    ring = np.concatenate([text, text[:1]])
+    whole = [block * 256 + at for block in range(shards.blocks) for at in range(0, 257 - sequence, sequence)]
+    readers = [BatchReader(shards, sequence, 1, seed=3) for _ in range(2)]
+    for number, start in enumerate(range(0, shards.blocks, 10)):
+        readers[number % 2].grant(4, start, min(start + 10, shards.blocks))
+
+    rows = [row for reader in readers for row in rows_of(reader)]
+
+    assert (len(text) % 256 == 0) == is_whole
+    assert sorted(rows) == sorted(ring[at : at + sequence + 1].tobytes() for at in whole)
+    assert len(set(rows)) > 0.9 * len(rows)
+
+
+def numbered(tmp_path: Path, *, is_whole: bool) -> TokenShards:
+    """Return shards of texts that differ everywhere; a whole one has no rest behind its last block."""
+    files = [tmp_path / f"{number}.txt" for number in range(60)]
+    for number, file in enumerate(files):
+        file.write_text("".join(f"{number}/{line} " for line in range(100)), encoding="utf-8")
+    meta = prepare(files, tmp_path / "out", validation=0.2, block_tokens=256)
+    if is_whole:
+        whole = meta.train_tokens // 256 * 256
+        os.truncate(tmp_path / "out/train.bin", whole * np.dtype(meta.dtype).itemsize)
+        told = json.loads((tmp_path / "out/meta.json").read_text()) | {"train_tokens": whole}
+        (tmp_path / "out/meta.json").write_text(json.dumps(told))
+    return TokenShards(tmp_path / "out")
+
+
+def windows_read(monkeypatch: pytest.MonkeyPatch, shards: TokenShards, unit: tuple[int, int, int]) -> list[list[int]]:
+    """Return block and place of every window of a unit, as it is read."""
+    read: list[list[int]] = []
+
+    def window(_shards: TokenShards, block: int, at: int, tokens: int) -> np.ndarray:
+        read.append([block, at])
+        return np.zeros(tokens, np.int32)
+
+    reader = BatchReader(shards, 32, 4, seed=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(TokenShards, "window", window)
+        reader.grant(*unit)
+        rows_of(reader)
+    return read
+
+
+def test_the_windows_of_a_unit_are_from_all_over_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four positions of a unit are 32 windows, of as many blocks."""
+    read = windows_read(monkeypatch, numbered(tmp_path, is_whole=False), (0, 40, 44))
+
+    assert len(read) == 32
+    assert len({block for block, _ in read}) == 32
+
+
+def test_every_release_reads_the_same_windows_for_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners of two releases read one epoch together, and another rotation would be as good as ours: so ours is pinned."""
+    shards = numbered(tmp_path, is_whole=True)
+    assert shards.blocks == 112
+
+    assert windows_read(monkeypatch, shards, (1, 7, 8)) == [
+        [95, 224],
+        [57, 32],
+        [107, 0],
+        [40, 128],
+        [62, 160],
+        [86, 64],
+        [64, 192],
+        [34, 96],
+    ]
+
+
+def test_positions_that_the_text_does_not_have_are_refused(tmp_path: Path) -> None:
+    """They would be read for others, twice."""
+    shards = shards_of(tmp_path)
+    reader = BatchReader(shards, 32, 4, seed=3)
+    for start, stop in ((0, shards.blocks + 1), (3, 3), (-1, 2)):
+        with pytest.raises(DataError, match="no such blocks"):
+            reader.grant(0, start, stop)
+
+    assert reader.progress() == {}
+
+
+@pytest.mark.parametrize(("sequence", "share"), [(256, 0.0), (50, 6 / 256), (150, 106 / 256)])
+def test_what_windows_leave_of_a_block_is_known(tmp_path: Path, sequence: int, share: float) -> None:
+    """Blocks of 256 tokens are one window of 150 and a rest; one of 256 has no rest."""
+    assert BatchReader(shards_of(tmp_path), sequence, 2, seed=3).unread == pytest.approx(share)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the kernel says what was advised on Linux alone")
+@pytest.mark.parametrize("memory", [1, 1 << 40])
+def test_text_that_does_not_fit_into_memory_is_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Without half a megabyte around each window."""
+    monkeypatch.setattr(shards_module, "memory_bytes", lambda: memory)
+    shards = shards_of(tmp_path)
+
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    (ours,) = [each for each in mappings if str(shards.folder / "train.bin") in each]
+    (flags,) = re.findall(r"VmFlags: (.*)", ours)
+    assert ("rr" in flags.split()) == (memory == 1)
 
 
 def test_another_reader_goes_on_at_the_very_window(tmp_path: Path) -> None:
@@ -252,11 +368,11 @@ def test_another_reader_goes_on_at_the_very_window(tmp_path: Path) -> None:
 
 
 def test_another_sequence_goes_on_at_the_same_share(tmp_path: Path) -> None:
-    """Half of 42 windows is half of 18."""
+    """Half of 42 windows is half of 24."""
     reader = BatchReader(shards_of(tmp_path), 64, 2, seed=3)
     reader.grant(0, 0, 6, read=21, of=42)
 
-    assert reader.progress() == {(0, 0, 6): (9, 18)}
+    assert reader.progress() == {(0, 0, 6): (12, 24)}
 
 
 def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
@@ -267,8 +383,8 @@ def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
     reader.next()
     reader.drop((0, 0, 2))
 
-    assert reader.progress() == {(0, 2, 4): (0, 14)}
-    assert len(rows_of(reader)) == 12
+    assert reader.progress() == {(0, 2, 4): (0, 16)}
+    assert len(rows_of(reader)) == 16
 
 
 def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:
@@ -286,9 +402,9 @@ def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:
 def test_a_sequence_longer_than_a_block_is_refused(tmp_path: Path) -> None:
     """Both numbers are in the message."""
     with pytest.raises(SettingsError, match="does not fit") as raised:
-        BatchReader(shards_of(tmp_path), 256, 1, seed=0)
+        BatchReader(shards_of(tmp_path), 257, 1, seed=0)
 
-    assert raised.value.got == 256
+    assert raised.value.got == 257
 
 
 def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> None:

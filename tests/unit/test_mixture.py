@@ -45,7 +45,8 @@ def letter(tokens: np.ndarray) -> str:
 
 def test_an_epoch_has_the_shares_that_were_asked_for(mixture: TokenShards) -> None:
     """To the block; and so has every stretch of it, about."""
-    read = [letter(mixture.block(mixture.block_at(7, 0, at))) for at in range(mixture.blocks)]
+    order = mixture.blocks_at(7, 0, np.arange(mixture.blocks))
+    read = [letter(mixture.window(int(block), 0, BLOCK)) for block in order]
     counts = Counter(read)
 
     assert abs(counts["a"] - 0.75 * mixture.blocks) <= 1
@@ -59,12 +60,50 @@ def test_a_part_is_read_whole_before_any_of_it_is_read_again(mixture: TokenShard
     seen: Counter[int] = Counter()
     small, large = mixture.meta.parts
     for epoch in range(5):
-        seen.update(mixture.block_at(3, epoch, at) for at in range(mixture.blocks))
+        seen.update(mixture.blocks_at(3, epoch, np.arange(mixture.blocks)).tolist())
 
     for blocks, part in ((range(small.blocks), small), (range(small.blocks, small.blocks + large.blocks), large)):
         times = [seen[block] for block in blocks]
         assert sum(times) == 5 * part.positions
         assert max(times) - min(times) <= 1
+
+
+def test_every_window_of_every_place_of_an_epoch_is_read_once(
+    mixture: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a part is read one and a half times in it: each window as often as its block has places."""
+    read: Counter[tuple[int, int]] = Counter()
+
+    def window(_shards: TokenShards, block: int, at: int, tokens: int) -> np.ndarray:
+        read[block, at] += 1
+        return np.zeros(tokens, np.int32)
+
+    monkeypatch.setattr(TokenShards, "window", window)
+    reader = BatchReader(mixture, 64, 1, seed=7)
+    for start in range(0, mixture.blocks, 10):
+        reader.grant(2, start, min(start + 10, mixture.blocks))
+    while reader.ready():
+        reader.next()
+
+    places = Counter(mixture.blocks_at(7, 2, np.arange(mixture.blocks)).tolist())
+    assert max(places.values()) > 1
+    assert read == {(block, at): times for block, times in places.items() for at in range(0, BLOCK, 64)}
+
+
+def test_every_release_has_the_same_order_of_a_mixture(mixture: TokenShards) -> None:
+    """Learners of two releases read one epoch together."""
+    assert mixture.blocks_at(7, 2, np.arange(8)).tolist() == [0, 9, 34, 166, 164, 31, 79, 41]
+
+
+def test_the_last_window_of_a_part_ends_with_its_own_text(mixture: TokenShards) -> None:
+    """Its blocks are followed by those of the next part, which are another text."""
+    small = mixture.meta.parts[0]
+    text = np.fromfile(mixture.folder / "train-0.bin", dtype=mixture.meta.dtype)
+    ring = np.concatenate([text, text])
+
+    last = mixture.window(small.blocks - 1, BLOCK - 64, 65)
+
+    np.testing.assert_array_equal(last, ring[small.blocks * BLOCK - 64 :][:65])
 
 
 def test_every_learner_reads_the_same_and_goes_on_in_the_middle(mixture: TokenShards, tmp_path: Path) -> None:
@@ -74,7 +113,7 @@ def test_every_learner_reads_the_same_and_goes_on_in_the_middle(mixture: TokenSh
 
     def batches(shards: TokenShards, read: int, count: int) -> list[np.ndarray]:
         reader = BatchReader(shards, 64, 3, seed=5)
-        reader.grant(1, 4, 12, read=read, of=24 if read else 0)
+        reader.grant(1, 4, 12, read=read, of=32 if read else 0)
         return [reader.next() for _ in range(count)]
 
     assert again.meta == mixture.meta

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, DataError
 from atoll.base.logs import get
 from atoll.base.retry import RETRY_S, RETRY_S_MAX, pause_s
 from atoll.client.data_leases import DataLeases
@@ -104,17 +104,24 @@ class Supply:
         self._leases.progress = self._reader.progress()
 
     def _collect(self) -> None:
-        """Take the pending lease over when it is here; one that failed is asked for again when it is needed."""
+        """Take the pending lease over when it is here; one that failed is asked for again when it is needed.
+
+        Raises:
+            DataError: the run leases other blocks than our text has.
+        """
         if self.pending is None or not self.pending.done():
             return
         pending, self.pending = self.pending, None
         try:
-            self._grant(pending.result())
+            grant = pending.result()
+        except DataError:
+            raise  # trying again cannot heal it
         except (AtollError, CancelledError) as error:
             self._failures += 1
             log.warning("data.no_lease", failures=self._failures, reason=str(error))
         else:
             self._failures, self._alone_since_s = 0, None
+            self._grant(grant)
 
     def _grant(self, grant: DataGrant) -> None:
         self._reader.grant(grant.epoch, grant.start, grant.stop, read=grant.read, of=grant.of)

@@ -52,6 +52,8 @@ log = get(__name__)
 SAY_S = 10.0
 LATE_STEPS = 32
 WARM_STEPS = 32
+UNREAD_MAX = 0.1
+"""A learner whose windows leave more of each block unread says so."""
 
 
 class Interrupt:
@@ -273,6 +275,11 @@ def feed_of(settings: Settings, work: LearnerWork, island: IslandHandle, cursor:
         )
         return SourceFeed(settings.data.source, request, rows)
     reader = BatchReader(work.shards, work.train.sequence, rows, seed)
+    if reader.unread > UNREAD_MAX:
+        todo = (
+            f"prepare blocks of a multiple of {work.train.sequence} tokens (--block-tokens), or shorten train.sequence"
+        )
+        log.warning("data.unread", share=round(reader.unread, 3), block_tokens=work.shards.block_tokens, todo=todo)
     return LeasedFeed(island, reader, settings.data.lease_blocks, cursor)
 
 

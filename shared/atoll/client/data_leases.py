@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.errors import AtollError, BusError, DataError, PeerMisbehaved, RecordConflict
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.protocol.data import (
@@ -78,6 +78,7 @@ class DataLeases:
 
         Raises:
             BusError: the ledger is too contended; or as every call of the bus.
+            DataError: the ledger is of other blocks than ours.
         """
         granted: list[DataGrant] = []
 
@@ -156,6 +157,13 @@ class DataLeases:
             self._seen = decode(DataLedger, record.data)
         except PeerMisbehaved as error:
             log.warning("data.ledger_replaced", reason=str(error), epoch=self._seen.epoch)
+        if self._seen.blocks != self._blocks:
+            raise DataError(
+                "the run leases other blocks than this text has",
+                got=f"{self._blocks} blocks",
+                allowed=f"{self._seen.blocks}, those of who leased first",
+                todo="prepare the text with the same --block-tokens",
+            )
         return record.revision, self._seen
 
     async def _write(self, ledger: DataLedger, revision: int) -> bool:

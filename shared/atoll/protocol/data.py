@@ -1,4 +1,4 @@
-"""Which learner may read which blocks of data: a pure ledger of leases, and the watch that tells when a lease is dead.
+"""Which learner may read which part of the data: a pure ledger of leases, and the watch that tells when a lease is dead.
 
 An epoch is a keyed permutation of the run's blocks, so the ledger grants ranges of *positions*, and membership may change
 without reshuffling anything. A granted range stays one *unit* until it is read to its end, because the order of reading

@@ -133,7 +133,7 @@ class DataSettings(Section):
 
     Attributes:
         dir: folder of the token shards, as `atoll data prepare` writes it.
-        lease_blocks: blocks that a learner leases at a time; also how widely its text is mixed.
+        lease_blocks: blocks that a learner leases at a time.
         source: `module:attribute` of a token source of one's own, which the learner trains on; vocabulary and held-out text
             are still those of `dir`. Empty: the token shards.
         held_out_tokens: so many tokens at the beginning of the held-out text are what a model is measured on, by the evaluator

@@ -1,14 +1,19 @@
-"""Batches from granted units of blocks, mixed, with an exact cursor.
+"""Batches from granted units of blocks, mixed over the whole text, with an exact cursor.
 
-A unit is a range of positions of an epoch. Its blocks are cut into windows of `sequence + 1` tokens that overlap by one
-(the last target of a window is the first input of the next); what is left of a block after its last whole window is not
-trained on. The windows of a unit are read in one fixed order that mixes all its blocks, a function of the seed and the
-unit: neighbouring windows come from one document, and a batch of eight pieces of one document teaches little more than
-one of them. So `data.lease_blocks` is also how widely text is mixed.
+Every block is cut into windows of `sequence` tokens, each read with one token more, its last target; what is left of a block
+after its last whole window is not trained on. A unit is a range of positions of an epoch. It has as many windows of each number
+as positions, but from other blocks for each number: window w of position p is that of the block at position
 
-Because the order is fixed, "window 37 of this unit" is the whole cursor. Whoever reads on, this process after a restart
-or another learner that was granted the rest, goes on with window 38. A learner with another `train.sequence` cuts other
-windows; it goes on at the same share of the unit.
+    p + w * blocks / windows per block   (modulo the blocks)
+
+So each window of each block is read once in an epoch, and the windows of a unit are pieces of as many blocks, if the text has
+so many. Were they all the windows of its own blocks, a learner would see a few blocks alone for a hundred steps, and learn less
+(docs/adr/0062). Learners with another `train.sequence` cut other windows: they read as much of the text, but not exactly what
+the others leave.
+
+The windows of a unit are read in one fixed order that mixes them all, a function of the seed and the unit. So "window 37 of
+this unit" is the whole cursor. Whoever reads on, this process after a restart or another learner that was granted the rest,
+goes on with window 38; with another `train.sequence`, at the same share of the unit.
 """
 
 from __future__ import annotations
@@ -19,21 +24,28 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.base.errors import DataError, ProtocolMisuse, SettingsError
 from atoll.protocol.data import Key
+from atoll_learner.data.order import mixed
 from atoll_learner.data.shards import TokenShards
 
 AHEAD_BATCHES = 8
+LOOKED_UP = 1024
+"""Places of so many windows are looked up at once."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """A granted range: the order of its windows, int64 (windows,), how many are read, and the blocks met so far."""
+    """A granted range: the order of its windows, int64 (windows,), how many are read, and where the next of them are.
+
+    `places` are block and first token of the windows from number `begin` on, int64 (some, 2).
+    """
 
     key: Key
     order: npt.NDArray[np.int64]
     read: int
-    blocks: dict[int, int] = field(default_factory=dict)
+    begin: int = 0
+    places: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
 
 class BatchReader:
@@ -41,21 +53,26 @@ class BatchReader:
 
     def __init__(self, shards: TokenShards, sequence: int, batch: int, seed: int) -> None:
         """Start with nothing granted."""
-        if shards.block_tokens <= sequence:
+        if shards.block_tokens < sequence:
             raise SettingsError(
                 "train.sequence does not fit into a block",
                 got=sequence,
-                allowed=f"below {shards.block_tokens} (block_tokens of the data)",
+                allowed=f"at most {shards.block_tokens} (block_tokens of the data)",
                 todo="shorten the sequence or prepare larger blocks",
             )
         self._shards = shards
         self._sequence = sequence
         self._batch = batch
         self._seed = seed
-        self._per_block = (shards.block_tokens - 1) // sequence
+        self._per_block = shards.block_tokens // sequence
         self._units: deque[Unit] = deque()
         self._finished: dict[Key, int] = {}
         self.batches = 0
+
+    @property
+    def unread(self) -> float:
+        """Return the share of each block that is not trained on, behind its last whole window."""
+        return 1.0 - self._per_block * self._sequence / self._shards.block_tokens
 
     @property
     def blocks(self) -> int:
@@ -63,7 +80,13 @@ class BatchReader:
         return self._shards.blocks
 
     def grant(self, epoch: int, start: int, stop: int, *, read: int = 0, of: int = 0) -> None:
-        """Add positions `start <= i < stop` of `epoch`, of which `read` of `of` windows (0: none) were read before."""
+        """Add positions `start <= i < stop` of `epoch`, of which `read` of `of` windows (0: none) were read before.
+
+        Raises:
+            DataError: the text has no such positions; nothing is added.
+        """
+        if not 0 <= start < stop <= self.blocks:
+            raise DataError("the text has no such blocks", got=f"{start} to {stop}", allowed=f"0 to {self.blocks}")
         key, windows = (epoch, start, stop), (stop - start) * self._per_block
         if any(unit.key == key for unit in self._units):
             return
@@ -108,36 +131,22 @@ class BatchReader:
         while self._units[0].read == len(self._units[0].order):
             self._finish()
         unit = self._units[0]
-        epoch, start, _ = unit.key
-        place, window = divmod(int(unit.order[unit.read]), self._per_block)
+        if not 0 <= unit.read - unit.begin < len(unit.places):
+            unit.begin, unit.places = unit.read, self._looked_up(unit)
+        block, at = unit.places[unit.read - unit.begin]
         unit.read += 1
-        at = window * self._sequence
-        if place not in unit.blocks:
-            unit.blocks[place] = self._shards.block_at(self._seed, epoch, start + place)
-        tokens = self._shards.block(unit.blocks[place])
         if unit.read == len(unit.order):
             self._finish()
-        return tokens[at : at + self._sequence + 1]
+        return self._shards.window(int(block), int(at), self._sequence + 1)
+
+    def _looked_up(self, unit: Unit) -> npt.NDArray[np.int64]:
+        """Return block and first token of the next windows of a unit, int64 (some, 2)."""
+        epoch, start, _ = unit.key
+        positions, numbers = np.divmod(unit.order[unit.read : unit.read + LOOKED_UP], self._per_block)
+        turned = (start + positions + numbers * self.blocks // self._per_block) % self.blocks
+        blocks = self._shards.blocks_at(self._seed, epoch, turned)
+        return np.stack([blocks, numbers * self._sequence], axis=1)
 
     def _finish(self) -> None:
         unit = self._units.popleft()
         self._finished[unit.key] = len(unit.order)
-
-
-def mixed(count: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return the numbers below `count` in an order that depends on `key` alone, the same on every machine and version.
-
-    The order of their hashes by SplitMix64 (Steele, Lea and Flood, 2014), keyed by hashing the parts of the key first.
-    """
-    state = np.zeros(1, dtype=np.uint64)
-    for part in key:
-        state = _scrambled(state ^ np.uint64(part))
-    return np.argsort(_scrambled(np.arange(count, dtype=np.uint64) ^ state), kind="stable")
-
-
-def _scrambled(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return SplitMix64 of uint64 values, elementwise; arithmetic wraps."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -20,7 +20,6 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError, StorageFull, is_full
 from atoll.base.quantities import Count
@@ -264,9 +263,3 @@ def replace_folder(work: Path, out: Path) -> None:
         out.rename(old)
     work.rename(out)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def as_array(file: Path, dtype: str) -> npt.NDArray[np.integer]:
-    """Return a shard file as a read-only memory map."""
-    array: npt.NDArray[np.integer] = np.memmap(file, dtype=np.dtype(dtype), mode="r")
-    return array

@@ -1,14 +1,19 @@
 """Token shards as a reader sees them: blocks, held-out text, and the order of an epoch.
 
-An epoch visits every block once, in an order that is a pure function of (seed, epoch): a four-round Feistel network over
-the smallest even-width power of two, cycle-walked into range. Any position can be looked up at once, on any learner,
-without storing or shuffling anything. A mixture (`mixture`) maps the positions of its epoch to blocks of its parts.
+An epoch visits every block once, in an order that is a pure function of (seed, epoch): `order.permuted`. Any position can be
+looked up at once, on any learner, without storing or shuffling anything. A mixture (`mixture`) maps the positions of its epoch
+to blocks of its parts.
+
+Files are mapped into memory. Windows are read from all over them, and around each place Linux would read half a megabyte more:
+good for a text that will be in memory soon, and a hundred times too much for one that never fits. Such a text is read where it
+is asked for alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
+import mmap
+import os
 from pathlib import Path
 
 import msgspec
@@ -17,10 +22,9 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError
 from atoll.base.parsing import parsed
-from atoll_learner.data.prepare import Meta, as_array
+from atoll_learner.data.order import permuted
+from atoll_learner.data.prepare import Meta
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
-
-ROUNDS = 4
 
 
 class TokenShards:
@@ -30,7 +34,7 @@ class TokenShards:
         """Open and check the files.
 
         Raises:
-            DataError: the folder is not prepared, or a file is shorter or longer than its description says.
+            DataError: the folder is not prepared, or files and description do not go together.
         """
         self.folder = folder
         try:
@@ -41,6 +45,8 @@ class TokenShards:
             ) from error
         except msgspec.MsgspecError as error:
             raise DataError("meta.json is damaged", got=f"{folder}: {error}", todo="prepare the data again") from error
+        if self.meta.parts and sum(part.positions for part in self.meta.parts) != self.blocks:
+            raise DataError("meta.json is damaged", got=f"{folder}: its parts are no whole", todo="mix the data again")
         if not self.meta.parts:
             self._train = [self._open("train.bin", self.meta.train_tokens)]
             self._held_out = [self._open("held_out.bin", self.meta.validation_tokens)]
@@ -61,7 +67,7 @@ class TokenShards:
                 allowed=f"{wanted} bytes",
                 todo="prepare again",
             )
-        return as_array(file, self.meta.dtype)
+        return mapped(file, self.meta.dtype, is_scattered=size > memory_bytes() // 2)
 
     @property
     def blocks(self) -> int:
@@ -73,14 +79,20 @@ class TokenShards:
         """Return the tokens of one block."""
         return self.meta.block_tokens
 
-    def block(self, number: int) -> npt.NDArray[np.int32]:
-        """Return block `number` as int32, shape (block_tokens,); the blocks of a mixture's parts are counted on."""
+    def window(self, block: int, at: int, tokens: int) -> npt.NDArray[np.int32]:
+        """Return `tokens` tokens from place `at` of a block, int32 (tokens,); the blocks of a mixture's parts are counted on.
+
+        A window may go on behind its block: what it is to predict last is the next block's first token. Behind the last token
+        of the text comes its first.
+        """
         part = 0
-        while self.meta.parts and number >= self.meta.parts[part].blocks:
-            number -= self.meta.parts[part].blocks
+        while self.meta.parts and block >= self.meta.parts[part].blocks:
+            block -= self.meta.parts[part].blocks
             part += 1
-        start = number * self.meta.block_tokens
-        return np.asarray(self._train[part][start : start + self.meta.block_tokens], dtype=np.int32)
+        text = self._train[part]
+        start = block * self.meta.block_tokens + at
+        found = np.asarray(text[start : start + tokens], dtype=np.int32)
+        return found if len(found) == tokens else np.concatenate([found, text[: tokens - len(found)]], dtype=np.int32)
 
     def validation(self, tokens_max: int) -> npt.NDArray[np.int32]:
         """Return the first `tokens_max` held-out tokens as int32; of a mixture the first of each part, in its shares."""
@@ -94,18 +106,22 @@ class TokenShards:
             casting="unsafe",
         )
 
-    def block_at(self, seed: int, epoch: int, position: int) -> int:
-        """Return which block stands at `position` in the order of `epoch`."""
-        place = permuted(position, self.blocks, seed, epoch)
-        before = 0
+    def blocks_at(self, seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which blocks stand at `positions` in the order of `epoch`; both int64 (n,)."""
+        places = permuted(positions, self.blocks, seed, epoch)
+        if not self.meta.parts:
+            return places
+        found = np.zeros_like(places)
+        first_place = first_block = 0
         for part in self.meta.parts:
-            if place < part.positions:
-                # How often this part was drawn from, in all epochs until here, says where it is in its own epochs.
-                own_epoch, own_position = divmod(epoch * part.positions + place, part.blocks)
-                return before + permuted(own_position, part.blocks, seed, own_epoch)
-            place -= part.positions
-            before += part.blocks
-        return place
+            of_part = (first_place <= places) & (places < first_place + part.positions)
+            # How often this part was drawn from, in all epochs until here, says where it is in its own epochs.
+            own_epoch, begun = divmod(epoch * part.positions % (1 << 62), part.blocks)
+            further, own_positions = np.divmod(begun + places[of_part] - first_place, part.blocks)
+            found[of_part] = first_block + permuted(own_positions, part.blocks, seed, own_epoch + further)
+            first_place += part.positions
+            first_block += part.blocks
+        return found
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer the shards were made with."""
@@ -116,18 +132,15 @@ class TokenShards:
         )
 
 
-def permuted(position: int, count: int, seed: int, epoch: int) -> int:
-    """Return the image of `position` under the keyed bijection of `range(count)`."""
-    if not 0 <= position < count:
-        raise DataError("no such position in an epoch", got=position, allowed=f"0..{count - 1}")
-    half = max(1, ((count - 1).bit_length() + 1) // 2)
-    value = position
-    while True:
-        left, right = value >> half, value & ((1 << half) - 1)
-        for number in range(ROUNDS):
-            key = f"{seed}/{epoch}/{number}/{right}".encode()
-            mix = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & ((1 << half) - 1)
-            left, right = right, left ^ mix
-        value = (left << half) | right
-        if value < count:
-            return value
+def memory_bytes() -> int:
+    """Return how much memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def mapped(file: Path, dtype: str, *, is_scattered: bool) -> npt.NDArray[np.integer]:
+    """Return a file as a read-only array; `is_scattered` says that nothing around what is read will be wanted soon."""
+    with file.open("rb") as opened:
+        memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    if is_scattered:
+        memory.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(memory, dtype=np.dtype(dtype))
