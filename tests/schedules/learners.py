@@ -54,6 +54,10 @@ class Corpus:
         self.blocks = blocks
         self.block_tokens = BLOCK_TOKENS
 
+    def check_trainable(self, sequence: int) -> None:
+        """Accept any sequence of ours."""
+        assert sequence <= self.block_tokens
+
     def blocks_at(self, seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the blocks at places of an epoch, unlike any other's."""
         del seed

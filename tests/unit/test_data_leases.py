@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import json, structs
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, DataError
+from atoll.base.quantities import COUNT_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
@@ -99,6 +101,23 @@ async def test_who_has_other_blocks_than_the_run_leases_nothing(learners: Learne
         await other.take(2)
 
     assert (await learners.ledger()).next_position == 2
+
+
+@pytest.mark.parametrize("wrong", [{"blocks": BLOCKS + 1}, {"epoch": COUNT_MAX}])
+async def test_a_ledger_that_cannot_be_the_runs_ends_nobody(learners: Learners, wrong: dict[str, int]) -> None:
+    """Who has leased before knows better: the record is replaced by the ledger that it has seen."""
+    _, leases = await learners.join("a")
+    await leases.take(2)
+    record = await learners.bus.get_record(learners.subjects.data)
+    assert record is not None
+    bad = structs.replace(decode(DataLedger, record.data), **wrong)
+    await learners.bus.put_record(learners.subjects.data, json.encode(bad), expected=record.revision)
+    leases.progress = {(0, 0, 2): (0, 4)}
+
+    grant = await leases.take(2)
+
+    assert grant.key == (0, 2, 4)
+    assert ((await learners.ledger()).blocks, (await learners.ledger()).epoch) == (BLOCKS, 0)
 
 
 def positions(grants: tuple[DataGrant, ...]) -> list[tuple[int, int]]:

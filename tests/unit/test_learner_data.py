@@ -435,3 +435,26 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
             prepare([text], out)
 
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_description_that_nothing_of_ours_has_is_refused(tmp_path: Path) -> None:
+    """Damaged or made up: before a learner has compiled, joined and leased."""
+    shards = shards_of(tmp_path)
+    meta = json.loads((shards.folder / "meta.json").read_text())
+    for wrong in ({"block_tokens": meta["train_tokens"] + 1}, {"validation_tokens": 0}, {"train_tokens": 0}):
+        (shards.folder / "meta.json").write_text(json.dumps(meta | wrong))
+        with pytest.raises(DataError, match=r"meta\.json is damaged"):
+            TokenShards(shards.folder)
+
+
+def test_what_a_sequence_cannot_be_trained_or_measured_on_is_told_first(tmp_path: Path) -> None:
+    """Not after the whole training."""
+    shards = shards_of(tmp_path)
+    held_out = shards.meta.validation_tokens
+    shards.check_measurable(held_out - 1)
+    shards.check_trainable(256)
+
+    with pytest.raises(DataError, match="too little held-out text"):
+        shards.check_measurable(held_out)
+    with pytest.raises(SettingsError, match="does not fit into a block"):
+        shards.check_trainable(257)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -193,3 +194,15 @@ def test_seats_are_all_given_and_fairly(seats: int, weights: list[float]) -> Non
     assert sum(found) == seats
     assert all(each >= 1 for each in found)
     assert all(abs(each - share * seats) <= len(weights) for each, share in zip(found, shares, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [{"blocks": 5000}, {"held_out": 10**9}, {"positions": 1}, {"held_out": 1}])
+def test_a_mixture_whose_parts_are_no_whole_is_refused(mixture: TokenShards, wrong: dict[str, int]) -> None:
+    """It would be read beyond its end, or measured on other text."""
+    file = mixture.folder / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["parts"][0] |= wrong
+    file.write_text(json.dumps(meta))
+
+    with pytest.raises(DataError, match=r"meta\.json is damaged"):
+        TokenShards(mixture.folder)

@@ -94,6 +94,9 @@ def prepare_work(settings: Settings) -> LearnerWork:
         check_tokenizer(settings.learner.initial_model, shards)
     model = model_settings(settings.model, vocab=shards.meta.vocab)
     train = train_settings(settings.train, model=model)
+    shards.check_measurable(train.sequence)
+    if not settings.data.source:
+        shards.check_trainable(train.sequence)
     return LearnerWork(model, train, shards, settings.data.held_out_tokens)
 
 

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from atoll.base.errors import DataError
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model import Params, make_forward
 from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
@@ -132,18 +131,14 @@ def make_evaluator(
 
     Bits per byte is nats per token over ln 2, times tokens per byte of the held-out text: comparable over vocabularies.
     """
-    held_out = shards.validation(tokens_max)
-    rows = (len(held_out) - 1) // train.sequence // train.batch * train.batch
-    if rows < 1:
-        raise DataError(
-            "there is too little held-out text",
-            got=f"{len(held_out)} tokens",
-            allowed=f"at least {train.batch * train.sequence + 1}",
-            todo="prepare more text, or a larger --validation share",
-        )
-    starts = np.arange(rows) * train.sequence
+    shards.check_measurable(train.sequence)
+    # Of a mixture each part gives its share, rounded down.
+    held_out = shards.validation(max(tokens_max, train.sequence + 1 + len(shards.meta.parts)))
+    rows = (len(held_out) - 1) // train.sequence
+    batch = min(train.batch, rows)
+    starts = np.arange(rows // batch * batch) * train.sequence
     windows = np.stack([held_out[s : s + train.sequence + 1] for s in starts]).astype(np.int32)
-    batches = windows.reshape(-1, train.batch, train.sequence + 1)
+    batches = windows.reshape(-1, batch, train.sequence + 1)
     loss_of = _compiled_loss(model)
     per_byte = shards.meta.validation_tokens / shards.meta.validation_bytes
 

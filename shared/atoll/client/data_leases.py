@@ -154,17 +154,25 @@ class DataLeases:
         if record is None:
             return 0, DataLedger(blocks=self._blocks)
         try:
-            self._seen = decode(DataLedger, record.data)
+            ledger = decode(DataLedger, record.data)
         except PeerMisbehaved as error:
-            log.warning("data.ledger_replaced", reason=str(error), epoch=self._seen.epoch)
-        if self._seen.blocks != self._blocks:
-            raise DataError(
-                "the run leases other blocks than this text has",
-                got=f"{self._blocks} blocks",
-                allowed=f"{self._seen.blocks}, those of who leased first",
-                todo="prepare the text with the same --block-tokens",
-            )
-        return record.revision, self._seen
+            return record.revision, self._before(str(error))
+        if ledger.blocks == self._blocks:
+            self._seen = ledger
+            return record.revision, ledger
+        if self._settled:  # who has leased before has the run's text: it is the ledger that is wrong
+            return record.revision, self._before(f"it is of {ledger.blocks} blocks, and was of {self._blocks}")
+        raise DataError(
+            "the run leases other blocks than this text has",
+            got=f"{self._blocks} blocks",
+            allowed=f"{ledger.blocks}, those of who leased first",
+            todo="prepare the text with the same --block-tokens",
+        )
+
+    def _before(self, reason: str) -> DataLedger:
+        """Return the newest ledger that we have seen, to replace one that cannot be right."""
+        log.warning("data.ledger_replaced", reason=reason, epoch=self._seen.epoch)
+        return self._seen
 
     async def _write(self, ledger: DataLedger, revision: int) -> bool:
         try:

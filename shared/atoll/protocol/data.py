@@ -112,6 +112,8 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     def fault(self) -> str:
         """Return why no learner of ours writes this ledger, or the empty string."""
+        if self.epoch == COUNT_MAX:
+            return f"epoch {self.epoch}, after which there is none"
         if self.next_position > self.blocks:
             return f"position {self.next_position} of {self.blocks} blocks"
         for unit in (*self.grants, *self.returned):

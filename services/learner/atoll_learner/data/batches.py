@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import DataError, ProtocolMisuse, SettingsError
+from atoll.base.errors import DataError, ProtocolMisuse
 from atoll.protocol.data import Key
 from atoll_learner.data.order import mixed
 from atoll_learner.data.shards import TokenShards
@@ -53,13 +53,7 @@ class BatchReader:
 
     def __init__(self, shards: TokenShards, sequence: int, batch: int, seed: int) -> None:
         """Start with nothing granted."""
-        if shards.block_tokens < sequence:
-            raise SettingsError(
-                "train.sequence does not fit into a block",
-                got=sequence,
-                allowed=f"at most {shards.block_tokens} (block_tokens of the data)",
-                todo="shorten the sequence or prepare larger blocks",
-            )
+        shards.check_trainable(sequence)
         self._shards = shards
         self._sequence = sequence
         self._batch = batch

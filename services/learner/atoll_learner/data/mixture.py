@@ -23,13 +23,12 @@ from pathlib import Path
 import msgspec
 
 from atoll.base.errors import DataError, SettingsError
-from atoll_learner.data.prepare import Meta, MixturePart, check_ours, replace_folder
+from atoll_learner.data.prepare import MIN_HELD_OUT, Meta, MixturePart, check_ours, replace_folder
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE
 
 SAME = ("vocab", "block_tokens", "tokenizer", "separator")
 """What all parts must have in common."""
-MIN_HELD_OUT = 2
 Weights = dict[Path, float]
 """By folder."""
 

@@ -86,6 +86,25 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
         """Return the training tokens."""
         return self.train_tokens
 
+    def fault(self) -> str:
+        """Return why nothing that we write has this description, or the empty string."""
+        if self.train_tokens < self.block_tokens:
+            return f"{self.train_tokens} training tokens are no block of {self.block_tokens}"
+        if self.validation_tokens < MIN_HELD_OUT:
+            return f"{self.validation_tokens} held-out tokens"
+        if not self.parts:
+            return ""
+        for number, part in enumerate(self.parts):
+            if part.blocks != part.train_tokens // self.block_tokens or part.held_out > part.validation_tokens:
+                return f"part {number} says more or less than it has"
+        whole = (self.train_tokens // self.block_tokens, self.validation_tokens)
+        parts = (sum(part.positions for part in self.parts), sum(part.held_out for part in self.parts))
+        return (
+            ""
+            if parts == whole
+            else f"parts of {parts[0]} blocks and {parts[1]} held-out tokens, in all {whole[0]} and {whole[1]}"
+        )
+
 
 def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     files: list[Path],

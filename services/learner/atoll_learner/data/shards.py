@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from atoll.base.errors import DataError
+from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
 from atoll_learner.data.order import permuted
 from atoll_learner.data.prepare import Meta
@@ -45,8 +45,8 @@ class TokenShards:
             ) from error
         except msgspec.MsgspecError as error:
             raise DataError("meta.json is damaged", got=f"{folder}: {error}", todo="prepare the data again") from error
-        if self.meta.parts and sum(part.positions for part in self.meta.parts) != self.blocks:
-            raise DataError("meta.json is damaged", got=f"{folder}: its parts are no whole", todo="mix the data again")
+        if fault := self.meta.fault():
+            raise DataError("meta.json is damaged", got=f"{folder}: {fault}", todo="prepare the data again")
         if not self.meta.parts:
             self._train = [self._open("train.bin", self.meta.train_tokens)]
             self._held_out = [self._open("held_out.bin", self.meta.validation_tokens)]
@@ -78,6 +78,26 @@ class TokenShards:
     def block_tokens(self) -> int:
         """Return the tokens of one block."""
         return self.meta.block_tokens
+
+    def check_measurable(self, sequence: int) -> None:
+        """Raise `DataError` if a model with this `sequence` cannot be measured on the held-out text."""
+        if self.meta.validation_tokens <= sequence:
+            raise DataError(
+                "there is too little held-out text",
+                got=f"{self.meta.validation_tokens} tokens",
+                allowed=f"at least {sequence + 1}",
+                todo="shorten train.sequence, prepare more text, or a larger --validation share",
+            )
+
+    def check_trainable(self, sequence: int) -> None:
+        """Raise `SettingsError` if no window of this `sequence` fits into a block."""
+        if self.block_tokens < sequence:
+            raise SettingsError(
+                "train.sequence does not fit into a block",
+                got=sequence,
+                allowed=f"at most {self.block_tokens} (block_tokens of the data)",
+                todo="shorten the sequence or prepare larger blocks (--block-tokens)",
+            )
 
     def window(self, block: int, at: int, tokens: int) -> npt.NDArray[np.int32]:
         """Return `tokens` tokens from place `at` of a block, int32 (tokens,); the blocks of a mixture's parts are counted on.
