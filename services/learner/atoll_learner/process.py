@@ -87,7 +87,8 @@ def prepare_work(settings: Settings) -> LearnerWork:
 
     Raises:
         SettingsError: a model or training setting is unknown or out of range, or they contradict the data.
-        DataError: the token shards are missing or damaged, or made with another tokenizer than that of the model to begin from.
+        DataError: the token shards are missing or damaged, have too little held-out text, or are made with another tokenizer
+            than that of the model to begin from.
     """
     shards = TokenShards(settings.data.dir)
     if settings.learner.initial_model is not None:

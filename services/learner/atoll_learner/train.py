@@ -127,7 +127,7 @@ def _compiled_loss(model: ModelSettings) -> Callable[[Params, npt.NDArray[np.int
 def make_evaluator(
     model: ModelSettings, train: TrainSettings, shards: TokenShards, tokens_max: int
 ) -> Callable[[Params], float]:
-    """Return a function from parameters to bits per byte on the first `tokens_max` held-out tokens.
+    """Return a function from parameters to bits per byte on the first `tokens_max` held-out tokens, at least a window's.
 
     Bits per byte is nats per token over ln 2, times tokens per byte of the held-out text: comparable over vocabularies.
     """
