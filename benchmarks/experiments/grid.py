@@ -43,6 +43,7 @@ _FOLLOWS: Final = ("train.sequence", "train.rate", "train.warmup")
 """Settings of `_standing`'s sections that follow from model or optimizer where nobody says them."""
 BEFORE_ADR_56: Final[dict[str, Value]] = {
     "protocol.interval_steps": 16,
+    "protocol.merge": "rda",
     "protocol.codec_up": "bf16",
     "protocol.codec_down": "f32",
     "protocol.keyframe_versions": 48,
