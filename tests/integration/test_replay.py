@@ -282,7 +282,7 @@ def test_a_round_is_opened_and_merged_without_a_learner(retained: tuple[RunRecor
         alone = replace(opened, contributions=[each for each in opened.contributions if each.learner != learner])
         direction, values = opened.merged(learner)
         assert values.tobytes() == alone.merged()[1].tobytes()
-        # Values are rounded to four bits of a step, so two directions may make the same ones.
+        # What a version adds is rounded to four bits, so two directions may make the same values.
         assert direction.tobytes() != opened.merged()[0].tobytes()
     nobody = replace(opened, contributions=opened.contributions[:1])
     assert nobody.merged(nobody.learners[0])[1].tobytes() == opened.values.tobytes()
