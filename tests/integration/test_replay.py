@@ -281,7 +281,7 @@ def test_a_round_is_opened_and_merged_without_a_learner(retained: tuple[RunRecor
     for learner in opened.learners:
         alone = replace(opened, contributions=[each for each in opened.contributions if each.learner != learner])
         direction, values = opened.merged(learner)
-        assert values.tobytes() == alone.merged()[1].tobytes()
+        assert [each.tobytes() for each in (direction, values)] == [each.tobytes() for each in alone.merged()]
         # What a version adds is rounded to four bits, so two directions may make the same values.
         assert direction.tobytes() != opened.merged()[0].tobytes()
     nobody = replace(opened, contributions=opened.contributions[:1])

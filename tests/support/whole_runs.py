@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,14 +102,18 @@ def report_of(out: Path) -> dict[str, object]:
     return report
 
 
+def logged_lines(log: Path, event: str) -> list[dict[str, Any]]:
+    """Return the whole lines of a log that tell of `event`; none if there is no log yet."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if f'"event": "{event}"' in line and line.endswith("}")]
+
+
 def wait_for_line(log: Path, event: str, count: int = 1) -> dict[str, object]:
     """Return the `count`-th line of a log that tells of `event`, as soon as it is there."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
-        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-        found = [json.loads(line) for line in lines if f'"event": "{event}"' in line and line.endswith("}")]
+        found = logged_lines(log, event)
         if len(found) >= count:
-            line: dict[str, object] = found[count - 1]
-            return line
+            return found[count - 1]
         time.sleep(0.05)
     raise AssertionError(f"{log.name} never said {event}")
