@@ -190,8 +190,8 @@ def test_a_model_that_cannot_be_written_is_no_success(run_dir: Path, corpus: Pat
 @pytest.mark.second_tier
 def test_an_evaluator_that_somebody_ends_leaves_no_old_model(run_dir: Path, corpus: Path) -> None:
     """Asked to leave in the middle of a run, it writes what is merged until then; the run's model is of its end."""
-    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "500000")
-    os.kill(evaluator_of(run_dir), signal.SIGTERM)
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "1500000")
+    os.kill(evaluator_of(run_dir), signal.SIGTERM)  # long before the end: it must have left by then
     said = finish(process)
     former = logged_lines(run_dir / "logs" / "evaluator.jsonl", "model.exported")[0]
     commits = logged_lines(run_dir / "logs" / "shard-0.jsonl", "round.committed")
