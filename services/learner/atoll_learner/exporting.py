@@ -21,7 +21,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.logs import configure, get
 from atoll.cli.reading import opened
 from atoll.keys.rights import KINDS
-from atoll.run.folder import unusable
+from atoll.run.folder import VALIDATION, unusable
 from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
 from atoll.run.record import founded_run
 from atoll.settings import Settings
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = get(__name__)
 
-VALIDATION: Final = "validation.json"
 SAMPLE_BYTES: Final = 400
 SAMPLE_PROMPT: Final = b"def "
 Measure = Callable[[dict[str, Any]], float]
@@ -142,6 +141,7 @@ def write_measured(work: LearnerWork, out: Path, merged: MergedModel, measured: 
         "source_hash": meta.source,
         "versions_min": merged.versions_min,
         "versions_max": merged.versions_max,
+        "token_fragments_merged": merged.token_fragments,
         "data_fingerprint": meta.fingerprint,
     }
     write_whole(out / VALIDATION, (json.dumps(result, indent=2) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Looks at a founded run from outside: whether its store still holds it, its token target, and what its report reads of it.
+"""Looks at a founded run from outside: whether its store still holds it and its model is written, its token target, its books.
 
 The founder writes the run record once. Only the token target may change later, and only while none of the run's processes
 runs, because they read the record when they start.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.base.errors import BlobCorrupt, BlobGone, RunLost, RunReplaced
+from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, RunLost, RunReplaced
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts
 from atoll.run.delta_chain import read_values
+from atoll.run.folder import VALIDATION, RunFolder
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.run.view import RunView
@@ -83,6 +84,28 @@ def _lost(what: str) -> RunLost:
         todo="restore the store from a copy, or begin anew in another --out, from the run's model.safetensors if you like "
         "(--set learner.initial_model=…)",
     )
+
+
+class _ExportedModel(msgspec.Struct):
+    """Which model `validation.json` is of."""
+
+    versions_min: int
+    versions_max: int
+    token_fragments_merged: int
+
+
+async def newest_is_exported(bus: Bus, run: str, folder: RunFolder) -> bool:
+    """Return whether an export in the folder of a run, by its last file, is of the newest model; False if nobody can say."""
+    try:
+        exported = msgspec.json.decode(folder.path(VALIDATION).read_bytes(), type=_ExportedModel)
+        record = await _read(bus, run)
+        heads = {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
+    except (OSError, msgspec.MsgspecError, AtollError):
+        return False
+    if not heads:
+        return False
+    versions, tokens = [head.version for head in heads.values()], sum(head.tokens_merged for head in heads.values())
+    return exported == _ExportedModel(min(versions), max(versions), tokens)
 
 
 async def last_facts(bus: Bus, run: str, view: HistoryView) -> BrokerFacts:

@@ -30,10 +30,10 @@ from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
-from atoll.local.run_probe import close_run, go_on, last_facts
+from atoll.local.run_probe import close_run, go_on, last_facts, newest_is_exported
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import BrokerFacts, summary, write_report
-from atoll.run.folder import RunFolder, move_aside
+from atoll.run.folder import VALIDATION, RunFolder, move_aside
 from atoll.run.watch import Watch
 from atoll.settings import bus_options
 from atoll.story.history_view import HistoryView
@@ -175,7 +175,7 @@ class Supervisor:
             self._face.rest()
             await self._drain(bus)
             self._journal.ended(how)
-            failure = await self._export()
+            failure = await self._export(bus)
         except AtollError as error:
             failure = error
             self._journal.failed()
@@ -247,7 +247,7 @@ class Supervisor:
     def _start_services(self) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""
         self._journal.begin()
-        self._folder.path("validation.json").unlink(missing_ok=True)
+        self._folder.path(VALIDATION).unlink(missing_ok=True)
         for number, name in enumerate(self._services.shards):
             self._fleet.start(self._services.synchronizer(name, number))
         for name, number in self._services.standbys.items():
@@ -309,15 +309,15 @@ class Supervisor:
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
             await self._end(shards, SHARDS_LEAVE_S)
 
-    async def _export(self) -> AtollError | None:
+    async def _export(self, bus: Bus) -> AtollError | None:
         """Have the evaluator, which has its program ready, write the model, or else a process of its own. Return why not."""
         if self._view.run_tokens <= 0:
             self._fleet.kill([EVALUATOR])
             return None
-        there = self._fleet.pid(EVALUATOR) > 0  # if somebody has ended it, it wrote what was merged until then
         with self._face.stage("measuring and writing the model"):
             await self._end([EVALUATOR], EXPORT_S)
-        if there and self._fleet.codes(EVALUATOR)[-1:] == (0,):
+        # Somebody else may have told it to leave before the run was over, so it may have written a former model.
+        if await newest_is_exported(bus, self._up.settings.run, self._folder):
             return None
         self._fleet.start(self._services.export())
         return await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)

@@ -12,7 +12,7 @@ from atoll.base.units import as_size
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page
-from atoll.run.folder import RunFile, RunFolder
+from atoll.run.folder import VALIDATION, RunFile, RunFolder
 from atoll.run.view import RunView
 from atoll.story.history import History
 
@@ -41,7 +41,7 @@ def write_report(
         run=run.run,
         settings=run.settings,
         sessions=run.sessions,
-        validation=_exported(folder.path("validation.json")),
+        validation=_exported(folder.path(VALIDATION)),
         data_hash=last.data_hash,
         ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
         clock=clock,

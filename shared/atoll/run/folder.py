@@ -33,6 +33,8 @@ SIMULATED: Final = "simulated"
 RUNNING: Final = "running"
 """How a session ended that has not ended yet."""
 RUN_FILE_BYTES_MAX: Final = 4 << 20
+VALIDATION: Final = "validation.json"
+"""The last file of an export: how the model measures, and which one it is."""
 _FOLDERS = ("nats", "data", "cache", "logs", "health", "checkpoints")
 
 

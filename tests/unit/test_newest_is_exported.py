@@ -1,0 +1,71 @@
+"""`atoll up` believes the last file of an export only if it is of the newest model: somebody else may have asked for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.archive.object_store import FolderArchive
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.local.run_probe import newest_is_exported
+from atoll.run.folder import RunFolder
+from atoll.run.merged_model import read_merged
+from atoll.settings import load
+from atoll_learner.data.prepare import prepare
+from atoll_learner.exporting import Measured, write_measured
+from atoll_learner.process import LearnerWork, prepare_work
+from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> LearnerWork:
+    """Return what an export must know of the text that it was measured on."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(" ".join(str(number * word) for word in range(120)), encoding="utf-8")
+    prepare(sorted(folder.glob("*.txt")), folder / "shards", block_tokens=256, validation=0.3)
+    return prepare_work(load(None, (f"data.dir={folder / 'shards'}", "model.size=1", "model.context=32")).settings)
+
+
+async def export(run: FoundedRun, folder: RunFolder, work: LearnerWork) -> None:
+    """Write the last file of an export of the newest model."""
+    merged = await read_merged(run.bus, run.record)
+    write_measured(work, folder.out, merged, Measured(8.0, 2.0, None), time.monotonic())
+
+
+async def test_an_export_is_the_newest_until_any_fragment_goes_on(tmp_path: Path, work: LearnerWork) -> None:
+    """Also a fragment whose version lies between the others', so that neither bound of the versions tells of it."""
+    run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await run.found()
+    for fragment in range(FRAGMENTS):
+        for _ in range((0, 1, 1, 3)[fragment]):
+            await run.commit(fragment)
+    with RunFolder(tmp_path / "run") as folder:
+        assert not await newest_is_exported(run.bus, "r", folder), "nothing is there"
+        await export(run, folder, work)
+        assert await newest_is_exported(run.bus, "r", folder)
+        await run.commit(1)
+        assert not await newest_is_exported(run.bus, "r", folder)
+        await export(run, folder, work)
+        assert await newest_is_exported(run.bus, "r", folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"versions_min": 0, "versions_max": 0}'])
+async def test_what_nobody_can_read_is_no_export(tmp_path: Path, content: bytes) -> None:
+    """A file that is cut short, one of somebody else's, and one that an older Atoll wrote."""
+    run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await run.found()
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write("validation.json", content)
+        assert not await newest_is_exported(run.bus, "r", folder)
+
+
+async def test_a_run_that_the_broker_does_not_have_has_no_export(tmp_path: Path, work: LearnerWork) -> None:
+    """Its last model was written, but nobody can say that it is the last."""
+    run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await run.found()
+    with RunFolder(tmp_path / "run") as folder:
+        await export(run, folder, work)
+        assert not await newest_is_exported(MemoryBus("r", MemoryBroker()), "r", folder)
