@@ -19,7 +19,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.report.charts import Series, lines_file
 from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
 from benchmarks.experiments.cells import duration
-from benchmarks.experiments.grid import BEFORE_ADR_56, GridRow, choices, rows, standing_settings
+from benchmarks.experiments.grid import FORMER_STANDING, GridRow, choices, rows, standing_settings
 from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
 from benchmarks.lib.confidence import Spread
 
@@ -52,7 +52,7 @@ class Raw(msgspec.Struct, kw_only=True):
     @property
     def rows(self) -> list[GridRow]:
         """Return its rows."""
-        standing = standing_settings() | BEFORE_ADR_56 if self.standing is None else self.standing
+        standing = standing_settings() | FORMER_STANDING if self.standing is None else self.standing
         return rows(self.experiment, self.seeds, scale=self.scale, over=self.over, standing=standing)
 
 

@@ -41,7 +41,7 @@ STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
 _FOLLOWS: Final = ("train.sequence", "train.rate", "train.warmup")
 """Settings of `_standing`'s sections that follow from model or optimizer where nobody says them."""
-BEFORE_ADR_56: Final[dict[str, Value]] = {
+FORMER_STANDING: Final[dict[str, Value]] = {
     "protocol.interval_steps": 16,
     "protocol.merge": "rda",
     "protocol.codec_up": "bf16",
@@ -53,7 +53,7 @@ BEFORE_ADR_56: Final[dict[str, Value]] = {
     "train.rate_min_ratio": 0.1,
     "train.optimizer": "adamw",
 }
-"""What stood, beside what still does, when raw files did not say it yet: cells of theirs are named by it."""
+"""What stood before ADR 56 to 63, where raw files do not say it: cells of theirs are named by it."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
 _MERGING: Final = (
     *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
