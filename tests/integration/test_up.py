@@ -201,6 +201,10 @@ def test_an_evaluator_that_somebody_ends_leaves_no_old_model(run_dir: Path, corp
     assert "exporting the model: done" in said
     assert (validation["versions_min"], validation["versions_max"]) == (min(last), max(last)), "the model is of the end"
     assert former["versions_min"] < min(last), "there was a former one"
+    assert "the evaluator was told to leave" in said
+    told = report_of(run_dir)["validation"]
+    assert isinstance(told, dict)
+    assert told["curve"][-1]["bits_per_byte"] == told["final_bits_per_byte"], "the curve ends with that model"
 
 
 def ask_after_the_end(run_dir: Path) -> None:

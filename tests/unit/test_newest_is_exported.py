@@ -9,7 +9,7 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.local.run_probe import newest_is_exported
+from atoll.local.run_probe import lost_commits, newest_is_exported
 from atoll.run.folder import RunFolder
 from atoll.run.merged_model import read_merged
 from atoll.settings import load
@@ -69,3 +69,14 @@ async def test_a_run_that_the_broker_does_not_have_has_no_export(tmp_path: Path,
     with RunFolder(tmp_path / "run") as folder:
         await export(run, folder, work)
         assert not await newest_is_exported(MemoryBus("r", MemoryBroker()), "r", folder)
+
+
+async def test_heads_that_went_back_are_told(tmp_path: Path) -> None:
+    """More commits were seen than the heads have: somebody wrote old ones again, or the store was put back."""
+    run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
+    await run.found()
+    await run.round()
+
+    assert await lost_commits(run.bus, "r", FRAGMENTS) is None
+    assert "4 of 5 commits" in str(await lost_commits(run.bus, "r", FRAGMENTS + 1))
+    assert await lost_commits(MemoryBus("r", MemoryBroker()), "r", 0) is None, "nothing was lost where nothing was seen"

@@ -95,7 +95,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert not report["fates_exact"]
     (said,) = report["fates_errors"]
     assert said.startswith("shard-1 did not close its ledger: what it merged into fragments 1 is known, ")
-    assert said.endswith("counts as lost; model, losses and bytes do not depend on it")
+    assert said.endswith("counts as lost; losses and bytes do not depend on it")
     assert said in summary(report, Path("out"))
 
     (said,) = collect(view, replace(facts, fragment_ledger=None))["fates_errors"]
@@ -192,6 +192,22 @@ def test_a_measurement_stands_where_the_model_was_that_was_measured() -> None:
     ]
 
     assert [(point["run_tokens"], point["tokens_merged"]) for point in curve] == [(10, 4), (20, 45)]
+
+
+def test_a_curve_ends_with_the_model_that_an_export_of_its_own_measured() -> None:
+    """The evaluator had left, so the event log knows nothing of it; one that it measured itself is there once."""
+    view = RunView()
+    view.on_event(event("validation", "evaluator", 1.0, run_tokens=10, bits_per_byte=4.0, token_fragments_merged=8))
+    settings = {"protocol.fragments": 2, "protocol.shards": 1}
+
+    def curve(**exported: object) -> list[tuple[int, float]]:
+        facts = Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash="")
+        points = collect(view, facts)["validation"]["curve"]
+        return [(point["tokens_merged"], point["bits_per_byte"]) for point in points]
+
+    assert curve(final_bits_per_byte=3.0, token_fragments_merged=20) == [(4, 4.0), (10, 3.0)]
+    assert curve(final_bits_per_byte=4.0, token_fragments_merged=8) == [(4, 4.0)]
+    assert curve(final_bits_per_byte=3.0) == [(4, 4.0)], "of an older Atoll"
 
 
 @pytest.mark.parametrize(("first_tokens", "initial"), [(0, 4.0), (10, None)])

@@ -22,6 +22,7 @@ from atoll.local.likeness import read_earlier
 from atoll.run.merged_model import assembled
 from atoll.settings import Settings, load
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+from atoll_learner.run_model import work_of
 
 TOKENS_MAX = 131_072
 Measure = Callable[[dict[str, Any]], float]
@@ -49,7 +50,7 @@ def attribute(
     )
     losses: dict[str, float] = {}
     if work is not None:
-        measure = _measure(work)
+        measure = _measure(work_of(again.run, work))
         others = {
             p: _values(again, p, _moment(rounds, opened)) for p in range(again.run.protocol.fragments) if p != fragment
         }

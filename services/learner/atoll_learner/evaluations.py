@@ -16,6 +16,7 @@ from atoll.wire.messages import RunRecord
 from atoll_learner.exporting import Measure, Measured, sampler_of, write_measured, write_model
 from atoll_learner.measure_once import MeasureOnce
 from atoll_learner.process import LearnerWork
+from atoll_learner.run_model import work_of
 
 if TYPE_CHECKING:
     from atoll_learner.sample import Sampler
@@ -57,7 +58,7 @@ class ReferenceEvaluation:
 
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
         """Measure the newest values, and their average where the run keeps one."""
-        del run
+        self._work = work_of(run, self._work)
         self._last = measured(merged, self._measured, tokens)
         if merged.versions_max == 0:
             self._initial = self._last["bits_per_byte"]
@@ -74,9 +75,10 @@ class ReferenceEvaluation:
         """Write the model and a sample of its text, if there is a folder for them."""
         if self._out is None:
             return
+        work = work_of(run, self._work)
         try:
             self._out.mkdir(parents=True, exist_ok=True)
-            write_model(self._work, self._out, run, merged, self._sampler or sampler_of(self._work))
+            write_model(work, self._out, run, merged, self._sampler or sampler_of(work))
         except OSError as error:
             raise unusable(self._out, error) from error
 

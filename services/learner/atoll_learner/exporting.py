@@ -27,12 +27,14 @@ from atoll.run.record import founded_run
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
+from atoll_learner.run_model import model_of, work_of
 
 if TYPE_CHECKING:
     from atoll_learner.sample import Sampler
 
 log = get(__name__)
 
+SAMPLE: Final = "sample.txt"
 SAMPLE_BYTES: Final = 400
 SAMPLE_PROMPT: Final = b"def "
 Measure = Callable[[dict[str, Any]], float]
@@ -50,8 +52,8 @@ class Measured:
 
 def measured_by(measure: Measure, merged: MergedModel, first: dict[str, Any]) -> Measured:
     """Measure a merged model, and the values that its run began with."""
-    average = None if merged.average is None else measure(merged.average)
-    return Measured(measure(first), measure(merged.params), average)
+    average = None if merged.average is None else round(measure(merged.average), 5)
+    return Measured(round(measure(first), 5), round(measure(merged.params), 5), average)
 
 
 def export_run(settings: Settings, out: Path) -> None:
@@ -60,12 +62,13 @@ def export_run(settings: Settings, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         run, merged = asyncio.run(_read_now(settings))
-        if not run.data or not (settings.data.dir / "meta.json").exists():
+        ours = bool(run.data) and model_of(run) is not None
+        if not ours or not (settings.data.dir / "meta.json").exists():
             write_values(out, run, merged)
-            reason = f"no token shards in {settings.data.dir}" if run.data else "a run of somebody's own loop"
+            reason = f"no token shards in {settings.data.dir}" if ours else "a run of somebody's own loop"
             log.info("model.exported", out=str(out), tensors=len(merged.params), measured=False, reason=reason)
             return
-        work = prepare_work(settings)
+        work = work_of(run, prepare_work(settings))
         limit_threads(settings.learner.threads)
 
         from atoll_learner.beginning import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
@@ -87,9 +90,14 @@ async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
 
 
 def write_values(out: Path, run: RunRecord, merged: MergedModel) -> None:
-    """Write the merged values, and their average where the run keeps one, to `out`."""
+    """Write the merged values, and their average where the run keeps one, to `out`.
+
+    How a former model there measured, and its text, are removed first: they are not this one's.
+    """
     from atoll_learner.export import save_safetensors  # noqa: PLC0415
 
+    for name in (VALIDATION, SAMPLE):
+        (out / name).unlink(missing_ok=True)
     warn_if_unmerged(run, merged)
     warn_if_partial(run)
     metadata = {"run": run.run, "model": run.model, "versions": f"{merged.versions_min}..{merged.versions_max}"}
@@ -116,16 +124,12 @@ def write_out(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel,
 
 
 def write_model(work: LearnerWork, out: Path, run: RunRecord, merged: MergedModel, sampler: Sampler) -> None:
-    """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text.
-
-    How a former model measured is removed first: those are not this one's figures.
-    """
+    """Write the merged model to `out`, with the files that Transformers wants beside it, and a sample of its text."""
     from atoll_learner.hugging_face import write_beside  # noqa: PLC0415
 
-    (out / VALIDATION).unlink(missing_ok=True)
     write_values(out, run, merged)
     write_beside(out, work.model, work.shards)
-    (out / "sample.txt").write_text(sampler.text(merged.params, run.seed), encoding="utf-8")
+    (out / SAMPLE).write_text(sampler.text(merged.params, run.seed), encoding="utf-8")
 
 
 def write_measured(work: LearnerWork, out: Path, merged: MergedModel, measured: Measured, began_s: float) -> None:

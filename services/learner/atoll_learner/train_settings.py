@@ -87,13 +87,18 @@ class TrainSettings(BaseModel):
         return self.batch * self.sequence * self.accumulation
 
 
+def usual_sequence(model: ModelSettings) -> int:
+    """Return the tokens of one sequence where nobody says them."""
+    return min(model.context, SEQUENCE_MAX)
+
+
 def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSettings:
     """Return what `table` (the `[train]` section) asks for to train `model`: its size decides what nobody has said.
 
     Raises:
         SettingsError: a name is unknown, a value out of range, or the sequence exceeds the context.
     """
-    follows = {"sequence": min(model.context, SEQUENCE_MAX), "rate": 1.0, "warmup": 0.0}
+    follows = {"sequence": usual_sequence(model), "rate": 1.0, "warmup": 0.0}
     try:
         train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:

@@ -39,9 +39,9 @@ _Overlap = Annotated[int | None, typer.Option(help="tau, steps a round may take.
 _Quorum = Annotated[int | None, typer.Option(help="K.  [default: 1]")]
 _Shards = Annotated[int | None, typer.Option(help="Synchronizer shards.  [default: 2]")]
 _UpCodec = Annotated[
-    str | None, typer.Option(help=f"Codec of pseudo-gradients: {', '.join(FORMATS)}.  [default: bf16]")
+    str | None, typer.Option(help=f"Codec of pseudo-gradients: {', '.join(FORMATS)}.  [default: int4]")
 ]
-_DownCodec = Annotated[str | None, typer.Option(help="Codec of global frames.  [default: f32]")]
+_DownCodec = Annotated[str | None, typer.Option(help="Codec of global frames.  [default: int4]")]
 _StepTokens = Annotated[str, typer.Option(help="Tokens of one step of one learner.")]
 _Tokens = Annotated[str | None, typer.Option(help="Tokens to reach, as 1T.")]
 _Layers = Annotated[int, typer.Option(help="Layers, for what synchronous training hides.")]

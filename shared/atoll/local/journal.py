@@ -7,7 +7,8 @@ knows how much was trained and committed (`atoll.local.run_probe` compares the b
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import atoll
 from atoll.base.clock import Clock
@@ -17,6 +18,8 @@ from atoll.base.redacting import redacted
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView
+
+SAVE_S: Final = 10.0
 
 
 class Journal:
@@ -28,6 +31,7 @@ class Journal:
         self._view = view
         self._clock = clock
         self._full = False
+        self._saved_s = clock.monotonic()
         self.began_s = clock.monotonic()
         self._session = SessionRecord(began_at_s=clock.wall())
         self.file = up.former or RunFile(
@@ -84,15 +88,24 @@ class Journal:
         self._session.wall_s = self._clock.monotonic() - self.began_s
         self._session.bytes_up, self._session.bytes_down = self._view.moved_bytes
         self.file.tokens = max(self.file.tokens, self._view.run_tokens)
-        self.file.versions = max(self.file.versions, sum(f.version for f in self._view.fragments.values()))
+        self.file.versions = self.commits
         self._folder.save(self.file)
 
-    def save_if_room(self) -> StorageFull | None:
-        """Write as `save` does; return the error if the disk has just become full, else None."""
+    @property
+    def commits(self) -> int:
+        """Return how many commits of all fragments were heard of, those of earlier sessions included."""
+        return max(self.file.versions, sum(f.version for f in self._view.fragments.values()))
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """Write as `save` does, if it is time; `say` once when the disk has become full."""
+        if self._clock.monotonic() - self._saved_s < SAVE_S:
+            return
+        self._saved_s = self._clock.monotonic()
         try:
             self.save()
         except StorageFull as error:
-            news, self._full = not self._full, True
-            return error if news else None
-        self._full = False
-        return None
+            if not self._full:
+                say(f"{error}\nlearners go on; nothing is merged or written until there is room")
+            self._full = True
+        else:
+            self._full = False

@@ -23,7 +23,7 @@ from atoll.local.environment import as_text, flat
 from atoll.local.likeness import EarlierRun, read_earlier, without_what_follows
 from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
 from atoll.local.run_keys import RunKeys
-from atoll.run.folder import EMBEDDED, SIMULATED, RunFile, read_run_file
+from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
 from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
 from atoll.wire.subjects import token
 
@@ -346,7 +346,7 @@ def _check_target(former: RunFile, up: UpPlan) -> None:
             got=got,
             allowed=allowed,
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
-            f"its report is {up.out / 'report.html'}",
+            f"its report is {up.out / 'report.html'}{_unexported(up)}",
         )
     raise SettingsError(
         "this run is not finished, and has trained more than the new target",
@@ -355,6 +355,14 @@ def _check_target(former: RunFile, up: UpPlan) -> None:
         todo="leave --tokens away to continue it as it was, or give a larger one; --again begins anew only where a run is "
         "finished, so to begin anew choose another --out or move this folder away",
     )
+
+
+def _unexported(up: UpPlan) -> str:
+    """Return how to write the model of a finished run out, if its folder has none: the export failed, or was killed."""
+    if up.broker is not None or (up.out / VALIDATION).exists():
+        return ""
+    broker, export = f"atoll broker --store {up.out / 'nats'}", f"atoll export --run {up.settings.run} --out {up.out}"
+    return f"; its model was not exported: `{broker}` and beside it `{export} --set data.dir={up.out / 'data'}` do that"
 
 
 def _comparable(name: str, value: object) -> str:

@@ -6,6 +6,8 @@ runs, because they read the record when they start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, RunLost, RunReplaced
@@ -18,7 +20,7 @@ from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.run.view import RunView
 from atoll.story.history_view import HistoryView
-from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
 
@@ -66,14 +68,34 @@ async def check_kept(bus: Bus, run: str, versions: int) -> None:
     missing = [p for p in range(len(record.layout.fragments)) if p not in heads]
     if missing:
         raise _lost(f"no head of fragment {missing[0]}")
-    kept = sum(head.version for head in heads.values())
-    if kept < versions:
-        raise _lost(f"{kept} of {versions} commits")
+    _check_commits(heads, versions)
     for head in heads.values():
         try:
             await read_values(bus, record, head)
         except (BlobGone, BlobCorrupt) as error:
             raise _lost(f"fragment {head.fragment} version {head.version}: {error}") from error
+
+
+def _check_commits(heads: Mapping[int, Head], versions: int) -> None:
+    kept = sum(head.version for head in heads.values())
+    if kept < versions:
+        raise _lost(f"{kept} of {versions} commits")
+
+
+async def lost_commits(bus: Bus, run: str, versions: int) -> RunLost | None:
+    """Return an error if the heads of a run that has just ended have fewer than the `versions` commits that were seen.
+
+    Its store was put back meanwhile, or somebody has written old heads: the model is that of the heads. None if nobody can say.
+    """
+    try:
+        record = await _read(bus, run)
+        heads = {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
+        _check_commits(heads, versions)
+    except RunLost as lost:
+        return lost
+    except AtollError:
+        return None
+    return None
 
 
 def _lost(what: str) -> RunLost:

@@ -30,7 +30,7 @@ from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ProcessGroup
 from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
-from atoll.local.run_probe import close_run, go_on, last_facts, newest_is_exported
+from atoll.local.run_probe import close_run, go_on, last_facts, lost_commits, newest_is_exported
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.folder import VALIDATION, RunFolder, move_aside
@@ -42,7 +42,6 @@ from atoll.wire.subjects import Subjects
 
 POLL_S: Final = 0.1
 SHOW_S: Final = 0.5
-SAVE_S: Final = 10.0
 BROKER_PATIENCE_S: Final = 5.0
 BROKER_START_S: Final = 30.0
 PREPARE_S: Final = 3600.0
@@ -219,8 +218,7 @@ class Supervisor:
 
     async def _whole(self, url: str) -> str:
         """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
-        loss = await find_loss(url, self._up)
-        if loss is None:
+        if (loss := await find_loss(url, self._up)) is None:
             return url
         if not self._up.resume:
             raise refuse(loss, self._up)
@@ -247,10 +245,9 @@ class Supervisor:
     def _start_services(self) -> None:
         """Start everything that trains; an earlier session's measurements of the model are out of date now."""
         self._journal.begin()
-        self._folder.path(VALIDATION).unlink(missing_ok=True)
-        for number, name in enumerate(self._services.shards):
-            self._fleet.start(self._services.synchronizer(name, number))
-        for name, number in self._services.standbys.items():
+        self._folder.remove(VALIDATION)
+        shards = {name: number for number, name in enumerate(self._services.shards)}
+        for name, number in (shards | self._services.standbys).items():
             self._fleet.start(self._services.synchronizer(name, number))
         for learner in self._up.learners:
             self._fleet.start(self._services.learner(learner))
@@ -262,7 +259,7 @@ class Supervisor:
     async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
         first_s: float | None = None
-        reconnects, saved_s = bus.stats.reconnects, self._clock.monotonic()
+        reconnects = bus.stats.reconnects
         while True:
             self._reap()
             if following.done():
@@ -279,10 +276,7 @@ class Supervisor:
                 return "finished"
             if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
                 return "minutes"
-            if now_s - saved_s >= SAVE_S:
-                saved_s = now_s
-                if (full := self._journal.save_if_room()) is not None:
-                    self._face.say(f"{full}\nlearners go on; nothing is merged until there is room")
+            self._journal.look(self._face.say)
             self._page.look()
             self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
@@ -301,10 +295,9 @@ class Supervisor:
             await self._end(learners, LEARNERS_LEAVE_S)
         with self._face.stage("shards close their ledgers"):
             protocol = self._up.settings.protocol
-            target = protocol.tokens_target
             settle_s = protocol.lease_s + SHARD_SETTLES_S  # a former life's lease runs out
             await self._until(lambda: not self._fleet.begun_again(shards, settle_s), settle_s, draining=True)
-            if target and self._view.run_tokens >= target:
+            if 0 < protocol.tokens_target <= self._view.run_tokens:
                 # At the target shards end by themselves; being asked would put a bound on what they still may merge.
                 await self._until(lambda: not self._fleet.alive(shards), SHARDS_FINISH_S, draining=True)
             await self._end(shards, SHARDS_LEAVE_S)
@@ -317,10 +310,12 @@ class Supervisor:
         with self._face.stage("measuring and writing the model"):
             await self._end([EVALUATOR], EXPORT_S)
         # Somebody else may have told it to leave before the run was over, so it may have written a former model.
-        if await newest_is_exported(bus, self._up.settings.run, self._folder):
-            return None
-        self._fleet.start(self._services.export())
-        return await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)
+        if not await newest_is_exported(bus, self._up.settings.run, self._folder):
+            self._folder.remove(VALIDATION)
+            self._fleet.start(self._services.export())
+            if (failure := await self._finish("exporting the model", EXPORT, EXPORT_S, needed=False)) is not None:
+                return failure
+        return await lost_commits(bus, self._up.settings.run, self._journal.commits)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
         """Read the event log to its end and write the report."""
@@ -368,7 +363,9 @@ class Supervisor:
         deadline_s = self._clock.monotonic() + patience_s
         while not done():
             self._reap(raising=not draining)
-            if self._stopping and not draining:
+            if draining:
+                self._journal.look(self._face.say)
+            elif self._stopping:
                 raise _Stopped
             if self._clock.monotonic() > deadline_s:
                 return False
@@ -379,6 +376,8 @@ class Supervisor:
         """Take note of ends; raise for one that the run cannot do without."""
         for end in self._fleet.poll():
             if end.is_good:
+                if end.name == EVALUATOR and not end.asked:
+                    self._face.say("the evaluator was told to leave: the model is measured once more, at the end")
                 continue
             self._face.say(f"{end.name} {end.what}{'; starting it again' if end.restarting else ''}")
             if raising and not end.restarting and not end.asked and self._is_needed(end.name):

@@ -174,7 +174,7 @@ def _missing(shard: str, facts: Facts) -> str:
         if facts.fragment_ledger is not None
         else f"what became of the tokens in {whose} is not known, and counts as lost"
     )
-    return f"{shard} did not close its ledger: {known}; model, losses and bytes do not depend on it"
+    return f"{shard} did not close its ledger: {known}; losses and bytes do not depend on it"
 
 
 def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
@@ -203,6 +203,13 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
         }
         for point in points
     ]
+    merged, measured = exported.get("token_fragments_merged"), exported.get("final_bits_per_byte")
+    newest = points[-1].token_fragments_merged if points else -1
+    if measured is not None and isinstance(merged, int) and merged > newest:
+        # An export of its own, after the evaluator had left, measured the model and told no event.
+        average = _averaged(exported.get("average_bits_per_byte"))
+        last = {"run_tokens": view.run_tokens, "tokens_merged": merged // fragments}
+        curve.append({**last, "bits_per_byte": measured, **average})
     # A curve may begin late: an evaluator has to be up, and its broker to answer.
     initial = curve[0]["bits_per_byte"] if curve and curve[0]["run_tokens"] == 0 else None
     final = curve[-1]["bits_per_byte"] if curve else None

@@ -154,6 +154,13 @@ class RunFolder:
             raise unusable(self.out, error) from error
         return path
 
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there. Raises `SettingsError` for one that cannot be removed."""
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise unusable(self.out, error) from error
+
     def save(self, run: RunFile) -> None:
         """Write `run.json`."""
         self.write("run.json", msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")

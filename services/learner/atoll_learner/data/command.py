@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.progress import track
@@ -17,6 +18,9 @@ from atoll_learner.data.prepare import Meta, prepare
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.sources import PLAIN, Reading, files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
+
+HELD_OUT_BYTES_FEW: Final = 16 << 10
+"""Of less held-out text bits per byte are told with a warning."""
 
 
 def prepare_command(  # noqa: PLR0913  (one per choice)
@@ -52,6 +56,9 @@ def prepare_command(  # noqa: PLR0913  (one per choice)
     console.print(described(meta, out), soft_wrap=True, markup=False)
     size, took_s = sum(file.stat().st_size for file in files), time.monotonic() - began_s
     console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True, markup=False)
+    if meta.validation_bytes < HELD_OUT_BYTES_FEW:
+        reason = f"only {as_size(meta.validation_bytes)} are held out, so bits per byte say little"
+        console.print(f"{reason}; a larger --validation holds out more", soft_wrap=True, markup=False)
 
 
 def mix_command(parts: list[str], out: Path) -> None:
