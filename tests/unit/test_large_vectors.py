@@ -167,10 +167,12 @@ def test_a_bounded_number_of_vectors_is_kept() -> None:
 
 
 def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
-    """Large vectors that lie idle are dearer than the time that they save."""
+    """Large vectors that lie idle are dearer than the time that they save; also smaller ones beside the largest."""
     buffer_pool._spent.clear()
-    held = [buffer_pool.empty(buffer_pool.KEPT_ELEMENTS_MAX) for _ in range(buffer_pool.KEPT)]
-    held.clear()
+    most = buffer_pool.KEPT_ELEMENTS_MAX
+    held = [buffer_pool.empty(elements) for elements in (most, most, most, most, most // 2, most // 2, most // 4)]
+    while held:
+        held.pop(0)
     gc.collect()
     assert 0 < sum(map(len, buffer_pool._spent)) <= buffer_pool.KEPT_BYTES_MAX
     buffer_pool._spent.clear()

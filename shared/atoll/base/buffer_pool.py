@@ -3,7 +3,7 @@
 New memory comes from the operating system in pages, and the system clears and maps each page at the first touch. For
 large vectors that costs as much as the arithmetic. A shard needs the same sizes in every round: a sum, the next values,
 the next momentum, waiting contributions. So the pool keeps the last `KEPT` vectors that became free, or fewer if they are
-large, and hands them out again.
+more than `KEPT_BYTES_MAX` together, and hands them out again.
 
 A vector becomes free when the interpreter drops the last array, view or buffer over it. `empty` returns an array with
 undefined content. Vectors below `KEPT_ELEMENTS` stay with the allocator, which pools them itself. Vectors above
@@ -75,8 +75,12 @@ def room(size: int) -> bytearray | memoryview:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Keep spent memory for the next taker, unless there is enough of its size."""
-    if (len(_spent) + 1) * len(memory) <= KEPT_BYTES_MAX:
+    """Keep spent memory for the next taker, unless that is more than a process can spare."""
+    try:
+        kept_bytes = sum(map(len, _spent))
+    except RuntimeError:  # another thread, or a collection of garbage, has just changed what is kept
+        return
+    if kept_bytes + len(memory) <= KEPT_BYTES_MAX:
         _spent.append(memory)
 
 
