@@ -13,20 +13,17 @@ from atoll.local.run_probe import lost_commits, newest_is_exported
 from atoll.run.folder import RunFolder
 from atoll.run.merged_model import read_merged
 from atoll.settings import load
-from atoll_learner.data.prepare import prepare
 from atoll_learner.exporting import Measured, write_measured
 from atoll_learner.process import LearnerWork, prepare_work
 from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
+from support.short_shards import short_shards
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> LearnerWork:
     """Return what an export must know of the text that it was measured on."""
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(20):
-        (folder / f"{number}.txt").write_text(" ".join(str(number * word) for word in range(120)), encoding="utf-8")
-    prepare(sorted(folder.glob("*.txt")), folder / "shards", block_tokens=256, validation=0.3)
-    return prepare_work(load(None, (f"data.dir={folder / 'shards'}", "model.size=1", "model.context=32")).settings)
+    shards = short_shards(tmp_path_factory.mktemp("text"))
+    return prepare_work(load(None, (f"data.dir={shards}", "model.size=1", "model.context=32")).settings)
 
 
 async def export(run: FoundedRun, folder: RunFolder, work: LearnerWork) -> None:

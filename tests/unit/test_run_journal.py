@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.local.journal import Journal
+from atoll.base.errors import StorageFull
+from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
 from atoll.run.view import RunView
@@ -38,3 +39,22 @@ def test_a_run_that_is_not_finished_ends_with_the_command_that_continues_it(
     session.file.tokens = tokens
 
     assert session.continued_by().partition("continue:")[2].strip() == said.format(out=f"'{out}'")
+
+
+def test_a_full_disk_is_told_once_each_time_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stage the run is in; the file is written every few seconds, and not at each look."""
+    session, said = journal(tmp_path / "run", 1000), list[str]()
+    full = [True, True, False, True]
+
+    def save() -> None:
+        if full.pop(0):
+            raise StorageFull("the disk is full", todo="free space")
+
+    monkeypatch.setattr(session, "save", save)
+    session.look(said.append)
+    assert len(full) == 4, "it is not time yet"
+    for told in (1, 1, 1, 2):
+        session._saved_s = -SAVE_S
+        session.look(said.append)
+        assert len(said) == told
+    assert said[0].startswith("the disk is full")

@@ -13,11 +13,11 @@ from atoll.run.merged_model import MergedModel
 from atoll.settings import load
 from atoll.wire.messages import RunRecord
 from atoll_learner.beginning import first_values
-from atoll_learner.data.prepare import prepare
 from atoll_learner.evaluations import ReferenceEvaluation
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.run_model import model_of, work_of
 from support.founded_run import run_record
+from support.short_shards import short_shards
 
 RUN_OF = ("model.size=1", "model.context=64", "model.heads=2", "model.qk_norm=true")
 
@@ -25,11 +25,7 @@ RUN_OF = ("model.size=1", "model.context=64", "model.heads=2", "model.qk_norm=tr
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of a few short documents."""
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(40):
-        (folder / f"{number}.txt").write_text(" ".join(str(number * word) for word in range(120)), encoding="utf-8")
-    prepare(sorted(folder.glob("*.txt")), folder / "shards", block_tokens=256, validation=0.3)
-    return folder / "shards"
+    return short_shards(tmp_path_factory.mktemp("text"))
 
 
 def told(text: Path, *settings: str) -> LearnerWork:

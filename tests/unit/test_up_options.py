@@ -100,6 +100,7 @@ def test_a_finished_run_is_refused_unless_told_to_begin_again(tmp_path: Path) ->
     up = plan(UpRequest(out=tmp_path / "run", again=True), {})
 
     assert "--again" in str(refusal.value)
+    assert f"`atoll broker --store {tmp_path / 'run' / 'nats'}`" in str(refusal.value), "its export failed"
     assert up.aside
     assert up.former is None
     assert up.settings.run != begun.settings.run

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -361,8 +362,9 @@ def _unexported(up: UpPlan) -> str:
     """Return how to write the model of a finished run out, if its folder has none: the export failed, or was killed."""
     if up.broker is not None or (up.out / VALIDATION).exists():
         return ""
-    broker, export = f"atoll broker --store {up.out / 'nats'}", f"atoll export --run {up.settings.run} --out {up.out}"
-    return f"; its model was not exported: `{broker}` and beside it `{export} --set data.dir={up.out / 'data'}` do that"
+    store, out, text = (shlex.quote(str(path)) for path in (up.out / "nats", up.out, f"data.dir={up.out / 'data'}"))
+    broker, export = f"atoll broker --store {store}", f"atoll export --run {up.settings.run} --out {out} --set {text}"
+    return f"; its model was not exported: `{broker}` and beside it `{export}` do that"
 
 
 def _comparable(name: str, value: object) -> str:

@@ -88,9 +88,7 @@ async def lost_commits(bus: Bus, run: str, versions: int) -> RunLost | None:
     Its store was put back meanwhile, or somebody has written old heads: the model is that of the heads. None if nobody can say.
     """
     try:
-        record = await _read(bus, run)
-        heads = {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
-        _check_commits(heads, versions)
+        _check_commits(await _newest_heads(bus, run), versions)
     except RunLost as lost:
         return lost
     except AtollError:
@@ -120,8 +118,7 @@ async def newest_is_exported(bus: Bus, run: str, folder: RunFolder) -> bool:
     """Return whether an export in the folder of a run, by its last file, is of the newest model; False if nobody can say."""
     try:
         exported = msgspec.json.decode(folder.path(VALIDATION).read_bytes(), type=_ExportedModel)
-        record = await _read(bus, run)
-        heads = {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
+        heads = await _newest_heads(bus, run)
     except (OSError, msgspec.MsgspecError, AtollError):
         return False
     if not heads:
@@ -154,6 +151,12 @@ async def kept_ledger(bus: Bus, run: str, view: RunView) -> Ledger | None:
     if all(f"shard-{number}" in view.closed for number in range(there.protocol.shards)):
         return None
     return await read_ledger(bus, there)
+
+
+async def _newest_heads(bus: Bus, run: str) -> dict[int, Head]:
+    """Return the newest heads of a run by its id; none of a run that nobody founded."""
+    record = await _read(bus, run)
+    return {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
 
 
 async def _read(bus: Bus, run: str) -> Record | None:
