@@ -222,7 +222,7 @@ race: $(READY)  ## train one model in four regions over shaped links: Atoll, dat
 	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
 
 bench-peers: $(READY)  ## race two participants' syncs, and a first model, against gloo, torchft, hivemind, DDP and JAX alone
-	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
 
 chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains
 	$(BENCH) -m benchmarks.faults.cluster_outages $(BENCH_FLAGS)

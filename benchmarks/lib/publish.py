@@ -94,11 +94,12 @@ not do meanwhile. Unfair to Atoll: the others have nothing when a participant di
 disk; they keep the loop waiting, and Atoll does not. Unfair to the others: they send float32, and Atoll four bits, each by its
 default. gloo's all-reduce, without protection from anything, is the floor ([more](../../benchmarks/network/sync_race.py)).
 
-**A first model** has a million parameters and two learners, and every system trains it for so many tokens of the same text, with
-the same schedule. The clock is that of the whole command. Unfair to Atoll: its command also writes a report, an archive and an
-export, and measures the loss on the way. A user of the others gets AdamW; with *Muon* they have the optimizer that is Atoll's
-default, and its rate. *Adjusted* divides by how much longer JAX alone takes than torch alone with the same optimizer. Each of these two is
-one process with a thread for each core, so what a framework gains by its second thread is in it, too
+**A first model** has a million parameters and two learners or four, and every system trains it for so many tokens of the same
+text, with the same schedule. The clock is that of the whole command. Unfair to Atoll: its command also writes a report, an archive
+and an export, and measures the loss on the way. A user of the others gets AdamW; with *Muon* they have the optimizer that is
+Atoll's default, and its rate. *Adjusted* divides by how much longer JAX takes than torch with the same optimizer where nobody
+speaks: *apart*, a process of one thread for each learner, as Atoll and data-parallel training have; *alone*, one process with a
+thread for each core, so what a framework gains by its second thread is in it, too
 ([more](../../benchmarks/text/first_try.py)). A loss differs by about 1 % from seed to seed.
 
 """,

@@ -1,23 +1,31 @@
 """The first thing that a user tries: a model of a million parameters, two learners or four, one machine. Atoll beside others.
 
-    JAX alone           one process, two threads, the batches of all: what Atoll's arithmetic costs by itself
-    torch alone         what JAX alone does, in PyTorch
     data-parallel       a process for each learner, PyTorch's DistributedDataParallel over gloo
     DiLoCo              a process for each learner, torchft's DiLoCo with its lighthouse
     Atoll               `atoll up --learners 2 --shards 1`
+    JAX apart           a process for each learner, and none speaks: what Atoll's arithmetic costs by itself
+    torch apart         what JAX apart does, in PyTorch
+    JAX alone           one process, two threads, the batches of all
+    torch alone         what JAX alone does, in PyTorch
 
-All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner.
-All but Atoll do it twice: with AdamW, which a user of theirs gets, and with Muon, which is Atoll's default, at Atoll's rate.
-So Atoll has goals beside what people do today, and beside what they could do with the same optimizer.
+All train the same number of tokens of the same text from the same first values, with the same schedule and batch per learner;
+those apart have first values and batches of their own. All but Atoll can do it with AdamW, which a user of theirs gets, and
+with Muon, which is Atoll's default, at Atoll's rate. So Atoll has goals beside what people do today, and beside what they could
+do with the same optimizer.
 
 The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
 Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
 compiled before. Python's byte code it finds, as the others do, whose packages pip has compiled. Its learners ask for huge
 pages, as they do for every user (`atoll.base.huge_pages`); the others run as their users start them. The loss is that of the
-same held-out text for all, measured afterwards by one program.
-With each seed another system comes first.
+same held-out text for all, measured afterwards by one program; of those apart it is that of the first.
 
-Frameworks differ: what the two alone take tells by how much. A goal for Atoll's wall clock is adjusted by that.
+Frameworks differ: what they take apart tells by how much, as processes of one thread, which is what Atoll and data-parallel
+training run. Alone each has a thread for each core, so how much it gains by its second one is in it, too. A goal for Atoll's
+wall clock is adjusted by each.
+
+What Muon trains together runs with every seed, and with each seed another system comes first. All else is far away, or
+tells of speed alone: it runs with the first seed, with AdamW for two learners alone, and alone for the shorter budget alone.
+A ratio of two systems is that of the seeds that both have.
 """
 
 from __future__ import annotations
@@ -30,9 +38,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +54,7 @@ from atoll_learner.model_settings import ModelSettings
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings, train_settings
+from benchmarks.lib.kept_parts import KeptParts
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure
 from support.regions import free_port
@@ -63,9 +73,11 @@ WALL_GOAL: Final = 1.25
 BEHIND_GOAL: Final = 1.02
 LONGEST_S: Final = 1800.0
 LOOK_S: Final = 0.05
+APART_SEED: Final = 100
+"""Those apart have the seeds from this times the seed of the race on."""
 MEASURED_TOKENS: Final = 131_072
 LONG_TOKENS: Final = 2_000_000
-"""From so many tokens on the loss has a goal beside data-parallel training's."""
+"""From so many tokens on the loss has a goal beside data-parallel training's, and nobody trains alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,30 +163,54 @@ def _spent_s() -> float:
 
 def jax_alone(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in one process."""
-    out = task.folder / "jax"
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.baselines",
-        "--method",
-        "data-parallel",
-        "--learners",
-        str(task.learners),
+    return in_jax([task], train, threads=2)
+
+
+def jax_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
+    """Train in processes that do not speak."""
+    return in_jax(_apart(task), train)
+
+
+def in_jax(tasks: list[TrainingTask], train: TrainSettings, threads: int = 1) -> tuple[float, float, Path]:
+    """Run a process of ours for each task; the values are those of the first."""
+    words = []
+    for task in tasks:
+        mine = [sys.executable, "-m", "benchmarks.baselines", "--method", "data-parallel"]
+        mine += ["--learners", str(task.learners), "--tokens", str(task.tokens), "--seed", str(task.seed)]
+        mine += ["--out", str(task.folder / "jax"), "--evaluations", "1", "--set", f"data.dir={task.corpus}"]
+        mine += ["--set", f"learner.threads={threads}", "--set", f"train.optimizer={train.optimizer}"]
+        words.append(mine)
+    return *told(words, tasks[0].folder / "log"), tasks[0].folder / "jax" / "model.safetensors"
+
+
+def _apart(task: TrainingTask) -> list[TrainingTask]:
+    """Return what each learner would do by itself."""
+    tokens, first = task.tokens // task.learners, APART_SEED * task.seed
+    tasks = [
+        TrainingTask(tokens, 1, first + place, task.corpus, task.folder / str(place)) for place in range(task.learners)
     ]
-    words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out), "--evaluations", "1"]
-    words += ["--set", f"data.dir={task.corpus}", "--set", "learner.threads=2"]
-    words += ["--set", f"train.optimizer={train.optimizer}"]
-    return *told([words], task.folder / "log"), out / "model.safetensors"
+    for each in tasks:
+        each.folder.mkdir()
+    return tasks
 
 
 def torch_alone(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in one process of PyTorch."""
-    return in_torch(task, "ddp", 1, train, threads=2)
+    return in_torch(task, "ddp", [task.request(0, 1, train, port=free_port())], threads=2)
+
+
+def torch_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
+    """Train in processes of PyTorch that do not speak."""
+    tasks = _apart(task)
+    for each in tasks:
+        save_safetensors(first_values(MODEL, each.seed, None), each.first, {})
+    return in_torch(tasks[0], "ddp", [each.request(0, 1, train, port=free_port()) for each in tasks])
 
 
 def data_parallel(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in processes that step together."""
-    return in_torch(task, "ddp", task.learners, train)
+    port, world = free_port(), task.learners
+    return in_torch(task, "ddp", [task.request(rank, world, train, port=port) for rank in range(world)])
 
 
 def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
@@ -188,35 +224,24 @@ def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path
             "interval_steps": INTERVAL_STEPS,
             "delay": 0,
             "lighthouse": f"http://{bind}",
+            "port": 0,  # a store each
             **OUTER,
         }
-        return in_torch(task, "diloco", task.learners, train, **told_all)
+        world = task.learners
+        return in_torch(task, "diloco", [task.request(rank, world, train, **told_all) for rank in range(world)])
     finally:
         lighthouse.kill()
         lighthouse.wait()
 
 
 def in_torch(
-    task: TrainingTask,
-    role: str,
-    world: int,
-    train: TrainSettings,
-    **more: Any,  # noqa: ANN401
+    task: TrainingTask, role: str, requests: list[dict[str, Any]], threads: int = 1
 ) -> tuple[float, float, Path]:
-    """Run workers of PyTorch."""
-    port = free_port() if role == "ddp" else 0  # replica groups have a store each
-    threads = str(more.get("threads", 1))
-    words = [
-        [
-            environment("racing"),
-            str(HERE / "racing.py"),
-            role,
-            json.dumps(task.request(rank, world, train, port=port, **more)),
-        ]
-        for rank in range(world)
-    ]
-    took = told(words, task.folder / "log", OMP_NUM_THREADS=threads)
-    return *took, max(path for path in task.folder.glob("*.safetensors") if path != task.first)
+    """Run a worker of PyTorch for each request; the values are those of the first."""
+    words = [[environment("racing"), str(HERE / "racing.py"), role, json.dumps(each)] for each in requests]
+    took = told(words, task.folder / "log", OMP_NUM_THREADS=str(threads))
+    out = Path(requests[0]["out"])
+    return *took, max(path for path in out.glob("*.safetensors") if path != task.first)
 
 
 def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
@@ -231,10 +256,12 @@ def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
 
 System = Callable[[TrainingTask], tuple[float, float, Path]]
 OTHERS: Final = {
-    "JAX alone": jax_alone,
-    "torch alone": torch_alone,
     "data-parallel": data_parallel,
     "DiLoCo": diloco,
+    "JAX apart": jax_apart,
+    "torch apart": torch_apart,
+    "JAX alone": jax_alone,
+    "torch alone": torch_alone,
 }
 WITH_MUON: Final = ", Muon"
 SYSTEMS: Final[dict[str, System]] = {
@@ -242,72 +269,119 @@ SYSTEMS: Final[dict[str, System]] = {
     for name, train_it in OTHERS.items()
     for ending, train in (("", ADAMW_TRAIN), (WITH_MUON, TRAIN))
 } | {"Atoll": atoll_up}
+TOGETHER: Final = ("data-parallel" + WITH_MUON, "DiLoCo" + WITH_MUON, "Atoll")
+"""Those that run with every seed."""
 
 
-def tried(tokens: int, learners: int, seeds: range, corpus: Path, folder: Path) -> dict[str, list[Try]]:
-    """Let every system train so many tokens with so many learners and with each seed."""
-    found: dict[str, list[Try]] = {name: [] for name in SYSTEMS}
-    measure = make_evaluator(MODEL, TRAIN, TokenShards(corpus), MEASURED_TOKENS)
-    names = list(SYSTEMS)
-    for place, seed in enumerate(seeds):
-        for name in names[place % len(names) :] + names[: place % len(names)]:
-            mine = folder / f"{tokens}-{learners}-{seed}-{name.replace(' ', '-')}"
-            shutil.rmtree(mine, ignore_errors=True)
-            mine.mkdir(parents=True)
-            task = TrainingTask(tokens, learners, seed, corpus, mine)
-            save_safetensors(first_values(MODEL, seed, None), task.first, {})
-            wall_s, cpu_s, model = SYSTEMS[name](task)
-            loss = measure(first_values(MODEL, seed, model))
-            found[name].append(Try(wall_s, cpu_s, loss))
-            print(
-                f"{tokens} tokens, {learners} learners, seed {seed}: {name}, {wall_s:.1f} s, {loss:.3f} bits per byte",
-                flush=True,
-            )
+def systems(tokens: int, learners: int, place: int) -> list[str]:
+    """Return who trains so many tokens with so many learners and the seed at `place`, the one that comes first first."""
+    names = list(TOGETHER)
+    if not place:
+        names = [
+            name
+            for name in SYSTEMS
+            if (learners == USUAL_LEARNERS or name in TOGETHER or name.endswith(WITH_MUON))
+            and ("alone" not in name or (learners == USUAL_LEARNERS and tokens < LONG_TOKENS))
+        ]
+    turn = place % len(names)
+    return names[turn:] + names[:turn]
+
+
+Found = dict[str, dict[int, Try]]
+"""What each system came to, by its name and the seed."""
+
+
+def race(
+    budgets: Mapping[int, int], learners: tuple[int, ...], first_seed: int, corpus: Path, kept: KeptParts
+) -> dict[tuple[int, int], Found]:
+    """Let every system train each of `budgets` (tokens, with how many seeds) with each number of learners.
+
+    All seeds come one after the other, so a race that is stopped has fewer seeds of all.
+    """
+    found: dict[tuple[int, int], Found] = {(tokens, many): {} for tokens in budgets for many in learners}
+    with tempfile.TemporaryDirectory() as folder:
+        for place in range(max(budgets.values())):
+            for (tokens, many), tries in found.items():
+                if place >= budgets[tokens]:
+                    continue
+                for name in systems(tokens, many, place):
+                    seed = first_seed + place
+                    mine = Path(folder) / f"{tokens}-{many}-{seed}-{name.replace(', ', '-').replace(' ', '-')}"
+                    task = TrainingTask(tokens, many, seed, corpus, mine)
+                    done = Try(**kept.part(mine.name, functools.partial(tried, name, task)))
+                    tries.setdefault(name, {})[seed] = done
+                    print(
+                        f"{tokens} tokens, {many} learners, seed {seed}: {name}, {done.wall_s:.1f} s, "
+                        f"{done.bits_per_byte:.3f} bits per byte",
+                        flush=True,
+                    )
     return found
+
+
+def tried(name: str, task: TrainingTask) -> dict[str, float]:
+    """Let a system train, and return what it came to, as `Try` has it."""
+    task.folder.mkdir(parents=True)
+    save_safetensors(first_values(MODEL, task.seed, None), task.first, {})
+    wall_s, cpu_s, model = SYSTEMS[name](task)
+    loss = _measure(task.corpus)(first_values(MODEL, task.seed, model))
+    shutil.rmtree(task.folder)
+    return asdict(Try(wall_s, cpu_s, loss))
+
+
+@functools.cache
+def _measure(corpus: Path) -> Callable[[Any], float]:
+    """Return what measures values by held-out text; JAX compiles it once."""
+    return make_evaluator(MODEL, TRAIN, TokenShards(corpus), MEASURED_TOKENS)
 
 
 # -- what they did ----------------------------------------------------------------------------------------------------
 
 
-def figures_of(tokens: int, learners: int, found: Mapping[str, list[Try]]) -> list[Figure]:
+def figures_of(tokens: int, learners: int, found: Found) -> list[Figure]:
     """Return the figures of one budget and number of learners."""
     at, shown = f"{tokens / 1e6:.1f}M tokens{'' if learners == USUAL_LEARNERS else f', {learners} learners'}", []
-    for name, tries in found.items():
+    for name in [name for name in SYSTEMS if name in found]:
+        tries = list(found[name].values())
         least_s, most_s = min(t.wall_s for t in tries), max(t.wall_s for t in tries)
         how = "one seed" if len(tries) == 1 else f"mean of {len(tries)} seeds, {least_s:.1f} to {most_s:.1f} s"
+        losses = ", ".join(f"{t.bits_per_byte:.3f}" for t in tries)
+        wall_s, cpu_s, loss = (
+            statistics.fmean(getattr(t, what) for t in tries) for what in ("wall_s", "cpu_s", "bits_per_byte")
+        )
         shown += [
-            Figure(f"{at}: {name}, wall clock", _mean(t.wall_s for t in tries), "s", "", None, how),
-            Figure(f"{at}: {name}, processor time", _mean(t.cpu_s for t in tries), "s", "", None, "all its processes"),
-            Figure(
-                f"{at}: {name}, loss",
-                _mean(t.bits_per_byte for t in tries),
-                "bits/byte",
-                "",
-                None,
-                ", ".join(f"{t.bits_per_byte:.3f}" for t in tries),
-            ),
+            Figure(f"{at}: {name}, wall clock", wall_s, "s", "", None, how),
+            Figure(f"{at}: {name}, processor time", cpu_s, "s", "", None, "all its processes"),
+            Figure(f"{at}: {name}, loss", loss, "bits/byte", "", None, losses),
         ]
-    wall_s, loss = (
-        {name: _mean(getattr(t, what) for t in tries) for name, tries in found.items()}
-        for what in ("wall_s", "bits_per_byte")
-    )
-    shown += [adjusted(at, wall_s, ending) for ending in ("", WITH_MUON)]
+    for ending in ("", WITH_MUON):
+        shown += [
+            adjusted(at, found, ending, without)
+            for without in ("apart", "alone")
+            if {f"{framework} {without}{ending}" for framework in ("JAX", "torch")} <= found.keys()
+        ]
     for other, goal in [("DiLoCo", 1.0), ("data-parallel", BEHIND_GOAL if tokens >= LONG_TOKENS else None)]:
-        for name in (other, other + WITH_MUON):
-            apart = loss["Atoll"] / loss[name]
-            said, holds = ("", None) if goal is None else (f"<= {goal:g}", apart <= goal)
-            shown.append(Figure(f"{at}: Atoll's loss over that of {name}", apart, "x", said, holds, "held-out"))
+        for name in [name for name in (other, other + WITH_MUON) if name in found]:
+            over, seeds = ratio(found, "Atoll", name, "bits_per_byte")
+            said, holds = ("", None) if goal is None else (f"<= {goal:g}", over <= goal)
+            shown.append(Figure(f"{at}: Atoll's loss over that of {name}", over, "x", said, holds, seeds))
     return shown
 
 
-def adjusted(at: str, wall_s: Mapping[str, float], ending: str) -> Figure:
-    """Return how long Atoll takes beside data-parallel training; `ending` says with which optimizer the others train."""
-    slower = wall_s["JAX alone" + ending] / wall_s["torch alone" + ending]
-    bare = wall_s["Atoll"] / wall_s["data-parallel" + ending]
-    how = f"JAX alone{ending} takes {slower:.2f} times torch's time; unadjusted {bare:.2f}"
-    name = f"{at}: Atoll's wall clock over that of data-parallel{ending}, adjusted"
+def adjusted(at: str, found: Found, ending: str, without: str) -> Figure:
+    """Return how long Atoll takes beside data-parallel training by what the frameworks take `without` speaking.
+
+    `ending` says with which optimizer the others train.
+    """
+    slower, _ = ratio(found, f"JAX {without}{ending}", f"torch {without}{ending}", "wall_s")
+    bare, seeds = ratio(found, "Atoll", f"data-parallel{ending}", "wall_s")
+    how = f"JAX {without} takes {slower:.2f} times torch's time; unadjusted {bare:.2f}, {seeds}"
+    name = f"{at}: Atoll's wall clock over that of data-parallel{ending}, adjusted by those {without}"
     return Figure(name, bare / slower, "x", f"<= {WALL_GOAL}", bare / slower <= WALL_GOAL, how)
 
 
-def _mean(values: Any) -> float:  # noqa: ANN401  (any iterable of floats)
-    return statistics.fmean(values)
+def ratio(found: Found, one: str, other: str, what: str) -> tuple[float, str]:
+    """Return the mean of `what` of one system over that of another, of the seeds that both have, and those in words."""
+    seeds = sorted(found[one].keys() & found[other].keys())
+    mine, its = ([getattr(found[name][seed], what) for seed in seeds] for name in (one, other))
+    each = ", ".join(f"{a / b:.3f}" for a, b in zip(mine, its, strict=True))
+    return statistics.fmean(mine) / statistics.fmean(its), "one seed" if len(seeds) == 1 else f"by seed {each}"
