@@ -105,7 +105,7 @@ class TrainingTask:
         return self.folder / "first.safetensors"
 
     def request(self, rank: int, world: int, train: TrainSettings, **more: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return what a worker of PyTorch must know; one alone has the batches of all."""
+        """Return what a worker of PyTorch must know; one alone has the batches of all. `more` may say other than one thread."""
         batch = train.batch * self.learners // world
         together = train.tokens_per_step * self.learners
         rates = [learning_rate(train, step * together, self.tokens) for step in range(self.tokens // together)]
@@ -129,6 +129,7 @@ class TrainingTask:
             "betas": [train.beta1, train.beta2],
             "weight_decay": train.weight_decay,
             "clip": train.clip,
+            "threads": 1,
             **more,
         }
 
@@ -196,7 +197,7 @@ def _apart(task: TrainingTask) -> list[TrainingTask]:
 
 def torch_alone(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
     """Train in one process of PyTorch."""
-    return in_torch(task, "ddp", [task.request(0, 1, train, port=free_port())], threads=2)
+    return in_torch(task, "ddp", [task.request(0, 1, train, port=free_port(), threads=2)])
 
 
 def torch_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
@@ -234,12 +235,10 @@ def diloco(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path
         lighthouse.wait()
 
 
-def in_torch(
-    task: TrainingTask, role: str, requests: list[dict[str, Any]], threads: int = 1
-) -> tuple[float, float, Path]:
+def in_torch(task: TrainingTask, role: str, requests: list[dict[str, Any]]) -> tuple[float, float, Path]:
     """Run a worker of PyTorch for each request; the values are those of the first."""
     words = [[environment("racing"), str(HERE / "racing.py"), role, json.dumps(each)] for each in requests]
-    took = told(words, task.folder / "log", OMP_NUM_THREADS=str(threads))
+    took = told(words, task.folder / "log", OMP_NUM_THREADS=str(requests[0]["threads"]))
     out = Path(requests[0]["out"])
     return *took, max(path for path in out.glob("*.safetensors") if path != task.first)
 
