@@ -10,6 +10,7 @@ import pytest
 
 from atoll.base.errors import BlobGone
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import SMALL_BYTES
@@ -111,3 +112,27 @@ async def test_a_small_blob_travels_with_what_is_small(make_bus: MakeBus, run: s
     large = await bus.put_blob(subjects.delta_stem(0, 2, "a"), bytes(SMALL_BYTES + 1))
     assert await bus.get_blob(large, 2 * SMALL_BYTES) == bytes(SMALL_BYTES + 1)
     assert len(bus._connection._branches) == 2
+
+
+async def test_a_broker_that_has_not_counted_a_message_yet_hides_nothing(
+    make_bus: MakeBus, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's state may lag behind the stream by a message that just came; what was there before is settled."""
+    bus, subjects = await make_bus(), Subjects(run)
+    queue = await bus.consume(subjects.contributions_of(0), durable="reader")
+    await bus.publish(subjects.contribution(0, 0, "a"), b"0", msg_id="m0")
+    first = await queue.next(STANDS_S)
+    assert first is not None
+    assert not await queue.drained()
+    await first.ack()
+    await bus.publish(subjects.contribution(0, 1, "a"), b"1", msg_id="m1")
+    asked = JetStream.api
+
+    async def behind(jetstream: JetStream, call: str, body: Any = None) -> dict[str, Any]:  # noqa: ANN401
+        answer = await asked(jetstream, call, body)
+        return answer | {"num_pending": 0, "num_ack_pending": 0} if "CONSUMER.INFO" in call else answer
+
+    monkeypatch.setattr(JetStream, "api", behind)
+
+    assert await queue.drained()
+    assert not await queue.drained()

@@ -174,9 +174,10 @@ class QueueConsumer:
                 raise self._removed(reason) from reason
             return False
         floor = told(answer, int, "ack_floor", "stream_seq")
-        if told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0:
-            # The consumer counts in a copy of the stream that may lag behind. The stream's leader knows what is queued.
-            return await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor
+        empty = told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0
+        # The consumer may not have counted yet what is queued. The stream's leader knows it.
+        if empty and await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor:
+            return True
         last = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
         before, self._newest_then = self._newest_then, last
         return 0 < before <= floor
