@@ -49,6 +49,7 @@ help:  ## list the targets and the variables
 #: PUBLISHED=1         cells of the pages in docs/results count as done, made with whatever sources (experiment, experiments)
 #: LIST=1              only say how many cells are left and how long they take (experiment, experiments)
 #: SHORT=1             break one container of each kind, and cut for a little less (compose-test); few syncs and tokens (bench-peers)
+#: AGAIN=1             measure again what was measured before with the same sources (bench-peers)
 #: SEED=7              the seed of a benchmark (bench and every bench-..., chaos), of the order of tests (test, test-all), or of the one
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
@@ -62,7 +63,7 @@ help:  ## list the targets and the variables
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
 #: ARGS="-k round"     more arguments for pytest (test, test-all, coverage)
-#: PART=2/4            about one of every four tests, the second such part (test-all)
+#: PART=2/6            about one of every six tests, the second such part (test-all)
 #: LOAD=8              so many processes keep the machine busy meanwhile (test, test-all)
 
 setup: $(READY)  ## make .venv from uv.lock; needs Python 3.11 or newer and git
