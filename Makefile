@@ -222,7 +222,7 @@ bench-cut: $(READY)  ## cut a region off for minutes, lose the hub's disk meanwh
 race: $(READY)  ## train one model in four regions over shaped links: Atoll, data-parallel training, DiLoCo of torchft
 	$(BENCH) -m benchmarks.network.race $(BENCH_FLAGS)
 
-bench-peers: $(READY)  ## race two participants' syncs, and a first model, against gloo, torchft, hivemind, DDP and JAX alone
+bench-peers: $(READY)  ## race two participants' syncs, and a first model, against gloo, torchft, hivemind, DDP, and JAX and torch by themselves
 	$(BENCH) -m benchmarks.network.bench_peers $(if $(SHORT),--short) $(if $(LEARNERS),--learners $(LEARNERS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
 
 chaos-cluster: $(READY)  ## kill, freeze and cut off every node of a replicated broker while a run trains

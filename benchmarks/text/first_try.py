@@ -23,9 +23,9 @@ Frameworks differ: what they take apart tells by how much, as processes of one t
 training run. Alone each has a thread for each core, so how much it gains by its second one is in it, too. A goal for Atoll's
 wall clock is adjusted by each.
 
-What Muon trains together runs with every seed, and with each seed another system comes first. All else is far away, or
-tells of speed alone: it runs with the first seed, with AdamW for two learners alone, and alone for the shorter budget alone.
-A ratio of two systems is that of the seeds that both have.
+Atoll, and data-parallel training and DiLoCo with Muon, run with every seed, and with each seed another one comes first. All
+others run with the first seed only: those with AdamW are far away, and those apart and alone tell of speed. AdamW is raced with
+two learners, and the two alone with two learners and a short budget. A ratio of two systems is of the seeds that both have.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def race(
     """
     found: dict[tuple[int, int], Found] = {(tokens, many): {} for tokens in budgets for many in learners}
     with tempfile.TemporaryDirectory() as folder:
-        for place in range(max(budgets.values())):
+        for place in range(max(budgets.values(), default=0)):
             for (tokens, many), tries in found.items():
                 if place >= budgets[tokens]:
                     continue
