@@ -17,7 +17,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.logs import configure, get
 from atoll.base.provenance import commit, machine
-from atoll.local import defaults
+from atoll.local.defaults import settings_of
 from atoll.local.environment import as_text, flat
 from atoll.run.folder import unusable
 from atoll.settings import Settings, load
@@ -47,14 +47,14 @@ class Request:
     assignments: tuple[str, ...] = ()
 
 
-def baseline_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
-    """Return the settings of a baseline: where nobody says anything, those that `atoll up` sets.
+def baseline_settings(config: Path | None, assignments: tuple[str, ...], learners: int) -> Settings:
+    """Return the settings of a baseline: where nobody says anything, those that `atoll up` sets for so many learners.
 
     Raises:
         SettingsError: a setting is unknown, out of range or contradicts another.
     """
     given = load(config, assignments)
-    unsaid = [f"{name}={as_text(value)}" for name, value in defaults.SETTINGS.items() if name not in given.origins]
+    unsaid = [f"{name}={as_text(value)}" for name, value in settings_of(learners).items() if name not in given.origins]
     return load(config, [*unsaid, *assignments]).settings
 
 
@@ -65,7 +65,7 @@ def run_baseline(request: Request) -> None:
         SettingsError: a setting is wrong, or the folder cannot be used; nothing was trained.
         StorageFull: there is no room for what was trained.
     """
-    settings = baseline_settings(request.config, request.assignments)
+    settings = baseline_settings(request.config, request.assignments, request.learners)
     _claim(request.out)
     configure(settings.log.format, settings.log.level, role="baseline", method=request.method)
     work = prepare_work(settings)

@@ -40,7 +40,7 @@ _OURS: Final = {"method": "atoll", "learners": 4, "tokens": 0, "tokens_per_learn
 STEP: Final = {"sim.step_s": 1.0}
 """A step takes one virtual second unless an experiment says otherwise: news take a few steps, not dozens."""
 _FOLLOWS: Final = ("train.sequence", "train.rate", "train.warmup")
-"""Settings of `_standing`'s sections that follow from model or optimizer where nobody says them."""
+"""Settings of `_standing`'s sections that follow from model or optimizer where nobody says them; others from the learners."""
 FORMER_STANDING: Final[dict[str, Value]] = {
     "protocol.interval_steps": 16,
     "protocol.merge": "rda",
@@ -197,8 +197,8 @@ def _standing() -> dict[str, Value]:
     """
     texts = [f"{name}={value}" for name, value in defaults.SETTINGS.items()]
     known = flat(load(None, texts, {}).settings)
-    alone = (name for name in known if name.startswith(("protocol.", "train.")) and name not in _FOLLOWS)
-    return {name: known[name] for name in alone}
+    alone = (name for name in known if name.startswith(("protocol.", "train.")))
+    return {name: known[name] for name in alone if name not in (*_FOLLOWS, *defaults.FOLLOWING)}
 
 
 def standing_settings() -> dict[str, Value]:
@@ -209,7 +209,7 @@ def standing_settings() -> dict[str, Value]:
 def unsaid(cell: GridCell) -> str:
     """Return 16 hex digits for the defaults that a cell reads and does not name: they may be others another day."""
     said = {name for name, _ in cell.settings}
-    # What follows from model and optimizer is a default as well: another rule is another run.
+    # What follows from model, optimizer and learners is a default as well: another rule is another run.
     sources = [
         f"{name}={json.loads(value)}"
         for name, value in cell.settings
@@ -217,6 +217,8 @@ def unsaid(cell: GridCell) -> str:
     ]
     train = load(None, sources, {}).settings.train
     follows = {name: train[name.removeprefix("train.")] for name in _FOLLOWS}
+    up = defaults.settings_of(cell.learners)
+    follows |= {name: up[name] for name in defaults.FOLLOWING}
     left = {
         name: value for name, value in (_standing() | follows).items() if name not in said and _reads(cell.method, name)
     }

@@ -92,7 +92,7 @@ def run_dp(corpus: Path, learners: int, tokens: int, seed: int, out: Path) -> di
     from benchmarks.baselines.lockstep import train_baseline  # noqa: PLC0415  (JAX only where it is needed)
 
     settings = baseline_settings(
-        None, (f"seed={seed}", f"protocol.tokens_target={tokens}", f"data.dir={corpus.resolve()}")
+        None, (f"seed={seed}", f"protocol.tokens_target={tokens}", f"data.dir={corpus.resolve()}"), learners
     )
     with Progress() as bar:
         task = bar.add_task(f"data-parallel M={learners}", total=None)

@@ -50,14 +50,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
-def settings_of(corpus: Path, *texts: str, tokens: int = 12 * STEP) -> Settings:
+def settings_of(corpus: Path, *texts: str, tokens: int = 12 * STEP, learners: int = 2) -> Settings:
     """Return tiny settings."""
-    return baseline_settings(None, (*TINY, f"data.dir={corpus}", f"protocol.tokens_target={tokens}", *texts))
+    said = (*TINY, f"data.dir={corpus}", f"protocol.tokens_target={tokens}", *texts)
+    return baseline_settings(None, said, learners)
 
 
 def trained(corpus: Path, method: Method, learners: int, *texts: str, tokens: int = 12 * STEP) -> BaselineResult:
     """Train a baseline of tiny settings."""
-    settings = settings_of(corpus, *texts, tokens=tokens)
+    settings = settings_of(corpus, *texts, tokens=tokens, learners=learners)
     return train_baseline(settings, prepare_work(settings), method, learners, evaluations=4)
 
 

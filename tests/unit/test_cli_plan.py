@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from atoll.base.errors import SettingsError
-from atoll.local.defaults import SETTINGS
+from atoll.local.defaults import settings_of
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.planner.cautions import NO_WAY
 from support.command_line import invoked
@@ -189,12 +189,12 @@ def test_the_file_of_a_real_run_says_how_it_trains(tmp_path: Path) -> None:
     """What the file does not say is as `atoll up` has it; a flag wins over the file."""
     file = tmp_path / "run.toml"
     file.write_text('[protocol]\nfragments = 12\ncodec_up = "int8"\n[broker]\nstream_bytes_max = 123456789\n')
-    asked = json.loads(atoll(f"{SMALL} --json --config {file} --overlap-steps 5").output)["question"]
+    asked = json.loads(atoll(f"{SMALL} --json --config {file} --overlap-steps 3").output)["question"]
 
     protocol = asked["protocol"]
-    assert (protocol["fragments"], protocol["codec_up"], protocol["overlap_steps"]) == (12, "int8", 5)
-    assert protocol["interval_steps"] == SETTINGS["protocol.interval_steps"]
-    assert asked["tokens"] == SETTINGS["protocol.tokens_target"]
+    assert (protocol["fragments"], protocol["codec_up"], protocol["overlap_steps"]) == (12, "int8", 3)
+    assert protocol["interval_steps"] == settings_of(asked["learners"])["protocol.interval_steps"]
+    assert asked["tokens"] == settings_of(asked["learners"])["protocol.tokens_target"]
     assert asked["stream_bytes_max"] == 123456789
 
 

@@ -112,6 +112,16 @@ def test_up_shows_the_defaults_of_atoll_up() -> None:
     assert shown["protocol.age_max"][1] == "default"
 
 
+def test_up_shows_what_follows_from_the_learners() -> None:
+    """Four learners meet more often than three."""
+    shown = [
+        atoll("config", "--up", "protocol.interval_steps", *more).stdout.split()[2:]
+        for more in ((), ("--set", "up.learners=4"))
+    ]
+
+    assert shown == [["5", "atoll", "up"], ["4", "atoll", "up"]]
+
+
 def test_a_printed_file_changes_nothing(tmp_path: Path) -> None:
     """`atoll up` with it is `atoll up` without, as printed, and with every value's comment taken away."""
     text = atoll("config", "--up", "--toml").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,32 @@ def test_what_is_said_goes_before_the_defaults(tmp_path: Path) -> None:
 
     assert up.settings.protocol.tokens_target == 0
     assert up.settings.protocol.fragments == 5
+
+
+def test_the_interval_follows_from_the_learners(tmp_path: Path) -> None:
+    """By whatever they are said; an interval that is said stays, and so does that of a run that goes on with more."""
+    out = tmp_path / "run"
+
+    def interval(learners: int | None = None, *assignments: str, variables: Mapping[str, str] | None = None) -> int:
+        asked = UpRequest(out=out, learners=learners, assignments=assignments)
+        return plan(asked, variables or {}).settings.protocol.interval_steps
+
+    assert [interval(number) for number in (1, 2, 3, 4, 16)] == [8, 8, 5, 4, 4]
+    assert interval() == 5
+    assert interval(None, "up.learners=4") == 4
+    assert interval(variables={"ATOLL_UP__LEARNERS": "4"}) == 4
+    assert interval(4, "protocol.interval_steps=24") == 24
+    former(out, 500)
+    assert interval(4) == 8
+
+
+@pytest.mark.parametrize("said", ["many", "0", "-3", "2.5"])
+def test_a_wrong_number_of_learners_is_refused_by_its_name(tmp_path: Path, said: str) -> None:
+    """What follows from it cannot be known, and is not what the error is about."""
+    with pytest.raises(SettingsError, match=r"up\.learners") as refused:
+        plan(UpRequest(out=tmp_path / "run", assignments=(f"up.learners={said}",)), {})
+
+    assert said in str(refused.value)
 
 
 def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _question(options: dict[str, Any]) -> Question:
         "down": "codec_down",
     }
     flags = {name: options[flag] for flag, name in names.items() if options[flag] is not None}
-    run = _run(options["config"], options["assignments"] or [], flags)
+    run = _run(options["config"], options["assignments"] or [], options["learners"], flags)
     tokens = options["tokens"]
     fields = ("step_s", "learners", "per_region", "layers", "reduce_bits", "backward_overlap")
     plain = {name: options[name] for name in fields}
@@ -193,17 +193,17 @@ def _links(options: dict[str, Any]) -> PlanLinks:
     )
 
 
-def _run(config: Path | None, assignments: list[str], flags: dict[str, Any]) -> Settings:
+def _run(config: Path | None, assignments: list[str], learners: int, flags: dict[str, Any]) -> Settings:
     """Return the settings of the file, the environment and `--set`, with the agreement of the flags.
 
     Values that are not given are as `atoll up` sets them if there is a file, else the protocol's own defaults.
     """
     import msgspec  # noqa: PLC0415
 
-    from atoll.local.defaults import ORIGIN, SETTINGS  # noqa: PLC0415
+    from atoll.local.defaults import ORIGIN, settings_of  # noqa: PLC0415
     from atoll.settings import SettingsFallback, load  # noqa: PLC0415
 
-    ours = {name: value for name, value in SETTINGS.items() if name.startswith("protocol.")}
+    ours = {name: value for name, value in settings_of(learners).items() if name.startswith("protocol.")}
     given = load(config, assignments, fallback=SettingsFallback(ORIGIN, ours) if config is not None else None)
     protocol = msgspec.structs.replace(given.settings.protocol, **flags)
     if "fragments" in flags and "shards" not in flags:

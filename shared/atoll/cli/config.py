@@ -59,9 +59,9 @@ def config_verb(  # noqa: PLR0913  (one option each)
     from atoll.base.redacting import redacted  # noqa: PLC0415
     from atoll.local import defaults  # noqa: PLC0415
     from atoll.local.environment import flat  # noqa: PLC0415
-    from atoll.settings import SettingsFallback, load  # noqa: PLC0415
+    from atoll.settings import given, load  # noqa: PLC0415
 
-    fallback = SettingsFallback(defaults.ORIGIN, defaults.SETTINGS) if up else None
+    fallback = defaults.fallback(given(config, assignments or [])) if up else None
     loaded = load(config, assignments or [], fallback=fallback)
     whole = flat(loaded.settings)
     values = {name: redacted(value) for name, value in whole.items()}
@@ -70,9 +70,9 @@ def config_verb(  # noqa: PLR0913  (one option each)
         from atoll.settings.described import every_setting  # noqa: PLC0415
 
         settings = _chosen({one.name: one for one in every_setting()}, names)
-        given = {name for name in whole if origins[name] not in (DEFAULT, defaults.ORIGIN)}
+        live = {name for name in whole if origins[name] not in (DEFAULT, defaults.ORIGIN)}
         secret = {name for name, value in whole.items() if values[name] != value}
-        lines = _toml(settings, values, given, secret) if toml else _described(settings, values, origins)
+        lines = _toml(settings, values, live, secret) if toml else _described(settings, values, origins)
         say("\n".join(lines))
         return
     shown = _chosen(values, names)
