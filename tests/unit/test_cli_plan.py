@@ -225,3 +225,20 @@ def test_the_page_shows_what_the_command_says(command: str, shown: list[str]) ->
     for line in (" ".join(line.split()) for line in shown):
         assert line in told[at:], line
         at = told.index(line, at) + 1
+
+
+def test_the_learners_of_a_described_run_are_those_that_it_begins_with(tmp_path: Path) -> None:
+    """So its interval is that of `atoll up`; the flag goes before, and without a run there are eight."""
+    file = tmp_path / "run.toml"
+    file.write_text("[up]\nlearners = 2\n[protocol]\noverlap_steps = 6\n", encoding="utf-8")
+
+    def asked(words: str) -> tuple[int, int]:
+        question = json.loads(atoll(f"{SMALL} --json {words}").output)["question"]
+        return question["learners"], question["protocol"]["interval_steps"]
+
+    assert asked(f"--config {file}") == (2, 8)
+    assert asked(f"--config {file} --learners 4 --interval-steps 12") == (4, 12)
+    file.write_text("[up]\nlearners = 2\n", encoding="utf-8")
+    assert asked(f"--config {file} --learners 3") == (3, 5)
+    assert asked("--set up.learners=4") == (4, 24)
+    assert asked("") == (8, 24)

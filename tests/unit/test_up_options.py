@@ -64,6 +64,7 @@ def test_the_interval_follows_from_the_learners(tmp_path: Path) -> None:
     assert interval() == 5
     assert interval(None, "up.learners=4") == 4
     assert interval(variables={"ATOLL_UP__LEARNERS": "4"}) == 4
+    assert interval(None, "up.learners=4.0") == 4, "what `load` takes for four"
     assert interval(4, "protocol.interval_steps=24") == 24
     former(out, 500)
     assert interval(4) == 8
@@ -73,7 +74,7 @@ def test_the_interval_follows_from_the_learners(tmp_path: Path) -> None:
 def test_a_wrong_number_of_learners_is_refused_by_its_name(tmp_path: Path, said: str) -> None:
     """What follows from it cannot be known, and is not what the error is about."""
     with pytest.raises(SettingsError, match=r"up\.learners") as refused:
-        plan(UpRequest(out=tmp_path / "run", assignments=(f"up.learners={said}",)), {})
+        plan(UpRequest(out=tmp_path / "run", assignments=(f"up.learners={said}", "protocol.overlap_steps=8")), {})
 
     assert said in str(refused.value)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from atoll_simulator.planner import Failures, PlanLinks, Question
 
 _FLEET = FleetParameters()
+LEARNERS = 8
+"""Where neither a flag nor a run says how many."""
 
 _Parameters = Annotated[str, typer.Argument(help="Parameters of the model, as 12B or 350M.")]
 _StepS = Annotated[float, typer.Option(help="Seconds of one inner step of one learner.")]
@@ -27,7 +29,10 @@ _HubOut = Annotated[str | None, typer.Option(help="The hub's link, out.  [defaul
 _RttMs = Annotated[float, typer.Option(help="Round-trip time between learner and hub.")]
 _Loss = Annotated[float, typer.Option(help="Share of packets lost.")]
 _MergeS = Annotated[float, typer.Option(help="Seconds of a round that are merging and disk.")]
-_Learners = Annotated[int, typer.Option(help="M.")]
+_Learners = Annotated[
+    int | None,
+    typer.Option(help="M.  [default: 8; with --config those that `atoll up` would begin with]", show_default=False),
+]
 _PerRegion = Annotated[
     int,
     typer.Option(help="Learners of a region whose synchronizer adds up what they send; --bandwidth is the region's."),
@@ -99,7 +104,7 @@ def plan(  # noqa: PLR0913  (one option each)
     rtt_ms: _RttMs = 50.0,
     loss: _Loss = 0.0,
     merge_s: _MergeS = 0.0,
-    learners: _Learners = 8,
+    learners: _Learners = None,
     per_region: _PerRegion = 1,
     chips: _Chips = "1",
     fragments: _Fragments = None,
@@ -155,12 +160,14 @@ def _question(options: dict[str, Any]) -> Question:
         "down": "codec_down",
     }
     flags = {name: options[flag] for flag, name in names.items() if options[flag] is not None}
-    run = _run(options["config"], options["assignments"] or [], options["learners"], flags)
+    learners = _learners(options)
+    run = _run(options["config"], options["assignments"] or [], learners, flags)
     tokens = options["tokens"]
-    fields = ("step_s", "learners", "per_region", "layers", "reduce_bits", "backward_overlap")
+    fields = ("step_s", "per_region", "layers", "reduce_bits", "backward_overlap")
     plain = {name: options[name] for name in fields}
     return Question(
         parameters=count(options["parameters"], "PARAMETERS"),
+        learners=learners,
         links=_links(options),
         protocol=run.protocol,
         step_tokens=count(options["step_tokens"], "--step-tokens"),
@@ -193,6 +200,17 @@ def _links(options: dict[str, Any]) -> PlanLinks:
     )
 
 
+def _learners(options: dict[str, Any]) -> int:
+    """Return the learners of the flag, else those of a run that is described, else eight."""
+    from atoll.local.defaults import learners_of  # noqa: PLC0415
+    from atoll.settings import given  # noqa: PLC0415
+
+    if options["learners"] is not None:
+        return int(options["learners"])
+    stated = given(options["config"], options["assignments"] or [])
+    return learners_of(stated) if options["config"] is not None or "up.learners" in stated else LEARNERS
+
+
 def _run(config: Path | None, assignments: list[str], learners: int, flags: dict[str, Any]) -> Settings:
     """Return the settings of the file, the environment and `--set`, with the agreement of the flags.
 
@@ -204,6 +222,8 @@ def _run(config: Path | None, assignments: list[str], learners: int, flags: dict
     from atoll.settings import SettingsFallback, load  # noqa: PLC0415
 
     ours = {name: value for name, value in settings_of(learners).items() if name.startswith("protocol.")}
+    if "interval_steps" in flags:  # what the file says of the overlap is judged by it
+        ours["protocol.interval_steps"] = flags["interval_steps"]
     given = load(config, assignments, fallback=SettingsFallback(ORIGIN, ours) if config is not None else None)
     protocol = msgspec.structs.replace(given.settings.protocol, **flags)
     if "fragments" in flags and "shards" not in flags:

@@ -6,15 +6,18 @@ better with the mean of their pseudo-gradients than with RDA, which makes their 
 docs/adr/0056 and 0063 have the tables and where each value comes from.
 
 **The interval follows from the number of learners.** All learners share a run's tokens, so twice as many take half of the
-steps each, and with the same interval would meet half as often. The interval is 16 steps divided by the learners: the rounds
-of a run, and what they cost, then follow from its tokens alone. It stays between four steps, in which the eight fragments
-already make two rounds a step, and eight, beyond which the loss of short runs suffers. docs/adr/0064 has the tables.
+steps each, and with the same interval would meet half as often. The interval is 16 steps divided by the learners, rounded down:
+with two to four learners the rounds of a run, and what they cost, follow from its tokens alone. It is at least four steps, in
+which the eight fragments make two rounds a step, and at most eight: the loss of short runs suffers beyond. docs/adr/0064 has
+the tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from atoll.settings import SettingsFallback
 from atoll.settings.sections import UpSettings
@@ -50,11 +53,15 @@ def settings_of(learners: int) -> dict[str, Any]:
     return SETTINGS | {"protocol.interval_steps": interval}
 
 
-def fallback(stated: Mapping[str, tuple[Any, str]], **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
-    """Return what holds where nothing was `stated` (`atoll.settings.given`): `settings_of` the learners, and `more`."""
-    told, _ = stated.get("up.learners", (None, ""))
+def learners_of(stated: Mapping[str, tuple[Any, str]]) -> int:
+    """Return the learners that a run begins with where so much was `stated` (`atoll.settings.given`)."""
+    told = {"learners": stated["up.learners"][0]} if "up.learners" in stated else {}
     try:
-        learners = int(str(told))
-    except ValueError:  # nothing, or what `load` will refuse
-        learners = UpSettings().learners
-    return SettingsFallback(ORIGIN, settings_of(learners) | more)
+        return UpSettings.model_validate(told).learners
+    except ValidationError:  # `load` will refuse it, and with the widest interval nothing else before it
+        return 1
+
+
+def fallback(stated: Mapping[str, tuple[Any, str]], **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
+    """Return what holds where nothing was `stated`: `settings_of` its learners, and `more`."""
+    return SettingsFallback(ORIGIN, settings_of(learners_of(stated)) | more)

@@ -50,7 +50,7 @@ BOUNDS: Final[Mapping[str, SettingBounds]] = {
     "fragments": SettingBounds(1, FRAGMENTS_MAX),
     "value_fragments": SettingBounds(0, "fragments", "as many as there are fragments"),
     "interval_steps": SettingBounds(1, 100_000),
-    "overlap_steps": SettingBounds(1, "interval_steps"),
+    "overlap_steps": SettingBounds(1, "interval_steps", "interval_steps"),
     "shards": SettingBounds(1, "fragments", "as many as there are fragments"),
     "quorum": SettingBounds(1, LEARNERS_MAX),
     "grace_gamma": SettingBounds(0.0, 0.999, "below 1, so that a round ends inside its overlap"),
