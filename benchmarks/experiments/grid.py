@@ -23,7 +23,7 @@ from atoll.base.errors import SettingsError
 from atoll.local import defaults
 from atoll.local.environment import flat
 from atoll.local.options import shard_names
-from atoll.settings import Settings, SettingsFallback, load
+from atoll.settings import Settings, load
 from atoll.settings.sections import UP_LEARNERS_MAX
 from atoll_simulator.scenario import scenario_of
 from benchmarks.experiments.questions import Baseline, Experiment, Labels, Value, axes_of, flattened, matches
@@ -269,8 +269,7 @@ def _check(cell: GridCell) -> None:
             allowed = ", ".join([*_OURS, *sorted(Settings.model_fields)])
             raise SettingsError("unknown setting in an experiment", got=name, allowed=allowed)
     said = [f"{name}={_plain(value)}" for name, value in cell.settings if not _simulated(name)]
-    unsaid_ones = SettingsFallback(defaults.ORIGIN, defaults.settings_of(cell.learners))
-    settings = load(None, said, {}, fallback=unsaid_ones).settings
+    settings = load(None, said, {}, fallback=defaults.fallback(cell.learners)).settings
     if cell.method == "atoll":
         settings.protocol.check(cell.learners)
         learners = [f"learner-{number}" for number in range(1, cell.learners + 1)]

@@ -229,6 +229,7 @@ def test_names_of_cells_differ_when_cells_do() -> None:
         ('question = "?"\n[settings]\ntokens = 5\nrate = 1', "unknown setting in an experiment"),
         ('question = "?"\n[settings]\ntokens = 5\n"train.rate" = 7', "setting train.rate is out of range"),
         ('question = "?"\n[settings]\ntokens = 5\nprotocol.quorum = 9', "quorum is out of range"),
+        ('question = "?"\n[settings]\ntokens = 5\nprotocol.overlap_steps = 6', "overlap_steps is out of range"),
         ('question = "?"\n[settings]\ntokens = 5\nprotocol.quorum = "= twelve"', "this cannot be computed"),
     ],
 )

@@ -61,7 +61,7 @@ def config_verb(  # noqa: PLR0913  (one option each)
     from atoll.local.environment import flat  # noqa: PLC0415
     from atoll.settings import given, load  # noqa: PLC0415
 
-    fallback = defaults.fallback(given(config, assignments or [])) if up else None
+    fallback = defaults.fallback(defaults.learners_of(given(config, assignments or []))) if up else None
     loaded = load(config, assignments or [], fallback=fallback)
     whole = flat(loaded.settings)
     values = {name: redacted(value) for name, value in whole.items()}

@@ -62,6 +62,6 @@ def learners_of(stated: Mapping[str, tuple[Any, str]]) -> int:
         return 1
 
 
-def fallback(stated: Mapping[str, tuple[Any, str]], **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
-    """Return what holds where nothing was `stated`: `settings_of` its learners, and `more`."""
-    return SettingsFallback(ORIGIN, settings_of(learners_of(stated)) | more)
+def fallback(learners: int, **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
+    """Return what holds in a run of so many learners where nothing was said: `settings_of` them, and `more`."""
+    return SettingsFallback(ORIGIN, settings_of(learners) | more)

@@ -271,7 +271,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
         return SettingsFallback("run.json", kept | ours)
     if like is not None:
         return like.fallback(run, stated)
-    return defaults.fallback(stated, run=run)
+    return defaults.fallback(defaults.learners_of(stated), run=run)
 
 
 def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: Stated) -> dict[str, float]:
