@@ -53,7 +53,9 @@ FORMER_STANDING: Final[dict[str, Value]] = {
     "train.rate_min_ratio": 0.1,
     "train.optimizer": "adamw",
 }
-"""What stood before ADR 56 to 63, where raw files do not say it: cells of theirs are named by it."""
+"""What stood before ADR 56 to 63, where raw files do not say it: cells of theirs are named by it.
+
+A question with `standing = "former"` asks for it, so that its file still makes the runs of its page."""
 _LOCKSTEP: Final = ("model.", "train.", "data.lease_blocks", "protocol.average_versions")
 _MERGING: Final = (
     *("fragments", "interval_steps", "merge", "outer", "outer_lr", "outer_momentum", "codec_up"),
@@ -119,7 +121,8 @@ def rows(
     """
     axes, over = axes_of(experiment), dict(over or {})
     standing = _standing() if standing is None else standing
-    base = {**_OURS, **STEP, **dict(flattened(experiment.settings, "settings"))}
+    former = FORMER_STANDING if experiment.standing == "former" else {}
+    base = {**_OURS, **STEP, **former, **dict(flattened(experiment.settings, "settings"))}
     rival = experiment.baseline
     found = []
     for point in itertools.product(*(choices.items() for choices in axes.values())):

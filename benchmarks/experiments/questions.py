@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -62,10 +62,15 @@ class Goal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file. `axes` maps a setting to its values, or a name to bundles of settings; `skip` names points left out."""
+    """The file. `axes` maps a setting to its values, or a name to bundles of settings; `skip` names points left out.
+
+    Settings that nobody names are `atoll up`'s of today, or with `standing = "former"` those of before ADR 56, with which the
+    pages of older questions were made (`benchmarks.experiments.grid.FORMER_STANDING`).
+    """
 
     question: str
     about: str = ""
+    standing: Literal["today", "former"] = "today"
     seeds: int = 3
     settings: dict[str, Any] = {}
     axes: dict[str, Any] = {}

@@ -97,9 +97,10 @@ default. gloo's all-reduce, without protection from anything, is the floor ([mor
 **A first model** has a million parameters and two learners or four, and every system trains it for so many tokens of the same
 text, with the same schedule. The clock is that of the whole command. Unfair to Atoll: its command also writes a report, an archive
 and an export, and measures the loss on the way. A user of the others gets AdamW; with *Muon* they have the optimizer that is
-Atoll's default, and its rate. *Adjusted* divides by how much longer JAX takes than torch with the same optimizer where nobody
-speaks: *apart*, a process of one thread for each learner, as Atoll and data-parallel training have; *alone*, one process with a
-thread for each core, so what a framework gains by its second thread is in it, too
+Atoll's default, and its rate. Atoll's interval is 8 steps with two learners and 4 with four, its default. *Adjusted* is Atoll's time
+divided by JAX's time over torch's, with the same optimizer and nobody speaking: *apart* in a process of one thread for each learner,
+as Atoll and data-parallel training have; *alone* in one process with a thread for each core, so what a framework gains by its
+second thread is in it, too
 ([more](../../benchmarks/text/first_try.py)). A loss differs by about 1 % from seed to seed.
 
 """,

@@ -17,6 +17,7 @@ import pytest
 
 from atoll.base.errors import BrokerUnavailable, RecordConflict, RunReplaced, SettingsError, StorageFull
 from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.nats.consumers import QueueConsumer
 from atoll.bus.nats.jetstream_api import ApiError, ApiRefusal
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
@@ -443,6 +444,26 @@ async def test_a_consumer_that_dies_gives_back_by_silence(broker: EmbeddedBroker
 
     assert delivery is not None
     assert delivery.redelivered
+
+
+async def test_what_is_delivered_again_and_again_is_held_once(
+    broker: EmbeddedBroker, open_bus: OpenBus, run: str
+) -> None:
+    """Each delivery is settled elsewhere; after an outage all of them come again, and only the last one counts."""
+    subjects = Subjects(run)
+    bus = await open_bus(broker.url, options=replace(OPTIONS, ack_wait_s=0.3))
+    await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
+    queue = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+    deliveries = [await queue.next(SOON_S) for _ in range(3)]
+    last = deliveries[-1]
+    assert last is not None
+    assert last.redelivered
+
+    assert isinstance(queue, QueueConsumer)
+    assert len(queue.unsettled) == 1
+    await last.ack()
+    assert not queue.unsettled
+    assert await queue.drained()
 
 
 async def test_starters_may_race(broker: EmbeddedBroker, open_bus: OpenBus) -> None:

@@ -119,7 +119,18 @@ def test_up_shows_what_follows_from_the_learners() -> None:
         for more in ((), ("--set", "up.learners=4"))
     ]
 
-    assert shown == [["5", "atoll", "up"], ["4", "atoll", "up"]]
+    assert shown == [["5", "atoll", "up", "with", "3", "learners"], ["4", "atoll", "up", "with", "4", "learners"]]
+
+
+def test_a_printed_file_says_what_follows_from_the_learners() -> None:
+    """The value that stands there is that of so many; one that somebody gives is theirs, whoever joins."""
+    about = "# This is the value of atoll up with 4 learners; with others it may be another.\n"
+    learners = ("--set", "up.learners=4")
+
+    assert f"{about}#interval_steps = 4\n" in atoll("config", "--up", "--toml", *learners).stdout
+    given = atoll("config", "--up", "--toml", *learners, "--set", "protocol.interval_steps=9").stdout
+    assert about not in given
+    assert "\ninterval_steps = 9\n" in given
 
 
 def test_a_printed_file_changes_nothing(tmp_path: Path) -> None:

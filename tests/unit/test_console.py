@@ -108,6 +108,14 @@ def test_a_watcher_tells_the_age_of_the_run_and_the_goodput_of_now() -> None:
     assert ("goodput now" in own, "goodput now" in watching) == (False, True)
 
 
+def test_whoever_begins_a_run_is_told_why_nothing_trains_yet() -> None:
+    """With a cold cache that takes a minute; a watcher may have come to a run that has long begun."""
+    empty = ConsolePicture(RunView(), "r", ProtocolSettings(), 0.0, 2.0)
+    lines = [status_line(picture) for picture in (empty, replace(empty, run_s=2.0), replace(empty, view=running()))]
+
+    assert ["no step yet" in line for line in lines] == [True, False, False]
+
+
 def test_a_picture_that_is_drawn_once_has_the_age_of_the_event_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

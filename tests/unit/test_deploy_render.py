@@ -723,7 +723,7 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
     task = yaml.safe_load((rendered / "us" / "us-1.sky.yaml").read_text(encoding="utf-8"))
 
     assert task["secrets"] == {"ATOLL_IDENTITY_BASE64": None}
-    assert task["resources"] == {"accelerators": "H100:8", "use_spot": True, "disk_size": 256}
+    assert task["resources"] == {"accelerators": "H100:1", "use_spot": True, "disk_size": 256}
     inner = task["run"].partition("<<'END_OF_RUN_FILE'\n")[2].partition("END_OF_RUN_FILE")[0]
     assert tomllib.loads(inner)["learner"]["id"] == "us-1"
 
@@ -739,10 +739,10 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
         ("[regions.lab]", "[regions.shard]", "no name of a region"),
         ("[regions.lab]", "[regions.synchronizer]", "no name of a region"),
         ('target = "systemd"', 'target = "nomad"', "regions.lab.target"),
-        ("gpus = 8", 'broker = "sea"', "regions.eu.broker"),
-        ("gpus = 8", "premerge = true", "premerge needs broker"),
-        ("gpus = 8", 'host = "eu.example.org"', "host is that of a leaf with systemd"),
-        ('accelerators = "H100:8"', 'broker = "leaf"', "machines come and go"),
+        ("gpus = 1", 'broker = "sea"', "regions.eu.broker"),
+        ("gpus = 1", "premerge = true", "premerge needs broker"),
+        ("gpus = 1", 'host = "eu.example.org"', "host is that of a leaf with systemd"),
+        ('accelerators = "H100:1"', 'broker = "leaf"', "machines come and go"),
         ("learners = 1", 'learners = 1\nbroker = "leaf"', "give its host"),
         ("learners = 1", 'learners = 1\nbroker = "leaf"\nhost = "a b"', "no name of a host"),
         ("synchronizers = 2", "leaf_port = 4222", "leaf_port 4222 of the hub meet"),
@@ -761,6 +761,7 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
         ('data = "/srv/corpus"', 'data = "/srv/${x}"', "compose cannot mount"),
         ("model.size", "modle.size", "modle"),
         ("[settings]", "[settings", "not TOML"),
+        ("protocol.fragments = 4", f"protocol.fragments = {'9' * 5000}", "not TOML"),
     ],
 )
 def test_a_mistake_in_the_description_is_one_message(tmp_path: Path, before: str, after: str, said: str) -> None:

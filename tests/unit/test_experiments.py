@@ -20,7 +20,7 @@ from benchmarks.experiments.aggregation import answers, figures, gap
 from benchmarks.experiments.cells import PACE_S, CellStore, Crew, Paces, Record, cell_of, record_of, toml, verbs
 from benchmarks.experiments.experiment import in_order, main
 from benchmarks.experiments.experiment_page import Raw, load, page, save, svgs
-from benchmarks.experiments.grid import GridCell, computed, rows, unsaid
+from benchmarks.experiments.grid import FORMER_STANDING, GridCell, computed, rows, standing_settings, unsaid
 from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
 from benchmarks.lib.publish import page_differences, publish
 from benchmarks.lib.source_digest import closure, source_digest
@@ -247,6 +247,28 @@ def test_every_experiment_of_the_repository_can_be_asked() -> None:
     assert {"parity", "m-scaling", "failures", "heterogeneity", "merge", "scavenging"} <= counted.keys()
     assert min(counted.values()) >= 2
     assert all(axes_of(read(path)[0]) for path in files)
+
+
+def published() -> list[Path]:
+    """Return the raw files of the pages that an experiment of the repository made."""
+    return sorted((ROOT / "docs/results/raw").glob("experiment-*.json.zst"))
+
+
+@pytest.mark.parametrize("path", published(), ids=lambda path: path.name.partition(".")[0])
+def test_a_file_still_asks_for_the_runs_of_its_page(path: Path) -> None:
+    """Whatever has become a default since: said where it is not the same, so `make experiment` makes the page's runs."""
+    raw = load(path)
+    today = standing_settings()
+    asked = [cell for row in rows(read(ROOT / FOLDER / f"{raw.name}.toml")[0], raw.seeds) for cell in row.cells]
+    made = [cell for row in raw.rows for cell in row.cells]
+
+    assert len(asked) == len(made)
+    for now, then in zip(asked, made, strict=True):
+        said, page = settings_of(now), settings_of(then)
+        former = {name: value for name, value in FORMER_STANDING.items() if name in said or name in today}
+        assert {name: said.get(name, today.get(name)) for name in {*page, *former}} == former | page
+        if now.method == "atoll":
+            assert former.keys() == FORMER_STANDING.keys()
 
 
 # --- cells --------------------------------------------------------------------------------------------------------------

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import FrameRejected
+from atoll.base.errors import FrameRejected, RunReplaced
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
-from atoll.client.driver import IslandDriver
+from atoll.client.driver import PUSHES_AT_ONCE, IslandDriver
 from atoll.client.founding import publish_origin
 from atoll.client.local_refusals import QUIET_S, LocalRefusals, tell_verdict
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
+from atoll.model.pytrees import leaves_of
 from atoll.protocol.events import CallHeard, HeadHeard, Push
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -184,3 +186,32 @@ def test_a_push_that_came_too_late_is_no_reason_to_worry(reason: str, level: str
         tell_verdict(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
     assert [line["log_level"] for line in lines] == [level]
     assert ("harmless" in lines[0].get("why", "")) is (reason == "stale")
+
+
+def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:
+    """Each of many that wait for a slow uplink would otherwise keep a whole model in memory."""
+    layout = plan_layout([TensorSpec("a", (SIZE,), "float32"), TensorSpec("b", (SIZE,), "float32")], 2)
+    leaves = {"a": np.zeros(SIZE, np.float32), "b": np.ones(SIZE, np.float32), "local": np.zeros(3, np.float32)}
+
+    assert [set(leaves_of(layout, leaves, p)) for p in range(2)] == [{"a"}, {"b"}]
+
+
+async def test_a_broker_that_is_away_takes_no_place_of_pushes_to_another(scene: DriverScene) -> None:
+    """Fragments lie on their brokers in turn; each broker has as many places."""
+    record = msgspec.structs.replace(scene.driver.run, bulk=("nats://x:1",))
+    driver = IslandDriver(scene.bus, record, scene.driver.member, scene.driver._anchors, SystemClock())
+    home, beside = driver._pushing
+
+    for _ in range(PUSHES_AT_ONCE):
+        await beside.acquire()
+    assert beside.locked()
+    assert not home.locked()
+
+
+async def test_a_failure_ends_the_wait_for_the_last_push(scene: DriverScene) -> None:
+    """Nothing becomes durable any more, so whoever drains need not wait for its time to be up."""
+    assert not scene.driver.left.is_set()
+    scene.driver._fail(RunReplaced("another founding"))
+
+    assert scene.driver.left.is_set()
+    assert isinstance(scene.driver.failure, RunReplaced)

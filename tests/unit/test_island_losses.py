@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import jax.numpy as jnp
 import pytest
 
-from atoll.base.errors import AtollError, Quarantined
+from atoll.base.errors import AtollError, Quarantined, RunReplaced
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
@@ -197,4 +197,21 @@ def test_a_failure_outlives_the_next_look_at_the_records(monkeypatch: pytest.Mon
             there.bus.read.clear()
             assert there.bus.read.wait(DEADLINE_S)
         assert island.session.driver.failure is failure
+        with pytest.raises(Quarantined):
+            island.close()
         island.close()
+
+
+def test_a_failure_during_the_drain_is_raised_at_once() -> None:
+    """Nobody waits out a minute for pushes that can be durable no more, and the reason is told, not the time."""
+    with scene() as there:
+        island = there.joined()
+        island.step(island.params, tokens=1, loss=1.0)
+        learner = island.session.driver
+
+        def fails_instead() -> None:
+            learner._loop.call_soon_threadsafe(learner._fail, RunReplaced("another founding"))
+
+        learner.order_drain = fails_instead  # type: ignore[method-assign]
+        with pytest.raises(RunReplaced, match="another founding"):
+            island.close(drain_s=10 * DEADLINE_S)

@@ -93,6 +93,7 @@ def test_an_identity_that_others_may_read_is_refused(keys: KeyFolder, mode: int)
         ('name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = "SUAB"\n', "without root, voucher"),
         ("name = ", "not TOML"),
         ("\x00\xff", "not TOML"),
+        (f"name = {'9' * 5000}", "not TOML"),
         (
             'name = "a"\nkind = "learner"\nrun = "demo"\nauthority = ""\nseed = 3\nroot = ""\nvoucher = ""\n',
             "without seed",

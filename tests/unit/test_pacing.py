@@ -203,3 +203,17 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
         fleet.shard.handle(TimerFired(at_s=21.0, name=f"due/{fragment}"))
     dues = [slot.due_s for slot in fleet.shard.slots.values()]
     assert all(due is not None and math.isfinite(due) for due in dues)
+
+
+def test_a_heartbeat_behind_its_farewell_brings_nobody_back() -> None:
+    """The farewell comes by the queue, the heartbeat does not; its next incarnation is somebody new."""
+    fleet = PacedFleet(["a", "b", "c"])
+    for name in ("a", "b"):
+        fleet.shard.handle(LearnerBeat(at_s=0.5, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0))
+    for name in ("b", "c"):  # the second was never heard before
+        fleet.shard.handle(LearnerLeft(at_s=1.0, learner=name, incarnation=1))
+        fleet.shard.handle(LearnerBeat(at_s=1.1, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0))
+    assert fleet.shard.live(1.2) == fleet.shard.present(1.2) == {"a"}
+
+    fleet.shard.handle(LearnerBeat(at_s=1.3, learner="b", incarnation=2, training=True, step_s=STEP_S, tokens=0))
+    assert fleet.shard.live(1.4) == {"a", "b"}

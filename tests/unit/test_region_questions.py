@@ -120,3 +120,17 @@ async def test_a_state_whose_chunks_no_stream_keeps_fails_a_sum_and_nothing_else
     assert (await region.read()).reason == ""
     assert (await region.fold(BlobRef("other.stream.x", 1, 8, "0" * 32))).reason == "failed"
     assert (await region.fold(None)).blob is not None
+
+
+async def test_a_sum_is_made_anew_once_its_contributions_were_read_again(region: AskedRegion) -> None:
+    """The next owner asks for the same fold, and the former one may have removed the sum. A repeated question costs nothing."""
+    assert (await region.read()).reason == ""
+    first, repeated = await region.fold(None), await region.fold(None)
+    assert first.blob is not None
+    assert repeated.blob == first.blob
+    await region.bus.purge(f"{first.blob.stem}.*")
+
+    assert (await region.read()).reason == ""
+    second = await region.fold(None)
+    assert second.blob is not None
+    assert await region.bus.get_blob(second.blob, second.blob.size_bytes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from atoll_synchronizer.retention import PAUSE_S, Retention, make_retention
 from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
 
 NEVER = 1 << 30
+SOON_S = 20.0
 
 
 class Hours(SystemClock):
@@ -143,3 +147,56 @@ def test_retaining_is_a_choice(run: str, tmp_path: Path) -> None:
         (ArchiveSettings(url=str(tmp_path), contributions=True), True),
     ):
         assert (make_retention(settings, run_record(run), 0, SystemClock()) is not None) is wanted
+
+
+async def test_an_act_that_hangs_is_the_last_until_it_has_ended(
+    desk: RetentionDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead network folder would otherwise gather threads, each with a contribution in memory, until memory is full."""
+    monkeypatch.setattr(retention_module, "ACT_S", 0.05)
+    goes_on, put = threading.Event(), desk.rounds.put_round
+    begun = []
+
+    def hanging(made: RetainedRound) -> int:
+        begun.append(made)
+        assert goes_on.wait(SOON_S)
+        return put(made)
+
+    monkeypatch.setattr(desk.rounds, "put_round", hanging)
+    await desk.commit()
+    desk.clock.now_s += PAUSE_S + 1.0
+    await desk.commit()
+    assert (len(begun), desk.retention.failures) == (1, 3), "the round, and of the next one the facts and the round"
+
+    goes_on.set()
+    async with asyncio.timeout(SOON_S):
+        while desk.retention._running:  # noqa: ASYNC110  (a thread sets no event)
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(retention_module, "ACT_S", SOON_S)
+    desk.clock.now_s += PAUSE_S + 1.0
+    await desk.commit()
+    assert len(begun) == 2
+
+
+async def test_facts_that_are_dropped_while_some_are_written_leave_no_gap_behind_them(
+    desk: RetentionDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after the bound is not written behind what came before it, as if nothing were missing."""
+    monkeypatch.setattr(retention_module, "FACTS_MAX", 10)
+    put = desk.rounds.put_facts
+
+    def slow(*given: Any) -> int:  # noqa: ANN401  (passed on)
+        written = put(*given)
+        for number in range(12):
+            desk.retention.fact(TimerFired(at_s=float(number), name="due/0"))
+        return written
+
+    monkeypatch.setattr(desk.rounds, "put_facts", slow)
+    desk.retention.fact(TimerFired(at_s=0.5, name="first"))
+    desk.retention._flush()
+    monkeypatch.setattr(desk.rounds, "put_facts", put)
+    desk.retention.fact(TimerFired(at_s=99.0, name="late"))
+    desk.retention._flush()
+
+    lines, fault = desk.rounds.facts(0, 1)
+    assert (len(lines), fault) == (2, ""), "the machine as it began, and the first fact"

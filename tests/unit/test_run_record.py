@@ -10,13 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.errors import LayoutMismatch, SettingsError
+from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.client.leaf_rules import frozen_leaves, rules_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run import heads
 from atoll.wire.messages import RunRecord
 from atoll_synchronizer.process import wait_for_run
+from support.clocks import HandClock
+from support.founded_run import run_record
 
 MODEL = (
     TensorSpec("base/w", (8,), "float32"),
@@ -105,3 +109,56 @@ async def test_a_run_with_a_codec_of_another_version_is_refused_before_anything_
         await found_or_join(bus, ours)
     assert "newer" in str(refused.value)
     assert "the version of Atoll that the run was founded with" in str(refused.value)
+
+
+async def test_a_founder_that_was_taken_for_gone_learns_whose_values_are_in_its_place(run: str) -> None:
+    """Where another learner has completed the heads with other values the model is mixed; with the same it is not."""
+    record = run_record(run)
+    bus = MemoryBus(run, MemoryBroker())
+    sizes = record.layout.fragment_sizes()
+    theirs, ours = ({p: np.full(size, value, np.float32) for p, size in enumerate(sizes)} for value in (1.0, 2.0))
+    await found_or_join(bus, record)
+
+    assert await publish_origin(bus, record, {0: ours[0]}) == []
+    assert await publish_origin(bus, record, theirs) == [0], "its own are there elsewhere"
+    assert await publish_origin(bus, record, theirs) == [0]
+    assert await publish_origin(bus, record, ours) == list(range(1, len(sizes)))
+
+
+class HeadByHead(MemoryBus):
+    """A bus that shows one head more with every reading, up to `most`, while each takes `takes_s` of a clock."""
+
+    def __init__(self, run: str, broker: MemoryBroker, clock: HandClock, takes_s: float) -> None:
+        super().__init__(run, broker)
+        self.clock, self.takes_s, self.most, self.readings = clock, takes_s, 1 << 30, 0
+
+    async def get_records(self, subject_filter: str) -> list[Record]:
+        """Show the first of them."""
+        self.readings += 1
+        self.clock.now_s += self.takes_s
+        return (await super().get_records(subject_filter))[: min(self.readings, self.most)]
+
+
+async def test_a_founder_is_waited_for_as_long_as_heads_appear(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who completes a run whose founder is only slow mixes two models; one that has stopped is not waited for."""
+    monkeypatch.setattr(heads, "POLL_S", 0.0)
+    record, clock, broker = run_record(run), HandClock(), MemoryBroker()
+    bus = HeadByHead(run, broker, clock, 0.9 * heads.founder_patience_s(record))
+    await found_or_join(bus, record)
+    sizes = record.layout.fragment_sizes()
+    await publish_origin(bus, record, {p: np.zeros(size, np.float32) for p, size in enumerate(sizes)})
+
+    found = await heads.wait_for_heads(bus, record, clock)
+    assert found is not None
+    assert (len(found), bus.readings) == (len(sizes), len(sizes))
+    bus.readings, bus.most = 0, len(sizes) - 1
+    assert await heads.wait_for_heads(bus, record, clock) is None
+    assert bus.readings == bus.most + 2
+
+
+def test_a_large_fragment_has_time_to_be_sent(run: str) -> None:
+    """A founder with a gigabyte in one fragment is not gone because no head appears for half a minute."""
+    large = plan_layout([TensorSpec("w", (1 << 28,), "float32")], 1)
+
+    assert heads.founder_patience_s(msgspec.structs.replace(run_record(run), layout=large)) > 1000.0
+    assert heads.founder_patience_s(run_record(run)) < 31.0

@@ -22,6 +22,24 @@ def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
         assert "hunter2" not in refused.value.explain()
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_a_file_that_python_cannot_hold_is_refused(tmp_path: Path, value: str) -> None:
+    """A number of more digits than it reads, a list in lists in lists."""
+    config = tmp_path / "run.toml"
+    config.write_text(f"protocol.tokens_target = {value}\n", encoding="utf-8")
+
+    with pytest.raises(SettingsError, match="the configuration is not TOML") as refused:
+        load(config, [], {})
+
+    assert str(config) in refused.value.explain()
+
+
+def test_a_list_deeper_than_python_reads_is_refused() -> None:
+    """A flag gives a list as JSON."""
+    with pytest.raises(SettingsError, match=r"up\.corpus is wrong"):
+        load(None, [f"up.corpus={'[' * 5000}{']' * 5000}"], {})
+
+
 def test_an_unknown_table_is_refused_also_when_it_is_empty(tmp_path: Path) -> None:
     """Whoever wrote it believes that it does something."""
     config = tmp_path / "run.toml"

@@ -13,7 +13,7 @@ import nkeys
 import pytest
 
 from atoll.archive.checkpoint_store import CheckpointStore
-from atoll.base.errors import PeerMisbehaved, SettingsError
+from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage, Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus, is_signed
@@ -28,6 +28,7 @@ from support.founded_run import run_record
 
 RUN = "demo"
 S = Subjects(RUN)
+SOON_S = 20.0
 MESSAGE = encode(Control(verb="drain", sender="up"))
 
 
@@ -348,3 +349,43 @@ def test_a_store_of_checkpoints_refuses_no_run_id_late() -> None:
     """The run becomes a part of subjects and paths."""
     with pytest.raises(SettingsError, match="run id"):
         CheckpointStore(None, "a/b")  # type: ignore[arg-type]
+
+
+class _AwayForRecords(MemoryBus):
+    """A broker whose streams have no leader for now, while what is live still flows."""
+
+    how = "away"
+
+    async def get_record(self, subject: str) -> Record | None:
+        if self.how == "slow":
+            await asyncio.sleep(3600.0)
+        if self.how == "away":
+            raise BrokerUnavailable("no leader")
+        return await super().get_record(subject)
+
+
+@pytest.mark.parametrize("how", ["away", "slow"])
+async def test_a_record_that_cannot_be_read_ends_and_delays_no_feed(
+    office: SigningOffice, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that nobody vouches for has the record read; without it that message is not believed, and the next one is."""
+    monkeypatch.setattr("atoll.bus.signed.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("atoll.bus.signed.LOOK_S", 0.05)
+    broker = MemoryBroker()
+    boss, plain, streams = office.signatures("boss", "operator"), MemoryBus(RUN, broker), _AwayForRecords(RUN, broker)
+    streams.how = "there"
+    writer, reader = signed_bus(broker, boss), SignedBus(streams, RUN, boss)
+    await writer.put_record(S.run_record, encode(record_of("first")), expected=0)
+    assert await reader.get_record(S.run_record) is not None
+    calls = await reader.listen(S.call("*"))
+    streams.how = how
+    async with asyncio.timeout(SOON_S):
+        await plain.tell(S.call(0), MESSAGE)
+        await writer.tell(S.call(0), MESSAGE)
+        unbelieved, believed = await calls.next(SOON_S), await calls.next(SOON_S)
+
+    assert unbelieved is not None
+    assert believed is not None
+    with pytest.raises(PeerMisbehaved, match="not believed"):
+        decode(Control, unbelieved.data)
+    assert decode(Control, believed.data).sender == "up"

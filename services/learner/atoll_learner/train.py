@@ -1,13 +1,8 @@
 r"""The inner step: next-token loss, Muon or AdamW, a learning rate that comes from outside.
 
-With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The schedule is a function of
-the *run's* tokens t, not of this learner's steps, so learners at different speeds and newcomers agree on it:
-
-.. math::
-
-    r(t) = r_0 \cdot \min(1, t / t_w) \cdot \left(m + (1 - m) \tfrac{1}{2}(1 + \cos \pi \tfrac{t - t_w}{t_1 - t_w})\right)
-
-For a run that continues another one, t and t_1 count from the beginning of the first (`tokens_before`).
+With logits z and targets y, the loss is the mean of -log softmax(z)_y in nats per token. The rate is a function of
+the *run's* tokens, not of this learner's steps, so learners at different speeds and newcomers agree on it
+(`atoll_learner.schedule`).
 
 The step does *not* donate its parameters: the island keeps those of the last completed step as its snapshot, and a
 donated buffer would be gone. The optimizer's state is donated, it is nobody else's.

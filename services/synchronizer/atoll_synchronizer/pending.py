@@ -95,17 +95,22 @@ class PendingAcknowledgements:
             await self.tell_refusals()
 
     async def tell_refusals(self) -> None:
-        """Tell of the refusals that nobody was told of yet."""
+        """Tell of the refusals that nobody was told of yet; what a cancellation leaves is told by the next call."""
         refused, self._refused = self._refused, []
         self._news.clear()
-        for action, _ in refused:
-            await self._tell(action.key, action.reason)
-        for start in range(0, len(refused), REFUSALS_PER_EVENT):
-            rows = [
-                {**each.key._asdict(), "reason": each.reason, "cause_id": each.cause_id, **facts}
-                for each, facts in refused[start : start + REFUSALS_PER_EVENT]
-            ]
-            await self._event_log.record("refused", refusals=rows)
+        try:
+            for action, _ in refused:
+                await self._tell(action.key, action.reason)
+            while refused:
+                batch = refused[:REFUSALS_PER_EVENT]
+                del refused[:REFUSALS_PER_EVENT]  # from here on it is the event log's
+                rows = [
+                    {**each.key._asdict(), "reason": each.reason, "cause_id": each.cause_id, **facts}
+                    for each, facts in batch
+                ]
+                await self._event_log.record("refused", refusals=rows)
+        finally:
+            self._refused[:0] = refused
 
     def _facts(self, key: PushKey) -> dict[str, object]:
         """Return what the event says of a refused contribution beside its key: why it may have been late."""

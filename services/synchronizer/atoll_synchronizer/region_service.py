@@ -139,15 +139,19 @@ class RegionService:
             log.warning("region.unanswered", reason=str(error))
 
     def _is_spent(self, asked: RegionAsk, answer: RegionAnswer) -> bool:
-        """Return whether an answer no longer holds: what was read is in a sum since, or what was missing may be here."""
+        """Return whether an answer no longer holds: what was read is in a sum since, or what was missing may be here.
+
+        A sum whose contributions were read once more is that of a former owner, who may have removed it.
+        """
         if asked.verb == "fold":
-            return bool(answer.missing or answer.reason)
+            again = bool(asked.pushes) and all(key in self._held for key in keys_of(asked))
+            return again or bool(answer.missing or answer.reason)
         return not answer.reason and asked.manifest is not None and key_of(asked.manifest) not in self._held
 
     def _drop(self, asked: RegionAsk) -> None:
         """Forget contributions that are settled; their chunks are removed by who keeps them."""
-        for push in asked.pushes:
-            self._held.pop(PushKey(push.learner, push.incarnation, asked.fragment, push.push), None)
+        for key in keys_of(asked):
+            self._held.pop(key, None)
 
     async def _done(self, asked: RegionAsk, name: str) -> RegionAnswer:
         """Do what is asked for; a question that nobody should have asked ends nothing but itself."""
@@ -175,7 +179,7 @@ class RegionService:
     async def _fold(self, asked: RegionAsk, name: str) -> RegionAnswer:
         """Fold contributions that were read, and store their sum."""
         began_s, p, run = self._clock.monotonic(), asked.fragment, self._run
-        keys = [PushKey(push.learner, push.incarnation, p, push.push) for push in asked.pushes]
+        keys = keys_of(asked)
         if missing := tuple(place for place, key in enumerate(keys) if key not in self._held):
             return RegionAnswer(done=True, missing=missing)
         if p >= len(run.layout.fragments) or not is_partial(run.protocol, p, run.layout.fragment_sizes()[p]):
@@ -187,7 +191,7 @@ class RegionService:
             partial = await off_loop(elements, self._summed, waiting, asked, reference)
             shape = PartialShape.of(run.layout.slices(p), elements, settings)
             frame = shape.sent(partial, partial_codec(settings))
-            stem = run.subjects.partial_stem(self._region, p, asked.base_version, name)
+            stem = run.subjects.partial_stem(self._region, p, asked.base_version, f"{name}-{self.sums}")
             upload = Upload(frame)
             blob = await patiently(lambda: self._bus.put_blob(stem, upload), "a region's sum")
         except AtollError as error:
@@ -232,3 +236,8 @@ class RegionService:
 def key_of(manifest: Contribution) -> PushKey:
     """Return the key of a manifest's contribution."""
     return PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
+
+
+def keys_of(asked: RegionAsk) -> list[PushKey]:
+    """Return the keys of the contributions that a question is about."""
+    return [PushKey(push.learner, push.incarnation, asked.fragment, push.push) for push in asked.pushes]

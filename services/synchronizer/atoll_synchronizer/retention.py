@@ -6,8 +6,8 @@
 
 Unlike a run checkpoint (`archivist`) this is on the way of a commit: what is visible can be replayed. That costs a write or
 two per round, so it is a setting (`archive.contributions`). An archive that is away or slow costs retained rounds, never
-commits: each act has `ACT_S`, and after a failure nothing is tried for `PAUSE_S`. A round that lacks something says so in its
-name, and the next one brings an anchor.
+commits: each act has `ACT_S`, and nothing is tried for `PAUSE_S` after a failure, nor while an act that was given up still
+hangs in its thread. A round that lacks something says so in its name, and the next one brings an anchor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Retention:
         self._facts: list[Fact] = []
         self._pieces = 0
         self._flushing = threading.Lock()
+        self._dropped = False
         self._away_until_s = 0.0
+        self._running: set[object] = set()  # acts at work in their threads, and those of them that nobody waits for
+        self._given_up: set[object] = set()
         self._named = False
         self.failures = 0
         self.size_bytes = 0
@@ -74,11 +77,11 @@ class Retention:
 
     def fact(self, fact: Fact) -> None:
         """Retain what the machine is about to be told."""
-        if self._first is None and not self._pieces:
+        if self._dropped or (self._first is None and not self._pieces):
             return
         self._facts.append(fact)
         if len(self._facts) > FACTS_MAX:
-            self._facts, self._first, self._pieces = [], None, 0
+            self._facts, self._dropped = [], True
             log.warning("rounds.facts_dropped", facts=FACTS_MAX, todo="is the archive away? see rounds.not_retained")
 
     async def contribution(self, key: PushKey, manifest: Contribution, pieces: Mapping[int, bytes]) -> None:
@@ -173,7 +176,7 @@ class Retention:
         # An act that was given up after `ACT_S` may still be at work: pieces must not overlap.
         with self._flushing:
             first, facts = self._first, list(self._facts)
-            if first is None and not facts:
+            if self._dropped or (first is None and not facts):
                 return
             lines = [fact_line(fact) for fact in facts]
             self.size_bytes += self._rounds.put_facts(
@@ -185,13 +188,24 @@ class Retention:
 
     async def _act(self, what: str, work: Callable[[], T], otherwise: T) -> T:
         """Return what `work` returns, from a thread, or `otherwise` if the archive is away."""
-        if self._clock.monotonic() < self._away_until_s:
+        self._given_up &= self._running
+        if self._given_up or self._clock.monotonic() < self._away_until_s:
             self.failures += 1
             return otherwise
+        act = object()
+
+        def working() -> T:
+            self._running.add(act)
+            try:
+                return work()
+            finally:
+                self._running.discard(act)
+
         try:
             async with asyncio.timeout(ACT_S):
-                return await in_thread(work)
+                return await in_thread(working)
         except Exception as error:  # noqa: BLE001  (whatever ails the archive, the shard goes on)
+            self._given_up.add(act)
             self.failures += 1
             self._away_until_s = self._clock.monotonic() + PAUSE_S
             reason = str(error) or f"the archive did not answer within {ACT_S:.0f} s"

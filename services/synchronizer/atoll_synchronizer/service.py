@@ -136,6 +136,7 @@ class ShardService:
             await self.background.stop()
             await self.pending.tell_refusals()
             await self.intake.junk.tell()
+            await self.event_log.finish()
             ledger = self.store.ledger(self.machine.ledger)
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)

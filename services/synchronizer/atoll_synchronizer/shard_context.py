@@ -1,10 +1,15 @@
 """What every part of a shard's driver receives: its surroundings, and the event log of the run.
 
 The event log is for readers of the run: one event per round, refusal, quarantine and closed ledger. While the broker is
-away or full, the event log waits and tries again; it never skips an event (`atoll.base.retry`).
+away or full, the event log waits and tries again; it never skips an event (`atoll.base.retry`). One whose writer was cancelled
+is written by `finish`, under the id that it had.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from atoll.base.clock import Clock
 from atoll.base.retry import patiently
@@ -36,15 +41,25 @@ class EventLog:
         self._subjects = subjects
         self._who = who
         self._clock = clock
-        self._written = 0
+        self._begun = 0
+        self._unwritten: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.epoch = 0
 
     async def record(self, kind: str, **fields: object) -> None:
         """Append an event; each event has a new id, so that a repeated attempt is stored once."""
-        self._written += 1
+        self._begun += 1
         line = encode(event(kind, self._who, self._clock.wall(), **fields))
-        msg_id = f"{kind}-{self._who}-{self.epoch}-{self._written}"
-        subject = self._subjects.event(kind, self._who)
-        await patiently(
-            lambda: self._bus.publish(subject, line, msg_id=msg_id, info=event_info(kind, fields)), "an event"
-        )
+        msg_id = f"{kind}-{self._who}-{self.epoch}-{self._begun}"
+        subject, info = self._subjects.event(kind, self._who), event_info(kind, fields)
+        self._unwritten[msg_id] = partial(self._bus.publish, subject, line, msg_id=msg_id, info=info)
+        await self._write(msg_id)
+
+    async def finish(self) -> None:
+        """Write what is not written yet, once nobody else writes."""
+        for msg_id in list(self._unwritten):
+            await self._write(msg_id)
+
+    async def _write(self, msg_id: str) -> None:
+        if (write := self._unwritten.get(msg_id)) is not None:
+            await patiently(write, "an event")
+            self._unwritten.pop(msg_id, None)

@@ -166,12 +166,12 @@ class EmbeddedBroker:
             return self
         server = find_server()
         try:
-            self._occupy()
-            config = self._write_config()
-        except OSError as error:
-            self._fail_on(error)
-        self._spawn([str(server), "-c", str(config)])
-        try:
+            try:
+                self._occupy()
+                config = self._write_config()
+            except OSError as error:
+                self._fail_on(error)
+            self._spawn([str(server), "-c", str(config)])
             self._await_ready()
         except BaseException:
             self.stop()

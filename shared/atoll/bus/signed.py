@@ -35,7 +35,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from atoll.base.errors import PeerMisbehaved, RunReplaced
+from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on_one_line
+from atoll.base.retry import bounded
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven
@@ -52,6 +53,8 @@ UNSIGNED: Final = ("ev", "tap", "rg")
 ID_BYTES: Final = 16
 LIVE_BYTES_MAX: Final = 1 << 17
 """No core message of ours is longer, but for what shards ask regions; a longer one is not worth a look at its signature."""
+LOOK_S: Final = 1.0
+"""For so long a live message, and those behind it, wait for the record that says whether to believe it."""
 LOOK_AGAIN_S: Final = 2.0
 """So often a message that is not believed has the run record read again: the run may have been founded anew."""
 
@@ -225,12 +228,12 @@ class SignedBus:
         return await self._opened(subject, data, live=live) if is_signed(subject) else data
 
     async def _opened(self, subject: str, data: bytes, *, live: bool) -> bytes:
-        founding = await self._founding_of(subject)
+        founding = await self._founding_of(subject, live=live)
         try:
             return self.signatures.opened(subject, data, founding, live=live)
         except PeerMisbehaved as error:
             reason = f"{error.what}: {error.got}" if error.got else error.what
-        if await self._is_refounded(founding):
+        if await self._is_refounded(founding, live=live):
             return await self._opened(subject, data, live=live)
         return unproven(reason)
 
@@ -239,26 +242,35 @@ class SignedBus:
             subject = self._subjects.answer
         return self.signatures.signed(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
 
-    async def _founding_of(self, subject: str) -> str:
+    async def _founding_of(self, subject: str, *, live: bool = False) -> str:
         """Return the founding that a signature for `subject` covers: of the run record none, for it is what tells."""
         if subject == self._subjects.run_record:
             return ""
         if not self._founding.nonce:
-            await self._look()
+            await self._look(live=live)
         return self._founding.nonce
 
-    async def _is_refounded(self, founding: str) -> bool:
+    async def _is_refounded(self, founding: str, *, live: bool) -> bool:
         """Return whether the run has another founding by now than `founding`; look for it now and then only."""
         now_s = asyncio.get_running_loop().time()
         if founding and now_s - self._founding.looked_s > LOOK_AGAIN_S:
             self._founding.looked_s = now_s
-            await self._look()
+            await self._look(live=live)
         return bool(founding) and self._founding.nonce != founding
 
-    async def _look(self) -> None:
-        """Read the run record, if there is one."""
-        with contextlib.suppress(RunReplaced):  # the broker has no streams of this run
-            await self.get_record(self._subjects.run_record)
+    async def _look(self, *, live: bool) -> None:
+        """Read the run record, if there is one, for a message that may be only `live`, within `LOOK_S`.
+
+        Raises:
+            BrokerUnavailable: it cannot be read now.
+        """
+        record = self.get_record(self._subjects.run_record)
+        try:
+            await (bounded(record, LOOK_S) if live else record)
+        except RunReplaced:  # the broker has no streams of this run
+            return
+        except TimeoutError:
+            raise BrokerUnavailable("the run record cannot be read", got=f"no answer within {LOOK_S:g} s") from None
 
     def _learn(self, record: bytes) -> None:
         """Take the founding from a run record; one that cannot be read is its reader's trouble."""
@@ -337,7 +349,12 @@ class _SignedSubscription:
         return None if found is None else await self._believed(found)
 
     async def _believed(self, heard: CoreMessage) -> CoreMessage:
-        return replace(heard, data=await self.bus.believed(self.wanted, heard.subject, heard.data, live=True))
+        # Nobody has to believe what is only live: a record that cannot be read now must neither end nor hold up the feed.
+        try:
+            data = await self.bus.believed(self.wanted, heard.subject, heard.data, live=True)
+        except BrokerUnavailable as error:
+            data = unproven(on_one_line(str(error)))
+        return replace(heard, data=data)
 
     async def close(self) -> None:
         await self.heard.close()

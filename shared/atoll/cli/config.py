@@ -70,9 +70,11 @@ def config_verb(  # noqa: PLR0913  (one option each)
         from atoll.settings.described import every_setting  # noqa: PLC0415
 
         settings = _chosen({one.name: one for one in every_setting()}, names)
-        live = {name for name in whole if origins[name] not in (DEFAULT, defaults.ORIGIN)}
+        ours: set[str] = set() if fallback is None else {fallback.origin_of(name) for name in fallback.values}
+        live = {name for name in whole if origins[name] not in {DEFAULT, *ours}}
+        follows = {name: origins[name] for name in defaults.FOLLOWING if origins[name] in ours}
         secret = {name for name, value in whole.items() if values[name] != value}
-        lines = _toml(settings, values, live, secret) if toml else _described(settings, values, origins)
+        lines = _toml(settings, values, live, secret, follows) if toml else _described(settings, values, origins)
         say("\n".join(lines))
         return
     shown = _chosen(values, names)
@@ -118,11 +120,16 @@ def _described(settings: Mapping[str, Setting], values: Mapping[str, Any], origi
 
 
 def _toml(
-    settings: Mapping[str, Setting], values: Mapping[str, Any], given: set[str], secret: set[str]
+    settings: Mapping[str, Setting],
+    values: Mapping[str, Any],
+    given: set[str],
+    secret: set[str],
+    follows: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield a file of settings: what was given for this call as values, and as comments what would hold anyway.
 
-    What shows no password is no value either: the file would not say that it lacks one.
+    What shows no password is no value either: the file would not say that it lacks one. What `follows` from another setting
+    is marked: with another value there, the file would still show this one.
     """
     yield TOML_HEAD
     section = ""
@@ -138,6 +145,8 @@ def _toml(
             key = leaf.removeprefix(f"{section}.")
             if leaf in secret:
                 yield f"# Given with a user or password, which is not shown: write it here, or in {setting.variable}."
+            if leaf in follows:
+                yield f"# This is the value of {follows[leaf]}; with others it may be another."
             shown = setting.default if leaf not in values else _json(value)
             live = leaf in given - secret
             yield f"{'' if live else '#'}{key} = {'' if shown == NONE else shown}".rstrip()

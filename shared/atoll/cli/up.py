@@ -87,7 +87,7 @@ def up(  # noqa: PLR0913  (one option each)
     `atoll up run.toml` takes everything from one file, these options from its section [up]; what is given here goes before.
 
     Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
-    that is continued, learners, --tokens, --minutes, --throttle, --via, train.* and log.* may change; the rest is fixed.
+    that is continued, id, seed, text, brokers, model.* and protocol.* (but --tokens) are fixed; the rest may change.
     """
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.extras import require  # noqa: PLC0415

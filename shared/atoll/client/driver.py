@@ -40,7 +40,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.head_reading import HeadReading
+from atoll.client.head_reading import HeadReading, HeadTap
 from atoll.client.local_refusals import LocalRefusals, tell_verdict
 from atoll.client.log_lines import AdoptionLog
 from atoll.client.membership import dismissal, quarantine
@@ -48,7 +48,7 @@ from atoll.client.pushing import Pusher
 from atoll.client.run_progress import RunProgress
 from atoll.client.step_boundary import LossReader, StepBoundary, StepReport
 from atoll.codec import Read
-from atoll.model.pytrees import gather, look
+from atoll.model.pytrees import gather, leaves_of, look
 from atoll.protocol.events import (
     Adopted,
     CallHeard,
@@ -80,13 +80,6 @@ RESYNC_S_MIN = 0.5
 PUSHES_AT_ONCE = 4
 
 
-class HeadTap(msgspec.Struct, frozen=True):
-    """What a learner needs of a head's tap."""
-
-    fragment: int
-    version: int
-
-
 class IslandDriver:
     """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
 
@@ -111,6 +104,7 @@ class IslandDriver:
         self.losses = LossReader()
         self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
+        self.failure_told = False  # the loop knows: a step has raised it
         self.drain_wanted = False
         self.left = asyncio.Event()
         self._anchors: dict[int, GlobalFragment] = dict(anchors)
@@ -123,7 +117,7 @@ class IslandDriver:
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self.background = BackgroundTasks(self._fail)
-        self._pushing = asyncio.Semaphore(PUSHES_AT_ONCE)
+        self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
         self.pusher = Pusher(bus, run, member, clock, self.steps)
         self._refusals = LocalRefusals(run.layout, clock)
         self._encoder: Encoder | None = None
@@ -209,7 +203,7 @@ class IslandDriver:
             try:
                 dismissed = await dismissal(self.bus, self.subjects, self.run, self.member)
                 if dismissed is not None:
-                    self.failure = dismissed
+                    self._fail(dismissed)
                     return
                 await self.prove()
                 for head in await self._heads.read():
@@ -230,7 +224,8 @@ class IslandDriver:
         return recorded.over
 
     def _fail(self, error: BaseException) -> None:
-        """Have the next step raise `error`; if the cause is our own bug, keep the last facts of the machine."""
+        """Have the next step, or the drain, raise `error`; if the cause is our own bug, keep the last facts of the machine."""
+        self.left.set()  # nothing more becomes durable
         self.failure = error if isinstance(error, AtollError) else AtollError(f"the driver failed: {error!r}")
         log.error("driver.failed", reason=repr(error))
         fact_dumps.dump_if_our_bug(error, self.recorder)
@@ -295,7 +290,8 @@ class IslandDriver:
     async def _ask_why(self, fragment: int) -> None:
         """Fail if the ledgers of the shard that owns `fragment` say that we are in quarantine; a verdict may be wrong."""
         try:
-            self.failure = self.failure or await quarantine(self.bus, self.run, fragment, self.member)
+            if (reason := await quarantine(self.bus, self.run, fragment, self.member)) is not None:
+                self._fail(reason)
         except (BusError, BrokerUnavailable, PeerMisbehaved) as error:
             log.warning("quarantine.unproven", fragment=fragment, reason=str(error))
         self._asking_why = False
@@ -321,7 +317,9 @@ class IslandDriver:
                 p = action.fragment
                 with self._lock:
                     self._encoding.add(p)
-                self.background.spawn(self._push(action, self._snapshot, *self._origin(action)))
+                # The whole snapshot would stay in memory for as long as this push waits.
+                leaves = leaves_of(self.run.layout, self._snapshot, p)
+                self.background.spawn(self._push(action, leaves, *self._origin(action)))
             elif isinstance(action, FetchFragment):
                 self.background.spawn(self._fetch(action))
             elif isinstance(action, Leave):
@@ -337,7 +335,7 @@ class IslandDriver:
 
     async def _push(self, action: Push, snapshot: Mapping[str, Any], origin: Vector, anchor: Placed | None) -> None:
         reason, p = "", action.fragment
-        async with self._pushing:
+        async with self._pushing[p % len(self._pushing)]:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
                     with self._lock:

@@ -3,8 +3,9 @@
 There is no initialisation step. The first learner to arrive writes the run record by compare-and-set (layout, protocol
 settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Every other learner,
 including one that lost this race, reads the record, checks that its own model has the same layout, and adopts the
-heads. If a founder dies before the heads are complete, another learner with the same layout completes them after a
-time-out. Heads are created with revision 0, so a head that exists is never replaced.
+heads. If a founder dies before the heads are complete, another learner with the same layout completes them once no further one
+has appeared for a while. Heads are created with revision 0, so a head that exists is never replaced. A founder that was only
+slow, and finds a head of other values where its own should be, stops and says so: the model is mixed from two.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from atoll.model.pytrees import gather
 from atoll.run.delta_chain import digest_of_values, keyframe_of
 from atoll.run.heads import head_info
 from atoll.run.record import check_run, read_run
-from atoll.wire.blobs import BlobRef, Upload
+from atoll.wire.blobs import Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -111,8 +112,8 @@ async def found_or_join(bus: Bus, offer: RunRecord) -> tuple[RunRecord, bool]:
 
 async def publish_origin(
     bus: Bus, run: RunRecord, values: Mapping[int, Vector], identity: Identity | None = None
-) -> None:
-    """Make version 0 of every fragment visible, wherever no head exists yet.
+) -> list[int]:
+    """Make version 0 of every fragment visible, wherever no head exists yet; return those with a head of other values.
 
     Raises:
         BrokerUnavailable: the run is being rebuilt from an archive; fresh values would replace trained ones.
@@ -123,7 +124,7 @@ async def publish_origin(
             got=f"checkpoint {run.rebuilt.checkpoint} of founding {run.rebuilt.source}",
             todo="start every synchronizer shard with --restore, then the learners",
         )
-    identity = identity or this_process()
+    identity, others = identity or this_process(), []
     for fragment in values:
         reconnects = bus.reconnects(run.subjects.head(fragment))
         nonce, vector = identity.nonce(4), await asyncio.to_thread(values.__getitem__, fragment)
@@ -144,15 +145,19 @@ async def publish_origin(
                 run.subjects.head(fragment), encode(head), expected=0, info=head_info(head), reconnects=reconnects
             )
         except RecordConflict:
-            await _disown(bus, run, fragment, keyframe)
+            if await _disown(bus, run, fragment, head):
+                others.append(fragment)
+    return others
 
 
-async def _disown(bus: Bus, run: RunRecord, fragment: int, keyframe: BlobRef) -> None:
-    """Remove our keyframe if another founder's head replaced it, unless that head names it after all.
+async def _disown(bus: Bus, run: RunRecord, fragment: int, ours: Head) -> bool:
+    """Remove our keyframe if another's head is there in its place; return whether that is of other values, as far as it tells.
 
     The answer to our write may have been lost, and a shard's fence may already have updated that head.
     """
-    record = await bus.get_record(run.subjects.head(fragment))
+    record, keyframe = await bus.get_record(run.subjects.head(fragment)), ours.keyframe
     head = None if record is None else decode(Head, record.data)
-    if head is not None and keyframe not in (head.keyframe, *head.superseded):
-        await bus.purge(f"{keyframe.stem}.*")
+    if head is None or keyframe in (head.keyframe, *head.superseded):
+        return False
+    await bus.purge(f"{keyframe.stem}.*")
+    return head.version == 0 and head.digest != ours.digest

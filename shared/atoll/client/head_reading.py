@@ -13,6 +13,8 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import Final
 
+import msgspec
+
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.retry import all_of
@@ -25,6 +27,13 @@ log = get(__name__)
 NAMES_MAX: Final = 1024
 """Heads are all read together, each time, if they are so many with the contributors that they name: about 100 kB."""
 IN_TURN: Final = 4
+
+
+class HeadTap(msgspec.Struct, frozen=True):
+    """What a learner needs of a head's tap."""
+
+    fragment: int
+    version: int
 
 
 class HeadReading:

@@ -303,6 +303,7 @@ class IslandHandle(StepHook):
         Raises:
             SettingsError: the loop has changed a frozen leaf; what was not pushed yet is lost.
             BrokerUnavailable: the last pushes could not be made durable within `drain_s`.
+            AtollError: the island failed, and no step has raised that; what was not pushed yet is lost.
         """
         if self._closed:
             return
@@ -312,8 +313,11 @@ class IslandHandle(StepHook):
             self._abandon()
             raise
         try:
-            if self.session.driver.failure is None:
+            driver = self.session.driver
+            if driver.failure is None:
                 self.call(self.session.drain(drain_s)).result()
+            elif not driver.failure_told:
+                raise driver.failure
         except TimeoutError as error:
             raise BrokerUnavailable(
                 "the last pushes are not durable",

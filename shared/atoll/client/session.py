@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
 from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
@@ -136,8 +136,12 @@ class Session:
         # Only now: what is signed says of which founding it is, a member record too.
         who = self._request.learner
         self.member = await claim(self.bus, offer.subjects, who, self._clock, self._identity, self._request.region)
-        if self._founder:
-            await publish_origin(self.bus, self.run, self._request.origin, self._identity)
+        if self._founder and (mixed := await publish_origin(self.bus, self.run, self._request.origin, self._identity)):
+            raise RunReplaced(
+                "another learner took this founder for gone, and completed the run with values of its own",
+                got=f"other values in {len(mixed)} of {len(self.run.layout.fragments)} fragments",
+                todo=f"stop all learners, `atoll runs remove {self.run.run}`, and let one learner found it before others join",
+            )
         heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
@@ -203,13 +207,20 @@ class Session:
         )
 
     async def drain(self, within_s: float) -> None:
-        """Make everything durable and say goodbye; raise `TimeoutError` when that takes longer than `within_s`."""
+        """Make everything durable and say goodbye.
+
+        Raises:
+            TimeoutError: that takes longer than `within_s`.
+            AtollError: the driver failed meanwhile; the last pushes may not be durable.
+        """
         self._state = "draining"
         async with asyncio.timeout(within_s):
             if self.run.protocol.ending == "together":
                 await self._say_draining()
             self.driver.order_drain()
             await self.driver.left.wait()
+            if self.driver.failure is not None:
+                raise self.driver.failure
             self._state = "left"
             machine = self.driver.machine
             subjects = self.run.subjects

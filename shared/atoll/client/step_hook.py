@@ -102,6 +102,7 @@ class StepHook:
         began_s = self._clock.monotonic()
         driver = self.session.driver
         if driver.failure is not None:
+            driver.failure_told = True
             raise driver.failure
         tokens = checked_tokens(tokens)
         if not self._donated:

@@ -259,7 +259,7 @@ def read_description(path: Path) -> DeploymentDescription:
         raise SettingsError(
             "cannot read the description", got=f"{path}: {error.strerror}", todo="check its path"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of more digits, or a deeper list, than Python reads
         raise SettingsError("the description is not TOML", got=f"{path}: {error}", todo="correct the file") from error
     try:
         found = DeploymentDescription(**table)

@@ -2,7 +2,8 @@
 
 The identity is a *secret* of the task: the file names it and does not hold it, and `sky` asks for it at launch. The run file
 holds no secret and travels in the task's own text. A managed job (`sky jobs launch`) that loses its machine begins anew on
-another one: the learner asks a peer for its inner state, and goes on. One that has finished leaves with 0 and stays finished.
+another one: the learner takes the run's values, and goes on with fresh moments of its inner optimizer. One that has finished
+leaves with 0 and stays finished.
 """
 
 from __future__ import annotations

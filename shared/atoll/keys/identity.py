@@ -171,7 +171,7 @@ def run_credentials(path: Path, run: str) -> Credentials:
 def _parsed(path: Path, text: str) -> HeldIdentity:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         raise _no_identity(path, "not TOML") from None  # its words could show a part of the secret
     wrong = [name for name in _FIELDS if not isinstance(table.get(name), str)]
     if wrong or table["kind"] not in KINDS:

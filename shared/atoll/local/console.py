@@ -294,6 +294,8 @@ def status_line(picture: ConsolePicture) -> str:
     training, silent = states.count("training"), states.count("silent")
     unheard = f" · {silent} not heard" if silent else ""
     quorum = picture.protocol.quorum
+    waits = picture.run_s is None and picture.goodput is None
+    start = " · no step yet: learners load, and compile their program where it is not cached" if waits else ""
     few = f" · below the quorum of {quorum}: no round is merged" if 0 < training < quorum else ""
     ledger = byte_ledger(view, picture.protocol.fragments)
     moved, less = ledger.sum("learner"), ledger.times_less("learner")
@@ -301,7 +303,7 @@ def status_line(picture: ConsolePicture) -> str:
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{as_duration(age_s)} · {training} training{unheard}{few} · "
+        f"{as_duration(age_s)} · {training} training{start}{unheard}{few} · "
         f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}"
         f"{goodput}{quality}{left}"
     )

@@ -64,4 +64,5 @@ def learners_of(stated: Mapping[str, tuple[Any, str]]) -> int:
 
 def fallback(learners: int, **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
     """Return what holds in a run of so many learners where nothing was said: `settings_of` them, and `more`."""
-    return SettingsFallback(ORIGIN, settings_of(learners) | more)
+    follows = f"{ORIGIN} with {learners} learner{'' if learners == 1 else 's'}"
+    return SettingsFallback(ORIGIN, settings_of(learners) | more, dict.fromkeys(FOLLOWING, follows))

@@ -101,7 +101,8 @@ class Services:
         run, url = self._up.settings.run, redacted(self._url)
         train = self._up.settings.train
         inner = f"{train['optimizer']} at a rate of {train['rate']:g}"
-        lines = [f"run {run}: {len(self._up.learners)} learners, {inner}, {url}"]
+        pace = f"each fragment merged every {self._up.settings.protocol.interval_steps} steps"
+        lines = [f"run {run}: {len(self._up.learners)} learners, {inner}, {pace}, {url}"]
         if self._up.broker is None and self._keys is None:
             lines.append("its broker is open to every user of this machine")
         # The folder has the identity that a locked broker asks for.

@@ -29,6 +29,11 @@ def describe(tree: Any) -> tuple[TensorSpec, ...]:  # noqa: ANN401  (any pytree)
     )
 
 
+def leaves_of(layout: Layout, leaves: Mapping[str, Any], fragment: int) -> dict[str, Any]:
+    """Return those of the arrays of which the fragment holds rows, by name."""
+    return {part.tensor_name: leaves[part.tensor_name] for part in layout.slices(fragment)}
+
+
 def gather(layout: Layout, leaves: Mapping[str, Any], fragment: int, start: int = 0, stop: int | None = None) -> Vector:
     """Return the fragment, or elements `start` to `stop` of it, as a new flat float32 vector, from arrays by name."""
     stop = layout.fragment_sizes()[fragment] if stop is None else stop

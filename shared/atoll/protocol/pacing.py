@@ -133,6 +133,7 @@ class KnownLearner:
     def take(self, at_s: float, training: bool, step_s: float, steps: int) -> bool:  # noqa: FBT001  (as a heartbeat says it)
         """Take a heartbeat; return whether it is news to rounds or to the pace: whether it trains, and how fast."""
         was, paced_s = self.training, self.paced_s
+        training = training and self.present  # a heartbeat may arrive behind its learner's farewell
         self.heard_s, self.training = at_s, training
         most_s = self._slowest_s(at_s, steps)
         if training and step_s > 0.0:

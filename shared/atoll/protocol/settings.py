@@ -85,7 +85,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             (`atoll.client.leaf_rules`).
         interval_steps: H, inner steps between two rounds of the same fragment.
         overlap_steps: tau, steps a round may take while learners go on.
-        shards: synchronizer processes the fragments are divided over.
+        shards: parts of the synchronizer that the fragments are divided over; one process may serve several.
         quorum: K, contributions a round needs before its grace window opens.
         grace_gamma: share of the slack that a round may wait (Eq. 3), 0 <= gamma < 1.
         grace_cap_steps: longest grace, in median steps.

@@ -167,7 +167,9 @@ class Shard:
     def _(self, event: LearnerLeft) -> list[Action]:
         self.ledger.account(event.learner, event.incarnation).left = True
         view = self.learners.get(event.learner)
-        if view is not None and view.incarnation == event.incarnation:
+        if view is None or view.incarnation < event.incarnation:  # its heartbeats may still be on their way
+            view = self.learners[event.learner] = KnownLearner(event.incarnation, event.at_s)
+        if view.incarnation == event.incarnation:
             view.training = view.present = False
         where = next(iter(self.slots))
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=event.cause_id)

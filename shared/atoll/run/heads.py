@@ -21,6 +21,9 @@ from atoll.wire.messages import Head, RunRecord, decode
 log = get(__name__)
 
 FOUNDER_PATIENCE_S = 30.0
+FOUNDER_BYTES_PER_S = 1 << 20
+"""A founder that sends more slowly counts as gone."""
+FLOAT_BYTES = 4
 POLL_S = 0.2
 READ_ATTEMPTS = 8
 
@@ -34,14 +37,24 @@ class GlobalFragment:
     values: Vector
 
 
+def founder_patience_s(run: RunRecord) -> float:
+    """Return how long a founder that lives may take from one head to the next, its largest fragment on its way."""
+    return FOUNDER_PATIENCE_S + max(run.layout.fragment_sizes(), default=0) * FLOAT_BYTES / FOUNDER_BYTES_PER_S
+
+
 async def wait_for_heads(bus: Bus, run: RunRecord, clock: Clock) -> dict[int, Head] | None:
-    """Return the heads of all fragments, or None if they stay incomplete for the founder's patience."""
-    deadline_s = clock.monotonic() + FOUNDER_PATIENCE_S
+    """Return the heads of all fragments, or None if for the founder's patience no further one has appeared.
+
+    Who completes a run whose founder lives, only slowly, would mix two models.
+    """
+    known, since_s, patience_s = 0, clock.monotonic(), founder_patience_s(run)
     while True:
         heads = await read_heads(bus, run)
         if len(heads) == len(run.layout.fragments):
             return heads
-        if clock.monotonic() > deadline_s:
+        if len(heads) > known:
+            known, since_s = len(heads), clock.monotonic()
+        if clock.monotonic() - since_s > patience_s:
             return None
         await asyncio.sleep(POLL_S)
 

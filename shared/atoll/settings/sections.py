@@ -35,7 +35,10 @@ def _list(given: object) -> object:
     """Return a list of texts as the file has it; a variable or a flag gives one text, or a JSON list."""
     if not isinstance(given, str):
         return given
-    return json.loads(given) if given.startswith("[") else [given]
+    try:
+        return json.loads(given) if given.startswith("[") else [given]
+    except RecursionError:
+        raise ValueError("lists in lists, deeper than Python reads") from None
 
 
 def _number(given: object) -> object:
@@ -97,8 +100,8 @@ class LearnerSettings(Section):
         compile_cache: folder in which JAX keeps compiled programs. `atoll up` and `atoll sim train` have one in the user's
             cache.
         threads: threads of the process; 0 lets the libraries decide.
-        checkpoint_dir: folder for the state of the inner optimizer and the place in the data. A learner without it asks a
-            peer when it restarts.
+        checkpoint_dir: folder for the state of the inner optimizer and the place in the data. Without it a
+            learner that restarts asks a peer, which an open broker lets it do, or begins with fresh moments.
         checkpoint_every_s: seconds between two checkpoints; the learner also writes one when it leaves.
         drain_s: longest time that leaving may take, in seconds.
         encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
@@ -229,7 +232,7 @@ class UpSettings(Section):
         via: broker URL by process (a learner, shard-0, standby-0-1), for processes that reach the broker through a relay.
         port: port of the run's own broker, the next ones for further nodes; 0 for free ones.
         locked: whether the run's own broker has a locked door; the keys are in the run's folder. A run that goes on stays as it
-            was begun, and a broker of several nodes is open.
+            was begun.
         out: folder of the run; one that holds a run continues it. Without it `runs/<run>`.
         dashboard: whether a monitor serves the page of the run while it goes on, at `monitor.host` and, if that is set, at
             `monitor.port`; else at a free port.

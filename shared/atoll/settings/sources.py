@@ -15,7 +15,7 @@ import json
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, get_args
 
@@ -49,11 +49,16 @@ class Given:
 class SettingsFallback:
     """Values by dotted name that hold where nothing else is given, and what `atoll config` calls their origin.
 
-    None and an empty text are no values.
+    None and an empty text are no values. `origins` has the origins that differ from `origin`, by dotted name.
     """
 
     origin: str
     values: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> str:
+        """Return the origin of the value of `name`."""
+        return self.origins.get(name, self.origin)
 
 
 in_force: ContextVar[tuple[Given, ...]] = ContextVar("in_force", default=())
@@ -148,19 +153,21 @@ def written(config: Path | None, places: Collection[str]) -> Given:
 def beneath(fallback: SettingsFallback | None) -> Given:
     """Return what holds where nothing else is given."""
     found = Given({}, {})
-    for name, value in fallback.values.items() if fallback is not None else ():
+    if fallback is None:
+        return found
+    for name, value in fallback.values.items():
         if value is not None and value != "":
-            _plant(found, name, value, fallback.origin if fallback else "")
+            _plant(found, name, value, fallback.origin_of(name))
     return found
 
 
 def places_of(kind: type[BaseModel], prefix: str = "") -> frozenset[str]:
     """Return the dotted names of all settings of `kind` that hold paths."""
     found: set[str] = set()
-    for name, field in kind.model_fields.items():
-        if isinstance(field.default, BaseModel):
-            found |= places_of(type(field.default), f"{prefix}{name}.")
-        elif _holds_paths(field.annotation) or any(isinstance(mark, NamesPlace) for mark in field.metadata):
+    for name, known in kind.model_fields.items():
+        if isinstance(known.default, BaseModel):
+            found |= places_of(type(known.default), f"{prefix}{name}.")
+        elif _holds_paths(known.annotation) or any(isinstance(mark, NamesPlace) for mark in known.metadata):
             found.add(f"{prefix}{name}")
     return frozenset(found)
 
@@ -185,7 +192,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(
             "cannot read the configuration", got=f"{path}: {error.strerror}", todo="check --config"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of more digits, or a deeper list, than Python reads
         raise SettingsError("the configuration is not TOML", got=f"{path}: {error}", todo="correct the file") from error
 
 

@@ -60,7 +60,7 @@ class QueueDelivery:
             except Unanswered as reason:
                 await patience.after(self.subject, reason)
             else:
-                self.owner.unsettled.pop(self.reply, None)
+                self.owner.unsettled.pop(_place(self.reply), None)
                 return
 
     async def hold(self) -> None:
@@ -108,7 +108,8 @@ class QueueConsumer:
         self._standing: PullRequest | None = None
         self._arrived: deque[Msg] = deque()  # the broker sends no more than `max_ack_pending`
         self._waiting: set[Callable[[], None]] = set()
-        self.unsettled: dict[str, QueueDelivery] = {}
+        self.unsettled: dict[str, str] = {}
+        """Where each message that we hold is settled, by its place in the stream: of several deliveries the last counts."""
         self._newest_then = 0
         self._closed = False
 
@@ -222,7 +223,7 @@ class QueueConsumer:
         if attempts is None:
             return None
         delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
-        self.unsettled[message.reply] = delivery
+        self.unsettled[_place(message.reply)] = message.reply
         stats = self.connection.stats
         stats.messages_down += 1
         stats.bytes_down += len(message.data)
@@ -230,7 +231,7 @@ class QueueConsumer:
 
     async def _discard(self, replies: list[str]) -> None:
         for reply in replies:
-            self.unsettled.pop(reply, None)
+            self.unsettled.pop(_place(reply), None)
             await self.say(reply, b"+ACK")
 
     async def _pull(self, left_s: float) -> Msg | None:
@@ -303,14 +304,14 @@ class QueueConsumer:
 
     async def give_back(self, reply: str) -> None:
         """Ask for redelivery now."""
-        self.unsettled.pop(reply, None)
+        self.unsettled.pop(_place(reply), None)
         await self.say(reply, b"-NAK")
 
     async def _close(self) -> None:
         """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
         await self._take(len(self._arrived))
-        held = list(self.unsettled)
+        held = list(self.unsettled.values())
         for reply in held:
             await self.give_back(reply)
         if held:
@@ -376,3 +377,9 @@ async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str
     except ApiRefusal as reason:
         if reason.err_code != _NO_CONSUMER:
             raise reason.public(subject_filter) from reason
+
+
+def _place(reply: str) -> str:
+    """Return the place in its stream of the delivery that is settled at `reply`, as it stands there."""
+    levels = reply.split(".")
+    return levels[5] if len(levels) == _ACK_LEVELS[0] else levels[7]
