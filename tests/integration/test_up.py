@@ -237,7 +237,8 @@ def check_ledger(report: dict[str, object]) -> None:
     assert moved["learners"]["payload_up"] >= report["bytes_up"]
     assert moved["tokens"] == report["tokens_trained"]
     assert moved["data_parallel_bytes_per_token"] > moved["bytes_per_token_all_links"] > moved["bytes_per_token"] > 0
-    assert 3.0 < moved["bits_per_parameter_up"] < 4.3
+    # Four bits and a scale for each block, less what zstd saves: the fewer steps, the more rows that have not changed.
+    assert 2.0 < moved["bits_per_parameter_up"] < 4.3
     assert 3.0 < moved["bits_per_parameter_published"] < 8.0
 
 
