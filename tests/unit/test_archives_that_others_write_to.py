@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from obstore.store import MemoryStore
 
 from atoll.archive.checkpoint_store import REFUSED_TOLD, CheckpointStore
 from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, founding, opening
-from atoll.archive.object_store import FolderArchive, S3Archive
+from atoll.archive.object_store import BESIDE, FolderArchive, S3Archive
 from atoll.base.errors import CheckpointError
 from atoll.cli.archive import show, sign
 from atoll.keys.identity import HeldIdentity, read_identity
@@ -444,3 +445,21 @@ async def test_a_manifest_that_names_an_enormous_object_is_refused(founded: Foun
     with pytest.raises(CheckpointError, match="too large an object"):
         store.read(part)
     assert newest_number(founded) == EVERY_S
+
+
+def test_a_draft_that_nobody_may_remove_hides_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever restores from a folder that it may only read finds what is there, whatever a killed shard has left beside it."""
+    archive = FolderArchive(tmp_path)
+    archive.put("run/object", b"there")
+    draft = tmp_path / "run" / f"{BESIDE}draft"
+    draft.write_bytes(b"half")
+    os.utime(draft, (0.0, 0.0))
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert [name.path for name in archive.names("")] == ["run/object"]
+    monkeypatch.undo()
+    assert [name.path for name in archive.names("")] == ["run/object"]
+    assert not draft.exists()

@@ -674,10 +674,25 @@ def test_compose_files_keep_their_schema_and_are_closed(tmp_path: Path, hub: str
             assert ("ports" in service) == name.startswith(("broker-", "monitor"))
             places_of = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
             assert places_of.get("/service", f"./services/{name}") == f"./services/{name}"
+            assert (service.get("environment", {}).get("GOMEMLIMIT") == "1536MiB") == name.startswith("broker-")
     hub_services = yaml.safe_load((tmp_path / "out/hub/compose.yml").read_text(encoding="utf-8"))["services"]
     assert [hub_services[f"broker-{n}"]["ports"] for n in (1, 2, 3)] == [
         [f"{4221 + n}:4222", f"{7421 + n}:7422"] for n in (1, 2, 3)
     ]
+
+
+def test_compose_gets_processors_as_a_number(tmp_path: Path) -> None:
+    """It refuses what Kubernetes writes as 500m; and memory is no number of processors."""
+    description = every_target(tmp_path, "compose")
+    text = description.read_text(encoding="utf-8").replace("[regions.desk]\n", '[regions.desk]\ncpus = "500m"\n')
+    description.write_text(text, encoding="utf-8")
+    render(read_description(description), tmp_path / "out")
+    found = yaml.safe_load((tmp_path / "out/desk/compose.yml").read_text(encoding="utf-8"))["services"]["desk-1"]
+
+    assert found["deploy"]["resources"]["limits"]["cpus"] == "0.5"
+    description.write_text(text.replace("500m", "2Gi"), encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"regions\.desk\.cpus"):
+        read_description(description)
 
 
 def test_a_region_in_compose_publishes_nothing_and_its_learners_do_not_wait_for_the_hub(tmp_path: Path) -> None:

@@ -40,3 +40,10 @@ async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkey
     bus = MemoryBus(run, MemoryBroker())
     await bus.provision(1 << 20)
     assert [life.name for life in await ledger.read_lives(bus, run_record(run))] == ["ada/2", "ada/10", "bob/1"]
+
+
+def test_what_has_two_fates_is_not_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """For a life that is over `lost` is what is left, so a sum alone would always be right."""
+    show([IncarnationAccount("ada/1", Account(trained=100, merged=120), "died")], 1)
+
+    assert "every token has one fate" not in capsys.readouterr().out

@@ -92,3 +92,13 @@ def test_a_region_that_is_revoked_loses_its_identity(keys: KeyFolder, tmp_path: 
     assert not (tmp_path / "leaf-eu" / "identity.toml").exists()
     with pytest.raises(SettingsError, match="name of a host"):
         hand_out_region_door(keys, "leaf-eu", ["no_host"], tmp_path)
+
+
+def test_an_identity_that_its_operator_has_deleted_stays_with_its_holder(keys: KeyFolder, tmp_path: Path) -> None:
+    """We tell operators to delete it once its holder has it; handing out again must not take it away."""
+    hand_out(keys, "demo", ("leaf-eu", "ada"), tmp_path)
+    held = (tmp_path / "ada" / "identity.toml").read_bytes()
+    (keys.path / "identities" / "demo" / "ada.toml").unlink()
+    hand_out(keys, "demo", ("leaf-eu", "ada"), tmp_path)
+
+    assert (tmp_path / "ada" / "identity.toml").read_bytes() == held

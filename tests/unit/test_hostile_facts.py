@@ -13,16 +13,21 @@ from atoll.protocol import island
 from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim
 from atoll.protocol.events import (
     Acknowledge,
+    Action,
     Adopted,
     CallHeard,
+    Commit,
     ContributionArrived,
+    ContributionReady,
     FetchFragment,
     Finish,
+    Fold,
     HeadHeard,
     Isolate,
     Keep,
     Kept,
     LearnerBeat,
+    LearnerLeft,
     NothingNewer,
     PublishCall,
     Push,
@@ -281,3 +286,22 @@ def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
 def test_constants_of_patience_are_in_order() -> None:
     """A learner in good health beats several times in the shortest of them."""
     assert LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S
+
+
+def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_from_the_model() -> None:
+    """Below the quorum only a fleet that is gone has them merged, and one that never pushes again is as good as gone."""
+    desk = Shard(agreed(tokens_target=100, quorum=2), 0, {0: 0})
+    desk.handle(beat("a", 0.0))
+    desk.handle(beat("ghost", 0.0))
+    desk.handle(arrived("a", 1, 0.5))
+    folded = desk.handle(ContributionReady(at_s=0.6, key=PushKey("a", 1, 0, 1), norm=1.0))
+    assert any(isinstance(action, Fold) for action in folded)
+    desk.handle(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
+    told: list[Action] = []
+    for second in range(2, 2 * int(OVERDUE_S)):
+        told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second)))
+        if any(isinstance(action, Commit) for action in told):
+            break
+
+    assert any(isinstance(action, Commit) for action in told)
+    assert OVERDUE_S < second <= OVERDUE_S + 60.0

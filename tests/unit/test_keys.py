@@ -361,10 +361,14 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
     assert "learner, founds" in atoll("keys", "list", folder).stdout
     rotated = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "5").stdout
     assert "send the new file to its holder, who restarts with it before the former key ends in 5 minutes" in rotated
+    sooner = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "1", "--days", "0.001").stdout
+    assert "the former key ends in 1 minutes" in sooner
+    last = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "60").stdout
+    assert "the former key ends in 1.4" in last, "it ends before the overlap does"
     rows = json.loads(atoll("keys", "list", folder, "--json").stdout)
     assert [(row["name"], row["state"], len(row["keys"])) for row in rows] == [
         ("operator", "valid", 1),
-        ("ada", "valid", 2),
+        ("ada", "valid", 4),
     ]
     assert "revoked ada" in atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
     assert "revoked" in atoll("keys", "list", folder).stdout

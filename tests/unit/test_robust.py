@@ -263,3 +263,17 @@ def test_a_fold_gives_its_result_once() -> None:
     fold = CollectedFold(SLICES, settings(robust="gate"))
     with pytest.raises(ProtocolMisuse, match="nothing was folded"):
         fold.result()
+
+
+@pytest.mark.parametrize("robust", ["clip", "gate"])
+def test_a_tensor_without_elements_is_merged_like_any_other(robust: str) -> None:
+    """A layout may hold one; its fragment must still make versions."""
+    empty = FragmentSlice(tensor_name="none", offset=8, start=0, stop=0, size=0, direct=False)
+    slices = (FragmentSlice(tensor_name="w", offset=0, start=0, stop=8, size=8, direct=False), empty)
+    fold = fold_of(slices, settings(robust=robust))
+    assert isinstance(fold, CollectedFold)
+    for learner in "abc":
+        vector = Encoded.exact(np.ones(8, np.float32))
+        fold.add(vector, slice_norms(slices, vector), 1.0, learner=learner)
+
+    assert np.allclose(fold.result().pseudo_gradient, 1.0)

@@ -142,7 +142,8 @@ class FolderArchive:
         if not file.name.startswith(BESIDE):
             return [Name(path, there.st_size, there.st_mtime)]
         if time.time() - there.st_mtime > BESIDE_AGE_S:
-            file.unlink()
+            with contextlib.suppress(OSError):  # whoever may only read leaves it
+                file.unlink()
         return []
 
     def remove(self, paths: list[str]) -> None:

@@ -134,7 +134,9 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     table.add_row("all", "", f"{trained:,}", *(f"{whole[fate]:,}" for fate in shown))
     console = wide_enough(table)
     console.print(table)
-    exact = sum(sums.values()) == fragments * trained
+    # What a dead life did not settle is lost; less than nothing means that something has two fates.
+    once = all(count >= 0 for life in lives for count in life.fates(fragments).values())
+    exact = once and sum(sums.values()) == fragments * trained
     whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
     console.print(whose if exact else "the ledger was read while it changed: ask again")
     if rebuilt is not None:

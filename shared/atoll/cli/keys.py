@@ -8,6 +8,7 @@ private: whoever has the file is that identity.
 from __future__ import annotations
 
 import json as json_text
+import math
 import sys
 import time
 from pathlib import Path
@@ -181,12 +182,13 @@ def rotate(
     """Give an identity a new key."""
     now_s, keys = time.time(), _folder(folder)
     # A revoked one has no keys, and neither has one whose keys have all ended: nothing holds on.
-    holds = any(
-        key.holds(now_s)
+    holding = [
+        key
         for one in keys.read().entries
         if one.name == name and one.run in (run, "*")
         for key in one.keys
-    )
+        if key.holds(now_s)
+    ]
     path = keys.rotate(
         name,
         run,
@@ -196,10 +198,11 @@ def rotate(
         readmit=readmit,
     )
     say(f"new key of {name}: {path}")
-    if holds and overlap_minutes:
-        ends = f"the former key ends in {overlap_minutes:g} minutes"
+    if holding and overlap_minutes:
+        ends_s = max(key.until_s or math.inf for key in holding) - now_s  # it may end before the overlap does
+        ends = f"the former key ends in {min(overlap_minutes, ends_s / 60.0):.3g} minutes"
         say(f"send the new file to its holder, who restarts with it before {ends}")
-    elif holds:
+    elif holding:
         say("the former key has ended; send the new file to its holder, who restarts with it")
     else:
         say(f"{name} is let in again; send the new file to its holder")

@@ -14,6 +14,7 @@ from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.own_folders import folders_of_container
+from atoll.deploy.quantities import go_memory, processors
 from atoll.deploy.services import (
     DOOR,
     LEAF_PORT,
@@ -102,7 +103,7 @@ def _node(described: DeploymentDescription, node: PlannedNode) -> dict[str, Any]
     image, memory = described.software.hub_image, described.hub.memory
     return _hardened(image, memory, ["--file", HEALTH]) | {
         "command": list(node_command(described, node, store="/data", keys="/door")),
-        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json"},
+        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json", "GOMEMLIMIT": go_memory(memory)},
         "ports": [f"{node.port}:{PORT}", *([f"{node.leaf_port}:{LEAF_PORT}"] if node.leaf_port else [])],
         "volumes": [f"{node.name}:/data", f"./services/{DOOR}:/door:ro"],
     }
@@ -112,7 +113,7 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
     image, memory = described.software.hub_image, described.hub.memory
     return _hardened(image, memory, ["--file", HEALTH]) | {
         "command": list(leaf_command(leaf, store="/data", keys="/door")),
-        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json"},
+        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json", "GOMEMLIMIT": go_memory(memory)},
         "volumes": [f"{leaf.name}:/data", f"./services/{leaf.name}:/door:ro"],
     }
 
@@ -130,7 +131,7 @@ def _service(described: DeploymentDescription, place: str, service: PlannedServi
         region = described.regions[place]
         mounts += [f"{service.name}:/state", f"{_here(region.data)}:/data:ro"]
         made = _hardened(described.software.learner_image, region.memory, config)
-        made["deploy"]["resources"]["limits"]["cpus"] = region.cpus
+        made["deploy"]["resources"]["limits"]["cpus"] = processors(region.cpus)
         mounts += [_bind(folder) for folder in folders_of_container(service)]
         made |= {"command": [service.verb, *config], "volumes": mounts}
         return made if leaf is None else made | {"depends_on": waits}

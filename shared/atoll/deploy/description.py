@@ -34,13 +34,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.base.errors import SettingsError
+from atoll.deploy.quantities import PATTERN, PROCESSORS
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
 from atoll.settings.sections import Copies, Section
 from atoll.wire.region_names import ALLOWED, is_region_name
 from atoll.wire.subjects import token
 
-_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -52,7 +52,8 @@ def _network(text: str) -> str:
 HubTarget = Literal["compose", "kubernetes", "systemd"]
 RegionTarget = Literal["compose", "kubernetes", "systemd", "skypilot"]
 Network = Annotated[str, AfterValidator(_network)]
-Quantity = Annotated[str, Field(pattern=f"^{_QUANTITY.pattern}$")]
+Quantity = Annotated[str, Field(pattern=f"^{PATTERN}$")]
+Processors = Annotated[str, Field(pattern=f"^{PROCESSORS}$")]
 
 
 class HubPlace(Section):
@@ -137,7 +138,7 @@ class RegionPlace(Section):
         accelerators: of each learner, in SkyPilot's words: "H100:8".
         spot: whether SkyPilot takes machines that may be taken back.
         memory: memory of a learner, in Kubernetes and compose.
-        cpus: processors of a learner, in Kubernetes and compose.
+        cpus: processors of a learner, in Kubernetes and compose: "4", "0.5" or "500m".
         settings: what these learners are told beside the settings of all.
     """
 
@@ -155,7 +156,7 @@ class RegionPlace(Section):
     accelerators: str = ""
     spot: bool = True
     memory: Quantity = "8Gi"
-    cpus: Quantity = "4"
+    cpus: Processors = "4"
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

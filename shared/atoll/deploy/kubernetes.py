@@ -21,6 +21,7 @@ from typing import Any, Final
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, rules_of_hub, rules_of_region
 from atoll.deploy.own_folders import folders_of_container
+from atoll.deploy.quantities import go_memory
 from atoll.deploy.services import (
     CLUSTER,
     CLUSTER_PORT,
@@ -194,6 +195,7 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
         "env": [
             {"name": "ATOLL_HEALTH_FILE", "value": _HEALTH},
             {"name": "ATOLL_LOG__FORMAT", "value": "json"},
+            {"name": "GOMEMLIMIT", "value": go_memory(hub.memory)},
             {
                 "name": "NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
@@ -250,7 +252,11 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
         "name": "broker",
         "image": image,
         "args": list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}")),
-        "env": [{"name": "ATOLL_HEALTH_FILE", "value": _HEALTH}, {"name": "ATOLL_LOG__FORMAT", "value": "json"}],
+        "env": [
+            {"name": "ATOLL_HEALTH_FILE", "value": _HEALTH},
+            {"name": "ATOLL_LOG__FORMAT", "value": "json"},
+            {"name": "GOMEMLIMIT", "value": go_memory(hub.memory)},
+        ],
         "ports": [{"name": "clients", "containerPort": PORT}],
         "volumeMounts": [
             _mount("tmp", "/tmp"),  # noqa: S108

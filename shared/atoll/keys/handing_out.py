@@ -23,7 +23,7 @@ from atoll.base.errors import AtollError, SettingsError
 from atoll.keys.certificates import hosts_of
 from atoll.keys.identity import FOLDER_MODE, write_secret
 from atoll.keys.rights import EVERY_RUN, Kind
-from atoll.keys.roll import KeyFolder
+from atoll.keys.roll import KeyFolder, Roll
 
 BROKER: Final = "broker"
 IDENTITY: Final = "identity.toml"
@@ -80,21 +80,26 @@ def hand_out(
 def hand_out_identities(folder: KeyFolder, run: str, names: Iterable[str], into: Path) -> list[Path]:
     """Copy each identity of a run into its holder's folder; return the files that changed. That of a revoked one goes."""
     changed: list[Path] = []
+    roll = folder.read()
     for name in names:
         if name == BROKER:
             raise SettingsError(
                 "the folder of this name is the broker's", got=name, todo="choose another name for the identity"
             )
-        changed += hand_out_identity(folder, run, name, into / name)
+        changed += hand_out_identity(folder, run, name, into / name, roll)
     return changed
 
 
-def hand_out_identity(folder: KeyFolder, run: str, name: str, holder: Path) -> list[Path]:
-    """Copy an identity into its holder's folder; return the file if it changed. That of a revoked one goes."""
+def hand_out_identity(folder: KeyFolder, run: str, name: str, holder: Path, roll: Roll | None = None) -> list[Path]:
+    """Copy an identity into its holder's folder; return the file if it changed. That of a revoked one goes.
+
+    One that was deleted here, as its operator is told to do once its holder has it, stays where it is.
+    """
     issued, held = folder.path / "identities" / run / f"{name}.toml", _place(holder) / IDENTITY
-    if not issued.exists():
+    entry = (roll or folder.read()).of(run, name)
+    if entry is None or entry.revoked_at_s:
         held.unlink(missing_ok=True)
-    elif _differs(issued, held):
+    elif issued.exists() and _differs(issued, held):
         write_secret(held, issued.read_text(encoding="utf-8"))
         return [held]
     return []

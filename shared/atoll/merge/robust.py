@@ -205,7 +205,7 @@ def _agree(
             here[number] = vector.part(start + low, start + high)
         products += here @ here.T
     cosines = others_cosines(products, learners, votes)
-    compared = sum(high - low for low, high in runs)
+    compared = max(1, sum(high - low for low, high in runs))  # a tensor may have no elements
     agrees: Any = cosines >= -max(OPPOSED, 2.0 / math.sqrt(compared))
     return agrees if float(votes[agrees].sum()) > 0.5 * float(votes.sum()) + 1e-9 else np.ones_like(agrees)
 

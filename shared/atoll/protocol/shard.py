@@ -110,11 +110,15 @@ class Shard:
     # --- what is known --------------------------------------------------------------------------------------------
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
-        """Return the learners whose newest incarnation trains and was heard lately; `isolated` adds those in quarantine."""
+        """Return the learners whose newest incarnation trains and was heard lately; `isolated` adds those in quarantine.
+
+        Once the run is over, one that only goes on beating trains nothing: no round waits for it either.
+        """
         return set(self._living(at_s, isolated=isolated))
 
     def _living(self, at_s: float, *, isolated: bool = False) -> Iterator[str]:
-        heard = (n for n, v in self.learners.items() if v.training and v.heard(at_s, self.settings.silence_s))
+        known = ((n, v) for n, v in self.learners.items() if v.training and not v.overdue(at_s, self.over_s))
+        heard = (name for name, view in known if view.heard(at_s, self.settings.silence_s))
         return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
 
     def present(self, at_s: float) -> set[str]:
