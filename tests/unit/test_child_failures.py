@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -12,7 +14,8 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, EnvironmentFault, UserError
-from atoll.local.processes import ChildPlan, ProcessGroup
+from atoll.local.processes import ChildPlan, Exit, ProcessGroup
+from support.clocks import HandClock
 
 DEADLINE_S = 60.0
 
@@ -86,3 +89,52 @@ def test_what_is_no_error_of_ours_is_shown_as_its_end(tmp_path: Path) -> None:
 
     assert isinstance(error, EnvironmentFault)
     assert str(error).splitlines()[:3] == ["work failed", "  got:     one", "           two"]
+
+
+def ended(group: ProcessGroup, clock: HandClock, lives: int) -> list[Exit]:
+    """Return the ends of at least so many lives; by the clock each is longer than a crash at the start."""
+    ends: list[Exit] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(ends) < lives and time.monotonic() < deadline_s:
+        ends += group.poll()
+        clock.now_s += 20.0
+        time.sleep(0.005)
+    return ends
+
+
+def test_a_child_that_never_does_what_it_is_for_is_given_up(tmp_path: Path) -> None:
+    """It lives for longer than a crash at the start, and always dies: for ever, if only time counted."""
+    clock = HandClock()
+    group = ProcessGroup(tmp_path, clock)
+    group.proven = lambda name: name == "useful"
+    for name in ("useful", "hopeless"):
+        group.start(ChildPlan(name, (sys.executable, "-c", "import sys; sys.exit(7)"), {}, restarts_max=2))
+    ends = ended(group, clock, 9)
+
+    assert len([end for end in ends if end.name == "hopeless"]) == 3
+    assert not group.alive(["hopeless"])
+    assert group.alive(["useful"])
+    group.kill_all()
+
+
+def test_a_restart_that_the_system_refuses_is_a_fault_of_that_child_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short right after somebody has run out of it; those who live must not pay for it."""
+    clock = HandClock()
+    group = ProcessGroup(tmp_path, clock)
+    group.start(ChildPlan("victim", (sys.executable, "-c", "import sys; sys.exit(7)"), {}, restarts_max=2))
+    (first,) = ended(group, clock, 1)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    second = ended(group, clock, 1)[0]
+    clock.now_s += 20.0
+    third = ended(group, clock, 1)[0]
+
+    assert [end.restarting for end in (first, second, third)] == [True, True, False]
+    assert not group.alive(["victim"])
+    monkeypatch.undo()
+    group.kill_all()

@@ -19,10 +19,11 @@ from atoll.client.step_boundary import LossReader
 from atoll.run import timeline as timelines
 from atoll.run import view as views
 from atoll.run.event_fields import EVENT_FIELDS, RoundView, fields_of
+from atoll.run.round_sums import NAMES_KEPT, OTHER
 from atoll.run.tap_schema import schemas
 from atoll.run.taps import KINDS, Selection, body_of
 from atoll.run.timeline import TimedView
-from atoll.run.view import OTHER, REASONS_KEPT, RunView
+from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.story.history import History
 from atoll.story.run_clock import RunClock
@@ -263,11 +264,11 @@ def test_invented_learners_put_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_reasons_and_strangers_are_few() -> None:
     """What is beyond the bound is counted together."""
     view = RunView()
-    for number in range(2 * REASONS_KEPT):
+    for number in range(2 * NAMES_KEPT):
         view.on_event(event("junk", "shard-0", 1.0, reasons={f"r{number}": 1}))
         view.refuse(f"w{number}", "why")
-    assert len(view.junk) == len(view.strange) == REASONS_KEPT + 1
-    assert view.junk[OTHER] == view.strange[OTHER].count == REASONS_KEPT
+    assert len(view.junk) == len(view.strange) == NAMES_KEPT + 1
+    assert view.junk[OTHER] == view.strange[OTHER].count == NAMES_KEPT
 
 
 def test_sums_saturate() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import StorageFull
+from atoll.base.errors import SettingsError, StorageFull
 from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
 from atoll.run.view import RunView
+from atoll.wire.messages import event
 
 
 def journal(out: Path, target: int, broker: str | None = None) -> Journal:
@@ -58,3 +59,35 @@ def test_a_full_disk_is_told_once_each_time_that_it_is_full(tmp_path: Path, monk
         session.look(said.append)
         assert len(said) == told
     assert said[0].startswith("the disk is full")
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network folder may fail for a moment, weeks into a run; it is told once, and again after it was well."""
+    session, said = journal(tmp_path / "run", 1000), list[str]()
+    fails = [True, True, False, True]
+
+    def save() -> None:
+        if fails.pop(0):
+            raise SettingsError("the folder of a run cannot be used", got="stale file handle")
+
+    monkeypatch.setattr(session, "save", save)
+    for told in (1, 1, 1, 2):
+        session.keep(said.append)
+        assert len(said) == told
+    assert "stale file handle" in said[0]
+    assert "run.json stays as it is" in said[0]
+
+
+def test_a_life_that_takes_no_step_proves_nothing(tmp_path: Path) -> None:
+    """Joining takes longer than most crashes: only a step of the life that ended says that it was worth a restart."""
+    session = journal(tmp_path / "run", 1000)
+    view = session._view
+
+    def lives(incarnation: int, steps: int) -> bool:
+        view.on_event(event("joined", "learner-1", 0.0, incarnation=incarnation))
+        view.on_event(event("left", "learner-1", 0.0, incarnation=incarnation, tokens=steps, steps=steps))
+        return session.has_stepped("learner-1")
+
+    assert [lives(1, 7), lives(2, 0), lives(3, 0), lives(4, 1)] == [True, False, False, True]
+    assert not session.has_stepped("learner-1"), "the next life ended before it joined"
+    assert session.has_stepped("shard-0")

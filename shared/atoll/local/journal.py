@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import atoll
 from atoll.base.clock import Clock
-from atoll.base.errors import StorageFull
+from atoll.base.errors import AtollError, StorageFull
 from atoll.base.provenance import commit
 from atoll.base.redacting import redacted
 from atoll.local.options import UpPlan, kept_settings
@@ -30,7 +30,9 @@ class Journal:
         self._folder = folder
         self._view = view
         self._clock = clock
-        self._full = False
+        self._learners = frozenset(up.learners)
+        self._ended_lives: dict[str, int] = {}
+        self._unsaved = False
         self._saved_s = clock.monotonic()
         self.began_s = clock.monotonic()
         self._session = SessionRecord(began_at_s=clock.wall())
@@ -97,15 +99,28 @@ class Journal:
         return max(self.file.versions, sum(f.version for f in self._view.fragments.values()))
 
     def look(self, say: Callable[[str], None]) -> None:
-        """Write as `save` does, if it is time; `say` once when the disk has become full."""
-        if self._clock.monotonic() - self._saved_s < SAVE_S:
-            return
-        self._saved_s = self._clock.monotonic()
+        """Write as `keep` does, if it is time."""
+        if self._clock.monotonic() - self._saved_s >= SAVE_S:
+            self._saved_s = self._clock.monotonic()
+            self.keep(say)
+
+    def keep(self, say: Callable[[str], None]) -> None:
+        """Write as `save` does; `say` once when that cannot be done: it ends nothing that goes on without it."""
         try:
             self.save()
-        except StorageFull as error:
-            if not self._full:
-                say(f"{error}\nlearners go on; nothing is merged or written until there is room")
-            self._full = True
+        except AtollError as error:
+            if not self._unsaved:
+                full = isinstance(error, StorageFull)
+                means = "nothing is merged or written until there is room" if full else "run.json stays as it is"
+                say(f"{error}\nlearners go on; {means}")
+            self._unsaved = True
         else:
-            self._full = False
+            self._unsaved = False
+
+    def has_stepped(self, name: str) -> bool:
+        """Return whether the life that has just ended took a step, if it was a learner's: one that never does is no restart."""
+        learner = self._view.learners.get(name)
+        life = None if learner is None else learner.latest
+        incarnation = 0 if life is None else life.incarnation
+        former, self._ended_lives[name] = self._ended_lives.get(name, 0), incarnation
+        return name not in self._learners or (life is not None and incarnation > former and life.steps > 0)

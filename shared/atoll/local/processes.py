@@ -18,13 +18,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, EnvironmentFault, UserError, parts_of
 from atoll.base.exits import SIGNALLED, last_word_in
+from atoll.base.logs import get
+
+log = get(__name__)
 
 RESTART_PAUSE_S = 1.0
 PROVEN_S = 10.0
@@ -96,6 +99,8 @@ class ProcessGroup:
         self._clock = clock
         self._children: dict[str, _Child] = {}
         self._killed = False
+        self.proven: Callable[[str], bool] = lambda _: True
+        """Whether a life that has ended, and lasted `PROVEN_S`, did what it was for: faults before it count no more then."""
 
     def start(self, plan: ChildPlan) -> None:
         """Start a child, or one of the same name anew.
@@ -118,7 +123,7 @@ class ProcessGroup:
         for child in self._children.values():
             if child.due_s is not None and now_s >= child.due_s and not self._killed:
                 child.due_s = None
-                self._spawn(child)
+                ends += self._spawn_again(child, now_s)
             if child.process is not None and (code := child.process.poll()) is not None:
                 ends.append(self._ended(child, child.process.pid, code, now_s))
         return ends
@@ -215,6 +220,15 @@ class ProcessGroup:
         todo = f"{told['todo']}; its log is {self.log_path(name)}" if "todo" in told else log
         return kind(f"{what}: {told['what']}", got=told.get("got"), allowed=told.get("allowed"), todo=todo)
 
+    def _spawn_again(self, child: _Child, now_s: float) -> list[Exit]:
+        """Start a child that has ended; if the system cannot, that is one more fault of this child, and nobody else's."""
+        try:
+            self._spawn(child)
+        except EnvironmentFault as error:
+            log.warning("child.not_started", child=child.plan.name, reason=str(error))
+            return [self._restarted_later(child, error.exit_code, now_s)]
+        return []
+
     def _spawn(self, child: _Child) -> None:
         child.born_s = self._clock.monotonic()
         command = list(child.plan.command)
@@ -236,11 +250,16 @@ class ProcessGroup:
             ) from error
 
     def _ended(self, child: _Child, pid: int, code: int, now_s: float) -> Exit:
-        """Note an end, and when to start again if that is what it deserves."""
+        """Note an end; end what it has left."""
         _signal_group(pid, signal.SIGKILL)
         child.process = None
+        proven = self.proven(child.plan.name) and now_s - child.born_s >= PROVEN_S
+        child.restarts = 0 if proven else child.restarts
+        return self._restarted_later(child, code, now_s)
+
+    def _restarted_later(self, child: _Child, code: int, now_s: float) -> Exit:
+        """Note a code, and when to start again if that is what it deserves."""
         child.codes.append(code)
-        child.restarts = 0 if now_s - child.born_s >= PROVEN_S else child.restarts
         fault = code not in (0, UserError.exit_code)
         restarting = fault and not child.asked and not self._killed and child.restarts < child.plan.restarts_max
         if restarting:

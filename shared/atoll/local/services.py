@@ -35,6 +35,9 @@ DATA: Final = "data"
 EXPORT: Final = "export"
 DASHBOARD: Final = "dashboard"
 RESTARTS_MAX: Final = 5
+LEARNERS_LEAVE_S: Final = 75.0
+LEAVE_SHARE: Final = 1.25
+"""Of the time that a learner has to leave (`learner.drain_s`), after which it is killed: its last checkpoint has some more."""
 SYNCHRONIZERS: Final = "synchronizers"
 
 
@@ -73,6 +76,11 @@ class Services:
     def bulk(self) -> tuple[str, ...]:
         """Return those of the further brokers that keep fragments."""
         return tuple(f"{BULK}-{number}" for number in range(1, self._up.settings.up.bulk_brokers + 1))
+
+    @property
+    def learners_leave_s(self) -> float:
+        """Return how long learners may take to leave: as they were told to at most, with their last checkpoint."""
+        return max(LEARNERS_LEAVE_S, LEAVE_SHARE * self._up.settings.learner.drain_s)
 
     @property
     def url_files(self) -> tuple[Path, ...]:

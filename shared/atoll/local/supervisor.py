@@ -45,7 +45,6 @@ SHOW_S: Final = 0.5
 BROKER_PATIENCE_S: Final = 5.0
 BROKER_START_S: Final = 30.0
 PREPARE_S: Final = 3600.0
-LEARNERS_LEAVE_S: Final = 75.0
 SHARDS_FINISH_S: Final = 60.0
 SHARDS_LEAVE_S: Final = 30.0
 SHARD_SETTLES_S: Final = 5.0
@@ -90,6 +89,7 @@ class Supervisor:
         self._services = Services(up, folder)
         self._page = DashboardPage(self._services, fleet, face)
         self._journal = Journal(up, folder, self._view, clock)
+        fleet.proven = self._journal.has_stepped
         self._stopping = False
 
     async def run(self) -> int:
@@ -118,7 +118,7 @@ class Supervisor:
         finally:
             self._face.rest()
             self._fleet.kill_all()
-            self._journal.save()
+            self._journal.keep(self._face.say)
 
     def _on_signal(self, main: asyncio.Task[int]) -> None:
         """The first signal asks for a good end; the second ends everything here and now."""
@@ -154,8 +154,7 @@ class Supervisor:
             failure = await self._train_and_end(bus, watch, following)
         finally:
             following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
+            await asyncio.gather(following, return_exceptions=True)  # a run that has ended well has
             with contextlib.suppress(TimeoutError, AtollError):
                 await asyncio.wait_for(bus.close(), CLOSE_S)
         try:
@@ -292,7 +291,7 @@ class Supervisor:
                 await close_run(bus, run := self._up.settings.run)
                 await bus.tell(Subjects(run).control("all"), encode(Control(verb="drain", sender="up")))
         with self._face.stage("learners push what they have"):
-            await self._end(learners, LEARNERS_LEAVE_S)
+            await self._end(learners, self._services.learners_leave_s)
         with self._face.stage("shards close their ledgers"):
             protocol = self._up.settings.protocol
             settle_s = protocol.lease_s + SHARD_SETTLES_S  # a former life's lease runs out
@@ -325,7 +324,7 @@ class Supervisor:
             last = await last_facts(bus, self._up.settings.run, self._view)
         except AtollError as error:
             self._face.say(f"the event log could not be read to its end: {error}")
-        self._journal.save()
+        self._journal.keep(self._face.say)
         report = write_report(self._folder, self._view, self._journal.file, last)
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out, self._journal.continued_by()))

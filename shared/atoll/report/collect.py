@@ -14,7 +14,6 @@ link (`atoll.run.links`).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -234,24 +233,21 @@ def _goodput(history: History | None) -> float | None:
 
 
 def _rounds(view: RunView) -> dict[str, Any]:
-    rounds = [line.round for line in view.rounds]
-    shares = [share for line in rounds for share in line.contributors]
-    judged: dict[str, Counter[str]] = {"shortened": Counter(), "unheard": Counter()}
-    for share in shares:
-        judged["shortened"][share.learner] += share.shortened
-        judged["unheard"][share.learner] += share.unheard
+    """Return what all rounds come to; times are of those that the view keeps, which are the last of a very long run."""
+    rounds, sums = [line.round for line in view.rounds], view.sums
     waited = sorted(line.waited_s for line in rounds)
+    judged = {"shortened": sums.shortened, "unheard": sums.unheard}
     return {
-        "count": len(rounds),
-        "contributors_mean": mean([float(len(line.contributors)) for line in rounds]),
-        "late": sum(share.age > 0 for share in shares),
+        "count": view.commits,
+        "contributors_mean": round(sums.contributions / view.commits, 6) if view.commits else None,
+        "late": sums.late,
         "grace_s_mean": mean([line.grace_s for line in rounds]),
         "waited_s_p50": quantile(waited, 0.50),
         "waited_s_p95": quantile(waited, 0.95),
         "merge_s_mean": mean([line.merge_s for line in rounds]),
         "commit_s_mean": mean([line.commit_s for line in rounds]),
-        "ends": dict(sorted(Counter(line.end for line in rounds).items())),
-        **{what: {name: slices for name, slices in sorted(by.items()) if slices} for what, by in judged.items()},
+        "ends": dict(sorted(sums.ends.items())),
+        **{what: dict(sorted(by.items())) for what, by in judged.items()},
     }
 
 
@@ -287,7 +283,7 @@ def _life(life: LearnerLife, account: Account, fragments: int) -> dict[str, Any]
 
 
 def _shards(view: RunView, facts: Facts) -> list[dict[str, Any]]:
-    commits = Counter(line.shard for line in view.rounds)
+    commits = view.sums.commits
     shards = []
     for name in _shard_names(facts):
         closed = view.closed.get(name)

@@ -92,7 +92,7 @@ def _summary(report: Mapping[str, Any]) -> str:
             _number(rounds["grace_s_mean"], " s"),
         ],
         [
-            "call to commit, median and 95%",
+            "call to the end of a round (its merge and commit not counted), median and 95%",
             f"{_number(rounds['waited_s_p50'], ' s')}, {_number(rounds['waited_s_p95'], ' s')}",
         ],
         ["payload bytes that the learners sent, read", f"{report['bytes_up']:,}, {report['bytes_down']:,}"],
@@ -216,7 +216,9 @@ def _contributors_chart(rounds: list[RoundLine], began_s: float) -> str:
 
 
 def _bytes_chart(view: RunView, began_s: float) -> str:
-    up, down = 0, 0
+    # What rounds moved that the view no longer keeps lies before the first point.
+    up = view.bytes_merged - sum(line.round.bytes_up for line in view.rounds)
+    down = view.bytes_published - sum(line.round.bytes_down for line in view.rounds)
     points: list[tuple[float, int, int]] = []
     for line in view.rounds:
         up, down = up + line.round.bytes_up, down + line.round.bytes_down
@@ -266,7 +268,7 @@ def _rounds_chart(rounds: list[RoundLine], began_s: float, fragments: int) -> st
     for line in rounds:
         done = line.round
         stop = line.at_s - began_s
-        start = stop - done.waited_s - done.merge_s - done.commit_s
+        start = stop - done.took_s
         names = ", ".join(f"{c.learner}{f' (age {c.age})' if c.age else ''}" for c in done.contributors)
         title = f"fragment {done.fragment} version {done.version}: {names}; {done.end}; {done.waited_s:.2f} s"
         bars.append(TimelineBar(done.fragment, start, stop, title))

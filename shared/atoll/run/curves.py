@@ -74,7 +74,7 @@ def first_s(view: RunView) -> float:
     known = [line.at_s for learner in view.learners.values() for line in learner.curve]
     for learner in view.learners.values():
         known += [life.joined_at_s for life in learner.lives.values() if life.joined_at_s is not None]
-    known += [line.at_s - line.round.waited_s - line.round.merge_s - line.round.commit_s for line in view.rounds]
+    known += [line.at_s - line.round.took_s for line in view.rounds]
     return min(known, default=0.0)
 
 

@@ -119,6 +119,11 @@ class RoundView(msgspec.Struct, frozen=True):
     why: RoundReasons | None = None
     hindered: Durations = msgspec.field(default_factory=dict)
 
+    @property
+    def took_s(self) -> float:
+        """Return the seconds from its call until its head was visible."""
+        return self.waited_s + self.queued_s + self.merge_s + self.commit_s
+
 
 class WaitingEvent(msgspec.Struct, frozen=True):
     """The fields of a `waiting` event: a round that is to make `version` was called again, and why."""

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.errors import BusError, EnvironmentFault
 from atoll.base.logs import get
 from atoll.base.quantities import INCARNATION_MAX
 from atoll.bus.interface import Bus
@@ -81,7 +81,7 @@ class MemberRoll:
             began_s = clock()
             try:
                 await self.read()
-            except (BusError, BrokerUnavailable, StorageFull) as error:
+            except (BusError, EnvironmentFault) as error:  # also of a broker that has lost this run
                 log.warning("members.unreadable", reason=str(error))
                 self._wanted.set()
             else:

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
+from atoll.base.quantities import LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.protocol.ledger import continued
 from atoll.run.event_fields import (
     ClosedEvent,
@@ -40,6 +40,7 @@ from atoll.run.event_fields import (
     ValidationEvent,
     fields_of,
 )
+from atoll.run.round_sums import NAMES_KEPT, OTHER, RoundSums, count
 from atoll.run.samples import Curve, SampleLine
 from atoll.wire.messages import Beat, Event, Presence
 from atoll.wire.traffic import TrafficMeter
@@ -50,9 +51,6 @@ ISOLATIONS_MAX: Final = 1_000
 LIVES_MAX: Final = 10_000
 HOSTS_MAX: Final = 1_000
 LEARNERS_KEPT: Final = 2 * LEARNERS_MAX
-REASONS_KEPT: Final = 256
-OTHER: Final = "other"
-"""What reasons and writers beyond `REASONS_KEPT` are counted under."""
 FORMER: Final = ""
 """The name for the bytes of synchronizer processes that the view has forgotten."""
 
@@ -188,6 +186,7 @@ class RunView:
     refused: Counter[str] = field(default_factory=Counter)
     junk: Counter[str] = field(default_factory=Counter)
     isolations: deque[IsolationLine] = field(default_factory=lambda: deque(maxlen=ISOLATIONS_MAX))
+    sums: RoundSums = field(default_factory=RoundSums)
     commits: int = 0
     bytes_merged: int = 0
     bytes_published: int = 0
@@ -279,7 +278,7 @@ class RunView:
     def refuse(self, writer: str, reason: str) -> None:
         """Count a message that no correct peer sends; `writer` is the process whose subject it came on."""
         self.unreadable += 1
-        if writer not in self.strange and len(self.strange) >= REASONS_KEPT:
+        if writer not in self.strange and len(self.strange) >= NAMES_KEPT:
             writer = OTHER
         told = self.strange.setdefault(writer, Unreadable())
         told.count, told.reason = told.count + 1, reason
@@ -287,6 +286,7 @@ class RunView:
     def _on_round(self, event: Event) -> None:
         line = fields_of(event, RoundView)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
+        self.sums.add(event.who, line)
         self.commits += 1
         self.bytes_merged = at_most(TOTAL_MAX, self.bytes_merged + line.bytes_up)
         self.bytes_published = at_most(TOTAL_MAX, self.bytes_published + line.bytes_down)
@@ -312,17 +312,19 @@ class RunView:
         told = fields_of(event, LeftEvent)
         if (found := self._life(event.who, told.incarnation)) is None:
             return
-        _, life = found
+        learner, life = found
         life.left = True
+        if learner.latest is life:  # its last heartbeat may be lost
+            learner.heard_s = None
         life.tokens, life.steps = max(life.tokens, told.tokens), max(life.steps, told.steps)
 
     def _on_refused(self, event: Event) -> None:
         for refusal in fields_of(event, RefusedEvent).refusals:
-            _count(self.refused, refusal.reason, 1)
+            count(self.refused, refusal.reason, 1)
 
     def _on_junk(self, event: Event) -> None:
-        for reason, count in fields_of(event, JunkEvent).reasons.items():
-            _count(self.junk, reason, count)
+        for reason, messages in fields_of(event, JunkEvent).reasons.items():
+            count(self.junk, reason, messages)
 
     def _on_quarantined(self, event: Event) -> None:
         self.isolations.append(IsolationLine(event.at_s, fields_of(event, QuarantineEvent)))
@@ -384,13 +386,6 @@ class RunView:
         if incarnation not in view.lives and len(view.lives) >= LIVES_MAX:
             del view.lives[min(view.lives)]
         return view, view.lives.setdefault(incarnation, LearnerLife(incarnation))
-
-
-def _count(counts: Counter[str], reason: str, count: int) -> None:
-    """Add to the count of a reason; those beyond the bound are counted together."""
-    if reason not in counts and len(counts) >= REASONS_KEPT:
-        reason = OTHER
-    counts[reason] = at_most(COUNT_MAX, counts[reason] + count)
 
 
 _KINDS: Final = frozenset(

@@ -165,10 +165,12 @@ class History:
         else:
             self.on_event(event)
 
-    def on_event(self, event: Event) -> None:
-        """Take one event; one whose fields are not those of its kind is counted and skipped."""
+    def on_event(self, event: Event, line: RoundLine | None = None) -> None:
+        """Take one event; one whose fields are not those of its kind is counted and skipped. `line` is a round that is read."""
         try:
-            if event.kind in _KINDS:
+            if line is not None:
+                self._take_round(line)
+            elif event.kind in _KINDS:
                 getattr(self, f"_on_{event.kind}")(event)
         except PeerMisbehaved:
             self.unreadable += 1
@@ -253,7 +255,9 @@ class History:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def _on_round(self, event: Event) -> None:
-        line = RoundLine(event.at_s, event.who, fields_of(event, RoundView))
+        self._take_round(RoundLine(event.at_s, event.who, fields_of(event, RoundView)))
+
+    def _take_round(self, line: RoundLine) -> None:
         if len(self.rounds) == self.rounds.maxlen:
             oldest = self.rounds[0].round
             self._made.pop((oldest.fragment, oldest.version), None)

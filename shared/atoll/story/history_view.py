@@ -16,6 +16,7 @@ class HistoryView(RunView):
     history: History = field(default_factory=History)
 
     def on_event(self, event: Event) -> None:
-        """Let both take an entry of the event log."""
+        """Let both take an entry of the event log; a round, of which both keep very many, they share."""
+        commits = self.commits
         RunView.on_event(self, event)
-        self.history.on_event(event)
+        self.history.on_event(event, self.rounds[-1] if self.commits > commits else None)
