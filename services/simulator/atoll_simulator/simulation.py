@@ -22,7 +22,8 @@ from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, shard_names, standby_names
 from atoll.local.run_probe import kept_ledger
-from atoll.local.supervisor import LEARNERS_LEAVE_S, SHARDS_FINISH_S, SHARDS_LEAVE_S
+from atoll.local.services import LEARNERS_LEAVE_S
+from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts, write_report
 from atoll.run.folder import SIMULATED, RunFolder

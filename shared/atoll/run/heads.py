@@ -102,6 +102,13 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
         BlobGone: the frame vanished faster than it could be read, several times; or the head is older than `held`, which
             only that of a run that was rebuilt meanwhile is.
     """
+    return (await fetch_frame_and_head(bus, run, head, held))[1]
+
+
+async def fetch_frame_and_head(
+    bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None
+) -> tuple[Head, GlobalFragment]:
+    """Return what `fetch_frame` does, and the head that it is of."""
     known = None if held is None else (held.version, held.values)
     for _ in range(READ_ATTEMPTS):
         if held is not None and head.version < held.version:
@@ -115,7 +122,7 @@ async def fetch_frame(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment
             head = newer
         else:
             bus.stats.parameters_down += values.size
-            return GlobalFragment(head.fragment, head.version, values)
+            return head, GlobalFragment(head.fragment, head.version, values)
     raise BlobGone(
         f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
     )

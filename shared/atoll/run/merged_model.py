@@ -24,7 +24,7 @@ from atoll.merge.global_update import AVERAGE, state_bytes_max
 from atoll.merge.outer import State
 from atoll.model.layout import Layout
 from atoll.model.pytrees import named_dtype
-from atoll.run.heads import fetch_frame, read_head, read_heads
+from atoll.run.heads import fetch_frame_and_head, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
 log = get(__name__)
@@ -61,7 +61,10 @@ async def read_merged(bus: Bus, run: RunRecord) -> MergedModel:
             got=f"{missing} of {len(run.layout.fragments)} fragments are missing",
             todo="wait until its founder has published them; a founder that died leaves that to the next learner",
         )
-    values = {p: (await fetch_frame(bus, run, head)).values for p, head in sorted(heads.items())}
+    values: dict[int, Vector] = {}
+    for p in sorted(heads):  # a head that was superseded meanwhile is replaced by that of the values
+        heads[p], frame = await fetch_frame_and_head(bus, run, heads[p])
+        values[p] = frame.values
     average = None
     if run.protocol.average_versions:
         kept = {p: await _fetch_average(bus, run, head, values[p]) for p, head in sorted(heads.items())}
