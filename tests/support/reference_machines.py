@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from atoll.protocol.events import (
     Acknowledge,
@@ -82,6 +83,10 @@ def _middle(values: Iterable[float]) -> float | None:
     return (ordered[half] + ordered[-half - 1]) / 2.0
 
 
+SPOILED: Final = ("not_finite", "corrupt", "blob_gone")
+"""Why a contribution is refused that was read."""
+
+
 @dataclass(slots=True)
 class _Heard:
     """The newest life of a learner: when it was heard, whether it trains, the step time that it told last."""
@@ -89,6 +94,7 @@ class _Heard:
     incarnation: int
     at_s: float
     training: bool = False
+    left: bool = False
     step_s: float | None = None
     beats: list[tuple[float, int]] = field(default_factory=list)
 
@@ -174,9 +180,7 @@ class RoundModel:
         if isinstance(fact, LearnerBeat):
             self._take_beat(fact)
         elif isinstance(fact, LearnerLeft):
-            heard = self._learners.get(fact.learner)
-            if heard is not None and heard.incarnation == fact.incarnation:
-                heard.training = False
+            self._take_farewell(fact)
         elif isinstance(fact, ContributionArrived) and fact.key.fragment in self._rounds:
             if fact.key in self._held:
                 return
@@ -195,6 +199,13 @@ class RoundModel:
         elif isinstance(getattr(fact, "key", None), PushKey):
             self._loading.discard(fact.key)  # type: ignore[attr-defined]  # ready or spoiled: it is read
 
+    def _take_farewell(self, farewell: LearnerLeft) -> None:
+        heard = self._learners.get(farewell.learner)
+        if heard is None or heard.incarnation < farewell.incarnation:
+            heard = self._learners[farewell.learner] = _Heard(farewell.incarnation, farewell.at_s)
+        if heard.incarnation == farewell.incarnation:
+            heard.training, heard.left = False, True
+
     def _take_beat(self, beat: LearnerBeat) -> None:
         life = beat.learner, beat.incarnation
         self._trained[life] = max(self._trained.get(life, 0), beat.tokens)
@@ -202,9 +213,9 @@ class RoundModel:
         if heard is None or beat.incarnation > heard.incarnation:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, beat.at_s)
         if beat.incarnation == heard.incarnation:
-            heard.at_s, heard.training = beat.at_s, beat.training
+            heard.at_s, heard.training = beat.at_s, beat.training and not heard.left
             heard.beats.append((beat.at_s, beat.steps))
-            if beat.training and beat.step_s > 0.0:
+            if heard.training and beat.step_s > 0.0:
                 heard.step_s = min(beat.step_s, heard.slowest_s())
 
     # --- what follows from them -----------------------------------------------------------------------------------------
@@ -402,7 +413,9 @@ class FateModel:
     def _see_refusal(self, refusal: Refuse) -> None:
         unfit = self._unfit(refusal.key)
         known = ("future_base", "stale", "empty", "implausible")
-        require(not unfit or refusal.reason in (unfit, "quarantined"), "what cannot be merged is refused", unfit)
+        # What became too old while it was read may turn out to be spoiled as well.
+        fits = refusal.reason in (unfit, "quarantined", *SPOILED)
+        require(not unfit or fits, "what cannot be merged is refused", (unfit, refusal))
         require(bool(unfit) or refusal.reason not in known, "what could be merged is not refused", refusal)
         self._give(refusal.key, f"refused:{refusal.reason}")
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import BlobGone
 from atoll.bus.interface import Bus
-from atoll.run import heads, merged_model
+from atoll.run import delta_chain, heads, merged_model
 from atoll.run.merged_model import read_merged
 from atoll.wire.messages import Head, RunRecord
 from support.founded_run import TOKENS, FoundedRun, TurnedClock, run_record
@@ -24,7 +24,7 @@ async def test_versions_and_tokens_are_those_of_the_values_that_were_read(
     await founded.found()
     seen = await heads.read_heads(founded.bus, founded.record)
     await founded.commit(0)
-    read = heads.read_values
+    read = delta_chain.read_values
 
     async def former(*_: object) -> dict[int, Head]:
         return dict(seen)

@@ -14,7 +14,7 @@ from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.own_folders import folders_of_container
-from atoll.deploy.quantities import go_memory, processors
+from atoll.deploy.quantities import processors
 from atoll.deploy.services import (
     DOOR,
     LEAF_PORT,
@@ -24,6 +24,7 @@ from atoll.deploy.services import (
     PlannedLeaf,
     PlannedNode,
     PlannedService,
+    broker_environment,
     leaf_command,
     leaf_of,
     node_command,
@@ -103,7 +104,7 @@ def _node(described: DeploymentDescription, node: PlannedNode) -> dict[str, Any]
     image, memory = described.software.hub_image, described.hub.memory
     return _hardened(image, memory, ["--file", HEALTH]) | {
         "command": list(node_command(described, node, store="/data", keys="/door")),
-        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json", "GOMEMLIMIT": go_memory(memory)},
+        "environment": broker_environment(memory, HEALTH),
         "ports": [f"{node.port}:{PORT}", *([f"{node.leaf_port}:{LEAF_PORT}"] if node.leaf_port else [])],
         "volumes": [f"{node.name}:/data", f"./services/{DOOR}:/door:ro"],
     }
@@ -113,7 +114,7 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
     image, memory = described.software.hub_image, described.hub.memory
     return _hardened(image, memory, ["--file", HEALTH]) | {
         "command": list(leaf_command(leaf, store="/data", keys="/door")),
-        "environment": {"ATOLL_HEALTH_FILE": HEALTH, "ATOLL_LOG__FORMAT": "json", "GOMEMLIMIT": go_memory(memory)},
+        "environment": broker_environment(memory, HEALTH),
         "volumes": [f"{leaf.name}:/data", f"./services/{leaf.name}:/door:ro"],
     }
 

@@ -19,9 +19,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, rules_of_hub, rules_of_region
+from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, named, rules_of_hub, rules_of_region
 from atoll.deploy.own_folders import folders_of_container
-from atoll.deploy.quantities import go_memory
 from atoll.deploy.services import (
     CLUSTER,
     CLUSTER_PORT,
@@ -35,6 +34,7 @@ from atoll.deploy.services import (
     RUN_FILE,
     PlannedLeaf,
     PlannedService,
+    broker_environment,
     leaf_command,
     leaf_of,
     nodes,
@@ -193,9 +193,7 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
         "image": described.software.hub_image,
         "args": args,
         "env": [
-            {"name": "ATOLL_HEALTH_FILE", "value": _HEALTH},
-            {"name": "ATOLL_LOG__FORMAT", "value": "json"},
-            {"name": "GOMEMLIMIT", "value": go_memory(hub.memory)},
+            *named(broker_environment(hub.memory, _HEALTH)),
             {
                 "name": "NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
@@ -252,11 +250,7 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
         "name": "broker",
         "image": image,
         "args": list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}")),
-        "env": [
-            {"name": "ATOLL_HEALTH_FILE", "value": _HEALTH},
-            {"name": "ATOLL_LOG__FORMAT", "value": "json"},
-            {"name": "GOMEMLIMIT", "value": go_memory(hub.memory)},
-        ],
+        "env": named(broker_environment(hub.memory, _HEALTH)),
         "ports": [{"name": "clients", "containerPort": PORT}],
         "volumeMounts": [
             _mount("tmp", "/tmp"),  # noqa: S108

@@ -169,3 +169,8 @@ def _rule(name: str, labels: Mapping[str, str], rules: Mapping[str, Any]) -> dic
         "metadata": {"name": name},
         "spec": {"podSelector": selector, **rules},
     }
+
+
+def named(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return variables as a container has them."""
+    return [{"name": name, "value": value} for name, value in environment.items()]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from atoll.base.errors import SettingsError
 from atoll.deploy.description import DeploymentDescription, RegionPlace, leaf_name
+from atoll.deploy.quantities import go_memory
 from atoll.keys.rights import Kind, premerger_of
 from atoll.wire.region_names import HUB
 
@@ -330,3 +331,8 @@ def leaf_command(leaf: PlannedLeaf, *, store: str, keys: str, identity: str = ""
     if leaf.port != PORT:
         yield from ("--port", str(leaf.port))
     yield from ("--leaf-of", ",".join(leaf.hubs))
+
+
+def broker_environment(memory: str, health: str) -> dict[str, str]:
+    """Return what the broker in a container with so much memory is told beside its command."""
+    return {"ATOLL_HEALTH_FILE": health, "ATOLL_LOG__FORMAT": "json", "GOMEMLIMIT": go_memory(memory)}

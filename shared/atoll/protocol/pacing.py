@@ -167,6 +167,17 @@ class KnownLearner:
         return at_s - self.heard_s <= max(silence_s, own_s)
 
 
+def newest_of(known: dict[str, KnownLearner], learner: str, incarnation: int, at_s: float) -> KnownLearner:
+    """Return what is known of a learner's newest incarnation, beginning with this one if it is newer or the first.
+
+    A farewell may be the first thing that is heard of it, with heartbeats still on their way.
+    """
+    view = known.get(learner)
+    if view is None or incarnation > view.incarnation:
+        view = known[learner] = KnownLearner(incarnation, at_s)
+    return view
+
+
 def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:
     """Return whether a heartbeat without news is a reason to look at all learners again, last done at `looked_s`.
 

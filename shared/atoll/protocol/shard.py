@@ -55,7 +55,7 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, beat_s, look_is_due, recall_s
+from atoll.protocol.pacing import KnownLearner, beat_s, look_is_due, newest_of, recall_s
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
@@ -110,15 +110,12 @@ class Shard:
     # --- what is known --------------------------------------------------------------------------------------------
 
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
-        """Return the learners whose newest incarnation trains and was heard lately; `isolated` adds those in quarantine.
-
-        Once the run is over, one that only goes on beating trains nothing: no round waits for it either.
-        """
+        """Return who trains and was heard lately, and is not overdue at the end; `isolated` adds those in quarantine."""
         return set(self._living(at_s, isolated=isolated))
 
     def _living(self, at_s: float, *, isolated: bool = False) -> Iterator[str]:
-        known = ((n, v) for n, v in self.learners.items() if v.training and not v.overdue(at_s, self.over_s))
-        heard = (name for name, view in known if view.heard(at_s, self.settings.silence_s))
+        known, silence_s = self.learners.items(), self.settings.silence_s
+        heard = (n for n, v in known if v.training and v.heard(at_s, silence_s) and not v.overdue(at_s, self.over_s))
         return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
 
     def present(self, at_s: float) -> set[str]:
@@ -153,10 +150,7 @@ class Shard:
 
     @_handle.register
     def _(self, event: LearnerBeat) -> list[Action]:
-        view = self.learners.get(event.learner)
-        if view is None or event.incarnation > view.incarnation:
-            view = KnownLearner(event.incarnation, event.at_s)
-            self.learners[event.learner] = view
+        view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
         )
@@ -170,9 +164,7 @@ class Shard:
     @_handle.register
     def _(self, event: LearnerLeft) -> list[Action]:
         self.ledger.account(event.learner, event.incarnation).left = True
-        view = self.learners.get(event.learner)
-        if view is None or view.incarnation < event.incarnation:  # its heartbeats may still be on their way
-            view = self.learners[event.learner] = KnownLearner(event.incarnation, event.at_s)
+        view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         if view.incarnation == event.incarnation:
             view.training = view.present = False
         where = next(iter(self.slots))
