@@ -111,3 +111,12 @@ def test_the_goodput_of_now_is_of_the_last_minute_alone() -> None:
     assert rates([PresentTime(3000.0, 3600.0, 600, 300.0)], now_s=3630.0).now == 0.5
     assert rates([hour, minute], now_s=3600.0 + NOW_S).now is None
     assert rates([hour, minute]).now is None
+
+
+def test_a_clock_that_is_set_back_takes_no_sample_away() -> None:
+    """An hour of a curve was gone, and what came after it was not drawn for an hour."""
+    view = RunView()
+    for step in range(1, 11):
+        sampled(view, "a", 10.0 * step - (3600.0 if step > 5 else 0.0), step)
+
+    assert [line.sample.step for line in lines_of(view.learners["a"])] == list(range(1, 11))

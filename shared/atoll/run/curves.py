@@ -91,17 +91,15 @@ def learner_curve(learner: str, lines: Sequence[SampleLine], began_s: float) -> 
 
 
 def lines_of(learner: LearnerView, recent: Iterable[SampleLine] = ()) -> list[SampleLine]:
-    """Return a learner's samples from event log and `recent` heartbeats by time; of two at one step the first stays."""
-    both = sorted((*learner.curve, *recent), key=lambda line: line.at_s)
+    """Return a learner's samples from event log and `recent` heartbeats by life and step; of two at one step the first stays.
+
+    Not by time: a learner's clock may be set back, and what a slow writer tells late would be a step down.
+    """
+    both = sorted((*learner.curve, *recent), key=lambda line: (line.sample.incarnation, line.sample.step, line.at_s))
     kept: list[SampleLine] = []
     for line in both:
-        if kept and _key(kept[-1]) == _key(line):
-            continue
-        # Of one incarnation nothing goes back: what a slow writer tells late would be a step down.
-        former = kept[-1].sample if kept else None
-        if former is not None and _key(kept[-1])[:2] > (line.sample.incarnation, line.sample.step):
-            continue
-        kept.append(line)
+        if not kept or _key(kept[-1]) != _key(line):
+            kept.append(line)
     return kept
 
 

@@ -118,7 +118,7 @@ class Timeline:
                 continue
             self._sign(beat.learner, beat.incarnation, beat.at_s)
             kept = self.recent.setdefault(learner.learner, deque(maxlen=RECENT_MAX))
-            if kept and beat.at_s < kept[-1].at_s + RECENT_S:
+            if kept and kept[-1].at_s <= beat.at_s < kept[-1].at_s + RECENT_S:  # a clock that was set back begins anew
                 continue
             told = SampleEvent(
                 beat.incarnation,
