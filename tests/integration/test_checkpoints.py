@@ -170,6 +170,8 @@ def test_another_optimizer_is_another_tree(tmp_path: Path) -> None:
     save(checkpoints, 1)
 
     assert checkpoints.load({**tree(0), "nu": jnp.zeros(3)}) is None
+    assert checkpoints.place() == {(0, 0, 4): (3, 8)}, "the data that was read was read"
+    assert Checkpoints(tmp_path, msgspec.structs.replace(LIFE, model="another")).place() == {}
 
 
 def test_a_place_that_cannot_be_written_costs_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:

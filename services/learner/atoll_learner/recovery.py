@@ -60,7 +60,8 @@ class Recovered:
 def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> Recovered:  # noqa: ANN401
     """Return the best state there is, and say on log and event log which it was."""
     own = _own(checkpoints, train, fresh)
-    cursor = own.note.progress if own else {}
+    # What was read was read: with another optimizer, too, whose checkpoints cannot be used.
+    cursor = own.note.progress if own else checkpoints.place() if checkpoints is not None else {}
     age_tokens = age_of(own, island.run_tokens) if own else 0
     horizon_tokens = train.tokens_per_step / (1.0 - train.beta2)
     if own is not None and age_tokens <= GOOD_HORIZONS * horizon_tokens:

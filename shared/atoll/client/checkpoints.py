@@ -19,6 +19,7 @@ The reference learner (`atoll_learner.keeper`) and a loop of one's own (`atoll.c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -93,12 +94,18 @@ class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     digest: str = ""
 
-    def difference(self, other: CheckpointNote) -> str:
-        """Return the first thing in which this checkpoint is not that of `other`'s life or a former one, or ""."""
+    def stranger(self, other: CheckpointNote) -> str:
+        """Return the first thing in which this checkpoint is of another learner, run or model than `other`'s, or ""."""
         for name in ("run", "nonce", "model", "layout", "learner"):
             got, wanted = getattr(self, name), getattr(other, name)
             if got != wanted:
                 return f"its {name} is {got!r} and not {wanted!r}"
+        return ""
+
+    def difference(self, other: CheckpointNote) -> str:
+        """Return the first thing in which this checkpoint is not that of `other`'s life or a former one, or ""."""
+        if strange := self.stranger(other):
+            return strange
         for name in sorted(self.tree.keys() | other.tree.keys()):
             kept, asked = self.tree.get(name, "not there"), other.tree.get(name, "not there")
             if kept != asked:
@@ -150,6 +157,15 @@ class Checkpoints:
             return loaded
         former = self._former.load(like)
         return None if former is None else replace(former, rebuilt_since=True)
+
+    def place(self) -> dict[Key, tuple[int, int]]:
+        """Return the place in the data of our newest checkpoint, whatever optimizer it is of; nothing where there is none."""
+        for number in self._numbers() if self._exists() else ():
+            with contextlib.suppress(CheckpointError):
+                note = self._read_note(number)
+                if not note.stranger(self._life):
+                    return note.progress
+        return {}
 
     def _load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
         """Return the newest one below our folder that is whole and of our `life`."""
