@@ -173,6 +173,24 @@ def loading_evaluator_of(run_dir: Path) -> int:
 
 
 @pytest.mark.second_tier
+def test_a_run_whose_console_is_gone_ends_in_order(run_dir: Path, corpus: Path) -> None:
+    """With `| tee log` Ctrl-C ends `tee` as well: nothing can be printed any more, and nothing may be lost for that."""
+    process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "5000000")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " 1 training" in line and "no step yet" not in line:
+            break
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(DEADLINE_S) == 0
+    assert json.loads((run_dir / "run.json").read_text())["sessions"][-1]["ended"] == "stopped"
+    assert report_of(run_dir)["fates_exact"] is True
+    assert (run_dir / "model.safetensors").exists()
+    assert logged_lines(run_dir / "logs" / "up.jsonl", "console.gone")
+
+
+@pytest.mark.second_tier
 def test_a_model_that_cannot_be_written_is_no_success(run_dir: Path, corpus: Path) -> None:
     """The run has ended and has its report; its program leaves with the error of the export."""
     process = start(run_dir, corpus, "--learners", "1", "--shards", "1", "--tokens", "20000")

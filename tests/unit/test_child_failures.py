@@ -138,3 +138,10 @@ def test_a_restart_that_the_system_refuses_is_a_fault_of_that_child_alone(
     assert not group.alive(["victim"])
     monkeypatch.undo()
     group.kill_all()
+
+
+def test_an_end_says_what_comes_of_it() -> None:
+    """A child that is given up was told like one that comes back."""
+    said = [Exit("a", -9, restarting=True).news, Exit("a", -9).news, Exit("a", -15, asked=True).news]
+
+    assert [line.partition("; ")[2] for line in said] == ["starting it again", "it is not started again", ""]

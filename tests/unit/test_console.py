@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,8 @@ from rich.console import Console
 
 from atoll.base.clock import SystemClock
 from atoll.base.units import as_size
-from atoll.local.console import WIDE, ConsolePicture, draw, draw_once, status_line
+from atoll.local import console as console_module
+from atoll.local.console import WIDE, ConsolePicture, LastingConsole, PlainConsole, draw, draw_once, status_line
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.timeline import TimedView
 from atoll.run.view import RunView
@@ -126,3 +129,24 @@ def test_a_picture_that_is_drawn_once_has_the_age_of_the_event_log(
     draw_once(ConsolePicture(view, "r", ProtocolSettings(), 0.0, 2.0))
 
     assert capsys.readouterr().out.splitlines()[-1].startswith("2:00:00 · ")
+
+
+def test_a_console_whose_reader_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`atoll up | tee log` and Ctrl-C: the shell ends `tee` as well, before the run has said that it drains."""
+    quiet: list[bool] = []
+    monkeypatch.setattr(console_module, "say_no_more", lambda: quiet.append(True))
+    reading, writing = os.pipe()
+    file = os.fdopen(writing, "w", buffering=1)
+    console = LastingConsole(file=file)
+    face = PlainConsole(console, SystemClock())
+    face.say("there")
+    os.close(reading)
+    face.say("gone")
+    face.say("nothing any more")
+    with face.stage("a stage"):
+        pass
+    with contextlib.suppress(BrokenPipeError):
+        file.close()
+
+    assert quiet == [True]
+    assert console.quiet

@@ -776,6 +776,13 @@ def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Pat
         ('data = "/srv/corpus"', 'data = "/srv/${x}"', "compose cannot mount"),
         ("model.size", "modle.size", "modle"),
         ("[settings]", "[settings", "not TOML"),
+        ("gpus = 1", 'memory = "0"', "regions.eu.memory"),
+        ("gpus = 1", 'memory = "500m"', "regions.eu.memory"),
+        ("gpus = 1", 'memory = "63Mi"', "at least 64Mi"),
+        ("gpus = 1", f'memory = "{"9" * 400}"', "regions.eu.memory"),
+        ("gpus = 1", 'cpus = "0"', "regions.eu.cpus"),
+        ("gpus = 1", 'cpus = "1000000"', "regions.eu.cpus"),
+        ("gpus = 1", f"settings.{'a.' * 1500}a = 1", "not TOML"),
         ("protocol.fragments = 4", f"protocol.fragments = {'9' * 5000}", "not TOML"),
     ],
 )

@@ -8,7 +8,7 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.client.log_lines import AdoptionLog, SupersededLog, account
+from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
 from atoll.protocol.events import CallHeard, DrainOrdered, Event, Push, PushSettled, StepDone
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -82,3 +82,20 @@ def test_a_learner_whose_intervals_are_short_is_told_once_that_its_work_is_super
         said.append([line["share"] for line in lines])
 
     assert said == [[], [], [], [], [], [], [], [0.55], []]
+
+
+def test_a_learner_that_nobody_calls_is_told_so() -> None:
+    """Whoever forgot the synchronizer trained on for nobody, and no line said it."""
+    machine, watch = Island(ProtocolSettings(fragments=1, shards=1, interval_steps=4).check(), {0: 0}), UncalledLog()
+
+    def steps(count: int, *, adopted: int = 0) -> list[str]:
+        for _ in range(count):
+            machine.handle(StepDone(at_s=0.0, tokens=10))
+        with capture_logs() as lines:
+            watch.look(machine, adopted, 4)
+        return [line["event"] for line in lines]
+
+    assert steps(8) == [], "the first call may still come"
+    assert [steps(9), steps(9)] == [["learner.uncalled"], []], "once"
+    assert steps(9, adopted=1) == []
+    assert steps(9) == ["learner.uncalled"]

@@ -14,8 +14,9 @@ from atoll.local.run_probe import last_facts
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
-from atoll.report.write import summary
+from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.event_fields import QuarantineEvent
+from atoll.run.folder import RunFile, RunFolder
 from atoll.run.ledger import closing_ledger
 from atoll.run.view import LearnerLife, LearnerView, RunView
 from atoll.run.watch import Watch
@@ -363,3 +364,17 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
     assert last.history is view.history
     assert [each.shard for each in view.history.tenures] == ["shard-0"]
     assert view.history.closed == set(view.closed) == {f"shard-{shard}" for shard in range(record.protocol.shards)}
+
+
+def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
+    """Days of training end with their figures, and with the file that can be written."""
+    out = tmp_path / "run"
+    with RunFolder(out) as folder:
+        (out / "report.json" / "inside").mkdir(parents=True)
+        settings = {"protocol.fragments": 1, "protocol.shards": 1}
+        run = RunFile(run="r", learners=1, settings=settings, broker="embedded")
+        report, unwritten = write_report(folder, RunView(), run, BrokerFacts())
+
+    assert report["commits"] == 0
+    assert "cannot be used" in str(unwritten)
+    assert (out / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

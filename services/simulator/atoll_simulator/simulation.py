@@ -318,6 +318,8 @@ def simulate(
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
         write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, trade.params))
     last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
-    report = write_report(folder, view, files[0].file, last, "virtual")
+    report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
     files[0].settle(report)
+    if unwritten is not None:
+        raise unwritten
     return report, outcome

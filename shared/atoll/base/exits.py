@@ -100,7 +100,7 @@ def guarded(call: Callable[[], Any]) -> None:
         sys.exit(exit_code_of(error))
     except BrokenPipeError:
         # The reader has gone.
-        _say_no_more()
+        say_no_more()
         sys.exit(0)
     except Exception as error:
         told = _in_words(error)
@@ -119,7 +119,7 @@ def _in_words(error: Exception) -> AtollError | None:
         return missing(error)
     if not is_full(error) or _speaks_json():  # a log of a service tells better where it was
         return None
-    _say_no_more()  # it may be what is full
+    say_no_more()  # it may be what is full
     return StorageFull(
         "no room is left for what this command writes",
         got=getattr(error, "filename", None) or "standard output, or a file",
@@ -127,7 +127,7 @@ def _in_words(error: Exception) -> AtollError | None:
     )
 
 
-def _say_no_more() -> None:
+def say_no_more() -> None:
     """Write what standard output still takes, and let it lead nowhere: Python would complain once more at exit."""
     if sys.stdout is None:
         return

@@ -4,26 +4,26 @@ There is no initialisation step. The first learner to arrive writes the run reco
 settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Every other learner,
 including one that lost this race, reads the record, checks that its own model has the same layout, and adopts the
 heads. If a founder dies before the heads are complete, another learner with the same layout completes them once no further one
-has appeared for a while. Heads are created with revision 0, so a head that exists is never replaced. A founder that was only
-slow, and finds a head of other values where its own should be, stops and says so: the model is mixed from two.
+has appeared for a while, if its own values are those that are there already. Heads are created with revision 0, so a head that
+exists is never replaced. Whoever finds a head of other values where its own should be stops and says that the model is mixed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import AccessDenied, BrokerUnavailable, RecordConflict
+from atoll.base.errors import AccessDenied, BrokerUnavailable, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather
 from atoll.run.delta_chain import digest_of_values, keyframe_of
-from atoll.run.heads import head_info
+from atoll.run.heads import head_info, read_heads
 from atoll.run.record import check_run, read_run
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
@@ -148,6 +148,39 @@ async def publish_origin(
             if await _disown(bus, run, fragment, head):
                 others.append(fragment)
     return others
+
+
+async def check_begun(bus: Bus, run: RunRecord, values: Mapping[int, Vector]) -> None:
+    """Check that what a founder that is gone has published of a run is what we would publish, before we complete it.
+
+    Raises:
+        RunReplaced: it is not; the model would be mixed from two.
+    """
+    others = []
+    for fragment, head in (await read_heads(bus, run)).items():
+        if head.version == 0 and head.digest != await asyncio.to_thread(_digest_of, values, fragment):
+            others.append(fragment)
+    refuse_mixed(
+        run, others, f"the founder of this run, {run.founder!r}, is gone, and has begun it with other values than ours"
+    )
+
+
+def refuse_mixed(run: RunRecord, others: Sequence[int], what: str) -> None:
+    """Refuse to train a run of which the fragments `others` have values of somebody else's.
+
+    Raises:
+        RunReplaced: there is one.
+    """
+    if others:
+        raise RunReplaced(
+            what,
+            got=f"other values in {len(others)} of {len(run.layout.fragments)} fragments",
+            todo=f"stop all learners, `atoll runs remove {run.run}`, and let one learner found it before others join",
+        )
+
+
+def _digest_of(values: Mapping[int, Vector], fragment: int) -> str:
+    return digest_of_values(values[fragment])
 
 
 async def _disown(bus: Bus, run: RunRecord, fragment: int, ours: Head) -> bool:

@@ -11,6 +11,8 @@ from typing import Final
 from atoll.base.logs import get
 from atoll.protocol.island import Island
 
+CALLS_DUE: Final = 2
+"""After so many intervals of a fragment without a call nobody will call."""
 SUPERSEDED_MAX: Final = 0.2
 """A learner whose intervals outlast its rounds stays well below this share."""
 ADOPTIONS_MIN: Final = 3
@@ -72,6 +74,29 @@ class SupersededLog:
                 why="a round takes long beside an interval, and new values overwrite what was trained since the push",
                 todo="protocol.adoption=carry, or a longer protocol.interval_steps; both belong to the founding of a run",
             )
+
+
+class UncalledLog:
+    """Warns a learner that trains for nobody: no shard calls for what it has learnt, and none makes versions."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._steps = self._pushed = 0
+        self._warned = False
+
+    def look(self, machine: Island, adopted: int, interval_steps: int) -> None:
+        """Go on by `adopted` fragments; warn, once until that ends, if calls are missing since the last look."""
+        stepped, pushed = machine.steps - self._steps, machine.pushed - self._pushed
+        self._steps, self._pushed = machine.steps, machine.pushed
+        uncalled = not adopted and not pushed and stepped > CALLS_DUE * interval_steps
+        if uncalled and not self._warned:
+            log.warning(
+                "learner.uncalled",
+                steps=stepped,
+                why="no shard has called for a contribution, and no version was made",
+                todo="is a synchronizer running? `atoll status` says what the run waits for",
+            )
+        self._warned = uncalled
 
 
 def account(machine: Island) -> dict[str, int]:

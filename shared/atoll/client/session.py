@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
 from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
@@ -28,9 +28,9 @@ from atoll.client.arguments import checked_start
 from atoll.client.data_leases import DataLeases
 from atoll.client.device_encoding import checked
 from atoll.client.driver import IslandDriver
-from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin
+from atoll.client.founding import Origin, await_founding, check_begun, found_or_join, publish_origin, refuse_mixed
 from atoll.client.join_options import JoinOptions
-from atoll.client.log_lines import AdoptionLog, SupersededLog, account
+from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.client.samples import SAMPLE_S, checked_pause, pause_of, sample_of
@@ -120,7 +120,7 @@ class Session:
         self._state: LearnerState = "joining"
         self._founder = False
         self._began_s = clock.monotonic()
-        self._superseded_log = SupersededLog()
+        self._superseded_log, self._uncalled_log = SupersededLog(), UncalledLog()
 
     async def open(self) -> list[AdoptableFragment]:
         """Found or join the run, claim the id, and return the run's frames, ready to adopt."""
@@ -136,16 +136,16 @@ class Session:
         # Only now: what is signed says of which founding it is, a member record too.
         who = self._request.learner
         self.member = await claim(self.bus, offer.subjects, who, self._clock, self._identity, self._request.region)
-        if self._founder and (mixed := await publish_origin(self.bus, self.run, self._request.origin, self._identity)):
-            raise RunReplaced(
-                "another learner took this founder for gone, and completed the run with values of its own",
-                got=f"other values in {len(mixed)} of {len(self.run.layout.fragments)} fragments",
-                todo=f"stop all learners, `atoll runs remove {self.run.run}`, and let one learner found it before others join",
+        if self._founder:
+            await self._publish(
+                self._request.origin, "another learner took this founder for gone, and completed the run"
             )
         heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
-            await publish_origin(self.bus, self.run, self._request.origin.on(self.run.layout), self._identity)
+            origin = self._request.origin.on(self.run.layout)
+            await check_begun(self.bus, self.run, origin)
+            await self._publish(origin, "the founder of this run was only slow, and went on while we completed it")
             heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
@@ -171,6 +171,10 @@ class Session:
         )
         self.lender = StateLender(self.bus, self.run, self.member, self._standing, self._identity)
         return [AdoptableFragment(frame, frame.values) for frame in frames]
+
+    async def _publish(self, origin: Origin, mixed: str) -> None:
+        """Publish version 0 where there is none; say that the model is `mixed` where there is one of other values."""
+        refuse_mixed(self.run, await publish_origin(self.bus, self.run, origin, self._identity), mixed)
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
         """Listen, send heartbeats and record that we joined; the first step may follow."""
@@ -301,6 +305,7 @@ class Session:
         await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
         step, adopted = self.driver.machine.steps, self.driver.adoption_log.taken()
         self._superseded_log.look(self.driver.machine, adopted)
+        self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
         log.info("learner.moved", step=step, fragments_adopted=adopted, **moved.told)
 
     def _standing(self) -> TrainingStanding:

@@ -14,7 +14,7 @@ from atoll.base.errors import SettingsError
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.own_folders import folders_of_container
-from atoll.deploy.quantities import processors
+from atoll.deploy.quantities import processors, size_bytes
 from atoll.deploy.services import (
     DOOR,
     LEAF_PORT,
@@ -184,5 +184,5 @@ def _here(path: str) -> str:
 
 
 def _bytes(quantity: str) -> str:
-    """Return a size in compose's words."""
-    return quantity.removesuffix("i").lower()
+    """Return a size in compose's words: its letters mean powers of 1024, with and without an i."""
+    return f"{size_bytes(quantity)}b"

@@ -26,7 +26,6 @@ service) is in `atoll.deploy.services`. Nothing in it is secret.
 from __future__ import annotations
 
 import re
-import tomllib
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -34,7 +33,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.base.errors import SettingsError
-from atoll.deploy.quantities import PATTERN, PROCESSORS
+from atoll.base.toml_text import parsed_toml
+from atoll.deploy.quantities import MEMORY_MIN, PROCESSORS, SIZE, size_bytes
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
 from atoll.settings.sections import Copies, Section
@@ -49,11 +49,19 @@ def _network(text: str) -> str:
     return str(ip_network(text))
 
 
+def _enough(memory: str) -> str:
+    """Return an amount of memory in which a program can start."""
+    if size_bytes(memory) < MEMORY_MIN:
+        raise ValueError(f"at least {MEMORY_MIN >> 20}Mi")
+    return memory
+
+
 HubTarget = Literal["compose", "kubernetes", "systemd"]
 RegionTarget = Literal["compose", "kubernetes", "systemd", "skypilot"]
 Network = Annotated[str, AfterValidator(_network)]
-Quantity = Annotated[str, Field(pattern=f"^{PATTERN}$")]
-Processors = Annotated[str, Field(pattern=f"^{PROCESSORS}$")]
+Size = Annotated[str, Field(pattern=f"^{SIZE}$")]
+Memory = Annotated[Size, AfterValidator(_enough)]
+Processors = Annotated[str, Field(pattern=f"^({PROCESSORS})$")]
 
 
 class HubPlace(Section):
@@ -86,8 +94,8 @@ class HubPlace(Section):
     target: HubTarget = "systemd"
     namespace: str = "atoll"
     service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "LoadBalancer"
-    storage: Quantity = "100Gi"
-    memory: Quantity = "2Gi"
+    storage: Size = "100Gi"
+    memory: Memory = "2Gi"
     sources: tuple[Network, ...] = ()
     addresses: tuple[Network, ...] = ()
 
@@ -147,7 +155,7 @@ class RegionPlace(Section):
     broker: Literal["hub", "leaf"] = "hub"
     host: str = ""
     port: int = Field(default=4222, ge=1, le=65535)
-    storage: Quantity = "100Gi"
+    storage: Size = "100Gi"
     premerge: bool = False
     data: str = Field(default="corpus", min_length=1)
     founds: bool = True
@@ -155,7 +163,7 @@ class RegionPlace(Section):
     gpus: int = Field(default=0, ge=0, le=64)
     accelerators: str = ""
     spot: bool = True
-    memory: Quantity = "8Gi"
+    memory: Memory = "8Gi"
     cpus: Processors = "4"
     settings: dict[str, Any] = Field(default_factory=dict)
 
@@ -255,12 +263,12 @@ def read_description(path: Path) -> DeploymentDescription:
         SettingsError: it cannot be read, is not TOML, has a name that does not exist or a value that cannot be.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parsed_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(
             "cannot read the description", got=f"{path}: {error.strerror}", todo="check its path"
         ) from error
-    except (ValueError, RecursionError) as error:  # also a number of more digits, or a deeper list, than Python reads
+    except ValueError as error:
         raise SettingsError("the description is not TOML", got=f"{path}: {error}", todo="correct the file") from error
     try:
         found = DeploymentDescription(**table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from atoll.base.huge_pages import huge_pages
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.services import IDENTITY_FILE, RUN_FILE, PlannedService, services, unit
 from atoll.deploy.texts import toml, yaml
@@ -47,6 +48,7 @@ def _task(described: DeploymentDescription, place: str, service: PlannedService)
         "resources": resources,
         "num_nodes": 1,
         **mounted,
+        "envs": huge_pages({}),
         "secrets": {SECRET: None},
         "setup": f"python3 -m pip install --upgrade {shlex.quote(described.software.package)}\n",
         "run": run,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ import nkeys
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.toml_text import parsed_toml
 from atoll.bus.options import Credentials
 from atoll.keys.certificates import check_authority
 from atoll.keys.rights import EVERY_RUN, KINDS, Kind
@@ -170,8 +170,8 @@ def run_credentials(path: Path, run: str) -> Credentials:
 
 def _parsed(path: Path, text: str) -> HeldIdentity:
     try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError):
+        table = parsed_toml(text)
+    except ValueError:
         raise _no_identity(path, "not TOML") from None  # its words could show a part of the secret
     wrong = [name for name in _FIELDS if not isinstance(table.get(name), str)]
     if wrong or table["kind"] not in KINDS:

@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.clock import Clock, SystemClock
+from atoll.base.exits import say_no_more
+from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
 from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
@@ -27,6 +29,8 @@ from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.timeline import TimedView
 from atoll.run.view import HostView, LearnerView, RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
+
+log = get(__name__)
 
 STATUS_EVERY_S: Final = 10.0
 BEATS_UNHEARD: Final = 2.0
@@ -206,9 +210,19 @@ class TerminalConsole:
             self._live = None
 
 
+class LastingConsole(Console):
+    """A console whose reader may go (`| tee log` and Ctrl-C): who looks at a run does not decide how it ends."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on."""
+        self.quiet = True
+        say_no_more()
+        log.warning("console.gone", why="nobody reads standard output any more; the run goes on")
+
+
 def make_face(clock: Clock) -> RunConsole:
     """Return the console that fits standard output."""
-    console = Console()
+    console = LastingConsole()
     return TerminalConsole(console, clock) if console.is_terminal else PlainConsole(console, clock)
 
 

@@ -316,8 +316,8 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
                 f"{name} cannot change in a run that exists",
                 got=f"{as_text(now.get(name))} from {redacted(origin)}",
                 allowed=f"{as_text(was) or 'nothing'}, as {up.out / 'run.json'} says",
-                todo="leave it away, or start a new run in another --out (learners, tokens, minutes, throttle, "
-                "via, train.* and log.* may change)",
+                todo="leave it away, or start a new run in another --out (all but id, seed, text, brokers, model.* and "
+                "protocol.* may change, and --tokens)",
             )
     texts = [str(path.absolute()) for path in up.corpus]
     if texts != former.corpus:

@@ -78,6 +78,12 @@ class Exit:
         except ValueError:
             return f"was ended by signal {-self.code}"
 
+    @property
+    def news(self) -> str:
+        """Return the end, and what comes of it, as a line."""
+        more = "; starting it again" if self.restarting else "" if self.asked else "; it is not started again"
+        return f"{self.name} {self.what}{more}"
+
 
 @dataclass(slots=True)
 class _Child:

@@ -21,7 +21,7 @@ from atoll.local.brokers import host_command
 from atoll.local.defaults import EVALUATE_CORES_MAX, EVALUATE_EVERY_S
 from atoll.local.environment import flat, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
-from atoll.local.processes import ChildPlan
+from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.program_cache import program_cache
 from atoll.local.recovery import archive_url
 from atoll.local.run_keys import RunKeys
@@ -76,6 +76,17 @@ class Services:
     def bulk(self) -> tuple[str, ...]:
         """Return those of the further brokers that keep fragments."""
         return tuple(f"{BULK}-{number}" for number in range(1, self._up.settings.up.bulk_brokers + 1))
+
+    def needs(self, name: str, fleet: ProcessGroup) -> bool:
+        """Return whether the run is over without a child: it survives a learner or broker of several, and the evaluator."""
+        if name in (EVALUATOR, EXPORT, DATA, DASHBOARD) or name in self.standbys:
+            return False
+        if name in self.home:
+            return 2 * len(fleet.alive(self.home)) <= len(self.home)
+        if name not in self._up.learners:
+            return True
+        others = [learner for learner in self._up.learners if learner != name]
+        return not fleet.alive(others) and not any(fleet.codes(other)[-1:] == (0,) for other in others)
 
     @property
     def learners_leave_s(self) -> float:

@@ -106,7 +106,9 @@ class Supervisor:
             self._journal.ended("stopped")
             with contextlib.suppress(asyncio.CancelledError):  # by a second signal
                 await self._end([DATA], PAGE_LEAVE_S)  # it removes what it has half made
-            self._face.say("stopped before anything was trained")
+            self._face.say(
+                "stopped before anything was trained; no settings were kept: to begin again, give the same command"
+            )
             return INTERRUPTED
         except asyncio.CancelledError:
             self._journal.ended("killed")
@@ -258,6 +260,7 @@ class Supervisor:
     async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
         first_s: float | None = None
+        merging_s = self._clock.monotonic()
         reconnects = bus.stats.reconnects
         while True:
             self._reap()
@@ -271,7 +274,10 @@ class Supervisor:
                 self._face.say("the broker was away and answers again")
             if self._stopping:
                 return "stopped"
-            if not self._fleet.alive(self._up.learners):
+            if self._fleet.alive(self._services.shards) or not self._view.run_tokens:
+                merging_s = now_s
+            # Shards that have closed their ledgers wait for nobody: a learner that no longer answers keeps nothing open.
+            if not self._fleet.alive(self._up.learners) or now_s - merging_s > self._services.learners_leave_s:
                 return "finished"
             if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
                 return "minutes"
@@ -325,9 +331,11 @@ class Supervisor:
         except AtollError as error:
             self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.keep(self._face.say)
-        report = write_report(self._folder, self._view, self._journal.file, last)
+        report, unwritten = write_report(self._folder, self._view, self._journal.file, last)
         self._journal.settle(report)
         self._face.say(summary(report, self._folder.out, self._journal.continued_by()))
+        if unwritten is not None:
+            raise unwritten
         self._say(await asyncio.to_thread(unarchived, self._up))
 
     def _say(self, text: str) -> None:
@@ -378,20 +386,9 @@ class Supervisor:
                 if end.name == EVALUATOR and not end.asked:
                     self._face.say("the evaluator was told to leave: the model is measured once more, at the end")
                 continue
-            self._face.say(f"{end.name} {end.what}{'; starting it again' if end.restarting else ''}")
-            if raising and not end.restarting and not end.asked and self._is_needed(end.name):
+            self._face.say(end.news)
+            if raising and not end.restarting and not end.asked and self._services.needs(end.name, self._fleet):
                 raise self._fleet.failure(end.name, f"the run cannot go on without {end.name}")
-
-    def _is_needed(self, name: str) -> bool:
-        """Return whether the run is over without `name`: it survives a learner or broker of several, and the evaluator."""
-        if name in (EVALUATOR, EXPORT, DATA, DASHBOARD) or name in self._services.standbys:
-            return False
-        if name in self._services.home:
-            return 2 * len(self._fleet.alive(self._services.home)) <= len(self._services.home)
-        if name not in self._up.learners:
-            return True
-        others = [learner for learner in self._up.learners if learner != name]
-        return not self._fleet.alive(others) and not any(self._fleet.codes(other)[-1:] == (0,) for other in others)
 
     def _picture(self, now_s: float) -> ConsolePicture:
         settings = self._up.settings

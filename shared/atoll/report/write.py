@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.base.errors import AtollError
 from atoll.base.units import as_size
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
@@ -35,8 +36,8 @@ class BrokerFacts:
 
 def write_report(
     folder: RunFolder, view: RunView, run: RunFile, last: BrokerFacts, clock: Literal["wall", "virtual"] = "wall"
-) -> dict[str, Any]:
-    """Write both files and return the report. Of the run's own processes only the broker still runs."""
+) -> tuple[dict[str, Any], AtollError | None]:
+    """Write both files; return the report, and why one could not be written. Of the run's processes only the broker runs."""
     facts = Facts(
         run=run.run,
         settings=run.settings,
@@ -49,9 +50,17 @@ def write_report(
         history=last.history,
     )
     report = collect(view, facts)
-    folder.write("report.json", json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")
-    folder.write("report.html", page(report, view, _text(folder.path("sample.txt"))).encode())
-    return report
+    files = {
+        "report.json": json.dumps(report, indent=2, allow_nan=False).encode() + b"\n",
+        "report.html": page(report, view, _text(folder.path("sample.txt"))).encode(),
+    }
+    unwritten: AtollError | None = None
+    for name, content in files.items():
+        try:
+            folder.write(name, content)
+        except AtollError as error:  # the other one may go well, and the report is there to be told
+            unwritten = unwritten or error
+    return report, unwritten
 
 
 def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:

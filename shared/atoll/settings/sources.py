@@ -12,7 +12,6 @@ from anywhere. In flags, `--set` and variables they count from the working direc
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from atoll.base.errors import SettingsError
+from atoll.base.toml_text import parsed_toml
 from atoll.base.uncaught import SWITCH
 from atoll.settings.sections import NamesPlace
 
@@ -187,12 +187,12 @@ def _holds_paths(annotation: object) -> bool:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(
             "cannot read the configuration", got=f"{path}: {error.strerror}", todo="check --config"
         ) from error
-    except (ValueError, RecursionError) as error:  # also a number of more digits, or a deeper list, than Python reads
+    except ValueError as error:
         raise SettingsError("the configuration is not TOML", got=f"{path}: {error}", todo="correct the file") from error
 
 
