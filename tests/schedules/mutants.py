@@ -517,6 +517,7 @@ class ScheduleMutant:
 
 SMALL = {"chunk_bytes": 1024, "rows": 60}
 FREEZES = {"freeze": 30.0, "freeze at an await": 30.0, "join": 10.0}
+SLOW_FENCES = {"freeze at an await": 60.0, "freeze": 40.0, "messages slow": 30.0, "join": 10.0}
 POWER = {"power cut": 40.0, "requests lost": 20.0, "join": 10.0}
 SPOILT = {"hostile records": 20.0, "crash": 20.0, "freeze": 20.0, "join": 20.0}
 FULL = {"disk full": 30.0, "requests lost": 20.0}
@@ -568,7 +569,7 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "removed reader stays owner": ScheduleMutant(((FactIntake, "read_queue", removed_reader_waits),), FREEZES),
     "early timer lost": ScheduleMutant(((Shard, "handle", early_timer_lost),), {"clock ahead": 6.0}),
     "farewell before pushes": ScheduleMutant(((Session, "drain", leave_early),)),
-    "fence of any epoch": ScheduleMutant(((ShardStore, "_fence", any_epoch),), FREEZES),
+    "fence of any epoch": ScheduleMutant(((ShardStore, "_fence", any_epoch),), SLOW_FENCES, {"hosts": 2}),
     "lease on wall time": ScheduleMutant(((LeaseKeeper, "__init__", lease_on_wall),), {"wall clock set": 60.0}),
     "contributions removed when read": ScheduleMutant(((Aggregator, "fetch", removed_when_read),)),
     "tokens of one commit": ScheduleMutant(((ShardStore, "_head", tokens_of_this_commit),)),

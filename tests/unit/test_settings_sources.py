@@ -36,7 +36,7 @@ def test_a_file_that_python_cannot_hold_is_refused(tmp_path: Path, value: str) -
 
 def test_a_list_deeper_than_python_reads_is_refused() -> None:
     """A flag gives a list as JSON."""
-    with pytest.raises(SettingsError, match=r"up\.corpus is wrong"):
+    with pytest.raises(SettingsError, match=r"up\.corpus(\.0)? is wrong"):  # newer Pythons read it: no path then
         load(None, [f"up.corpus={'[' * 5000}{']' * 5000}"], {})
 
 
