@@ -4,19 +4,20 @@ There is no initialisation step. The first learner to arrive writes the run reco
 settings, seed, fingerprint of the data), then version 0 of every fragment from its own parameters. Every other learner,
 including one that lost this race, reads the record, checks that its own model has the same layout, and adopts the
 heads. If a founder dies before the heads are complete, another learner with the same layout completes them once no further one
-has appeared for a while, if its own values are those that are there already. Heads are created with revision 0, so a head that
-exists is never replaced. Whoever finds a head of other values where its own should be stops and says that the model is mixed.
+has appeared for a while, and says so if the founder began with other values than its own. Heads are created with revision 0, so
+a head that exists is never replaced. A founder that was only slow, and finds a head of other values in the place of its own,
+stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import AccessDenied, BrokerUnavailable, RecordConflict, RunReplaced
+from atoll.base.errors import AccessDenied, BrokerUnavailable, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
@@ -150,32 +151,25 @@ async def publish_origin(
     return others
 
 
-async def check_begun(bus: Bus, run: RunRecord, values: Mapping[int, Vector]) -> None:
-    """Check that what a founder that is gone has published of a run is what we would publish, before we complete it.
-
-    Raises:
-        RunReplaced: it is not; the model would be mixed from two.
-    """
-    others = []
-    for fragment, head in (await read_heads(bus, run)).items():
-        if head.version == 0 and head.digest != await asyncio.to_thread(_digest_of, values, fragment):
-            others.append(fragment)
-    refuse_mixed(
-        run, others, f"the founder of this run, {run.founder!r}, is gone, and has begun it with other values than ours"
-    )
+async def begun_by_others(bus: Bus, run: RunRecord, values: Mapping[int, Vector]) -> list[int]:
+    """Return the fragments of which a founder that is gone has published other values than ours."""
+    heads = await read_heads(bus, run)
+    return [
+        fragment
+        for fragment, head in heads.items()
+        if head.version == 0 and head.digest != await asyncio.to_thread(_digest_of, values, fragment)
+    ]
 
 
-def refuse_mixed(run: RunRecord, others: Sequence[int], what: str) -> None:
-    """Refuse to train a run of which the fragments `others` have values of somebody else's.
-
-    Raises:
-        RunReplaced: there is one.
-    """
+def warn_of_mixture(run: RunRecord, others: Collection[int]) -> None:
+    """Say that a model begins from the values of two learners: a run must begin though its founder is gone."""
     if others:
-        raise RunReplaced(
-            what,
-            got=f"other values in {len(others)} of {len(run.layout.fragments)} fragments",
-            todo=f"stop all learners, `atoll runs remove {run.run}`, and let one learner found it before others join",
+        log.warning(
+            "run.mixed",
+            founder=run.founder,
+            fragments=f"{len(others)} of {len(run.layout.fragments)}",
+            why="its founder is gone, and began it with other values than those with which we have completed it",
+            todo=f"where initial values matter: stop all learners, `atoll runs remove {run.run}`, and found it anew",
         )
 
 

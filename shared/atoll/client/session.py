@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
 from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
@@ -28,7 +28,14 @@ from atoll.client.arguments import checked_start
 from atoll.client.data_leases import DataLeases
 from atoll.client.device_encoding import checked
 from atoll.client.driver import IslandDriver
-from atoll.client.founding import Origin, await_founding, check_begun, found_or_join, publish_origin, refuse_mixed
+from atoll.client.founding import (
+    Origin,
+    await_founding,
+    begun_by_others,
+    found_or_join,
+    publish_origin,
+    warn_of_mixture,
+)
 from atoll.client.join_options import JoinOptions
 from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
 from atoll.client.membership import claim, release
@@ -136,16 +143,19 @@ class Session:
         # Only now: what is signed says of which founding it is, a member record too.
         who = self._request.learner
         self.member = await claim(self.bus, offer.subjects, who, self._clock, self._identity, self._request.region)
-        if self._founder:
-            await self._publish(
-                self._request.origin, "another learner took this founder for gone, and completed the run"
+        if self._founder and (mixed := await publish_origin(self.bus, self.run, self._request.origin, self._identity)):
+            raise RunReplaced(
+                "another learner took this founder for gone, and completed the run with values of its own",
+                got=f"other values in {len(mixed)} of {len(self.run.layout.fragments)} fragments",
+                todo=f"stop all learners, `atoll runs remove {self.run.run}`, and let one learner found it before others join",
             )
         heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
             origin = self._request.origin.on(self.run.layout)
-            await check_begun(self.bus, self.run, origin)
-            await self._publish(origin, "the founder of this run was only slow, and went on while we completed it")
+            others = await begun_by_others(self.bus, self.run, origin)
+            others += await publish_origin(self.bus, self.run, origin, self._identity)
+            warn_of_mixture(self.run, {*others})
             heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
@@ -171,10 +181,6 @@ class Session:
         )
         self.lender = StateLender(self.bus, self.run, self.member, self._standing, self._identity)
         return [AdoptableFragment(frame, frame.values) for frame in frames]
-
-    async def _publish(self, origin: Origin, mixed: str) -> None:
-        """Publish version 0 where there is none; say that the model is `mixed` where there is one of other values."""
-        refuse_mixed(self.run, await publish_origin(self.bus, self.run, origin, self._identity), mixed)
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
         """Listen, send heartbeats and record that we joined; the first step may follow."""
