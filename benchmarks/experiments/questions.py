@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from atoll.base.errors import SettingsError
+from atoll.base.toml_text import parsed_toml
 from atoll.settings import Settings
 
 FOLDER: Final = Path("benchmarks/experiments")
@@ -104,9 +104,9 @@ def read(path: Path) -> tuple[Experiment, str]:
 def parse(text: str, origin: str) -> Experiment:
     """Return the checked experiment of a TOML text that came from `origin`."""
     try:
-        table = tomllib.loads(text)
+        table = parsed_toml(text)
         experiment = msgspec.convert(table, Experiment)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise SettingsError(
             "this is no experiment", got=f"{origin}: {error}", todo="see docs/how-to/experiments.md"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import SettingsError, StorageFull
+from atoll.base.errors import AtollError, SettingsError, StorageFull
 from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
@@ -42,16 +42,22 @@ def test_a_run_that_is_not_finished_ends_with_the_command_that_continues_it(
     assert session.continued_by().partition("continue:")[2].strip() == said.format(out=f"'{out}'")
 
 
+def fails_in_turn(session: Journal, monkeypatch: pytest.MonkeyPatch, error: AtollError) -> list[bool]:
+    """Let all savings fail but the third one; return which of those to come do."""
+    fails = [True, True, False, True]
+
+    def save() -> None:
+        if fails.pop(0):
+            raise error
+
+    monkeypatch.setattr(session, "save", save)
+    return fails
+
+
 def test_a_full_disk_is_told_once_each_time_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stage the run is in; the file is written every few seconds, and not at each look."""
     session, said = journal(tmp_path / "run", 1000), list[str]()
-    full = [True, True, False, True]
-
-    def save() -> None:
-        if full.pop(0):
-            raise StorageFull("the disk is full", todo="free space")
-
-    monkeypatch.setattr(session, "save", save)
+    full = fails_in_turn(session, monkeypatch, StorageFull("the disk is full", todo="free space"))
     session.look(said.append)
     assert len(full) == 4, "it is not time yet"
     for told in (1, 1, 1, 2):
@@ -64,13 +70,7 @@ def test_a_full_disk_is_told_once_each_time_that_it_is_full(tmp_path: Path, monk
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network folder may fail for a moment, weeks into a run; it is told once, and again after it was well."""
     session, said = journal(tmp_path / "run", 1000), list[str]()
-    fails = [True, True, False, True]
-
-    def save() -> None:
-        if fails.pop(0):
-            raise SettingsError("the folder of a run cannot be used", got="stale file handle")
-
-    monkeypatch.setattr(session, "save", save)
+    fails_in_turn(session, monkeypatch, SettingsError("the folder of a run cannot be used", got="stale file handle"))
     for told in (1, 1, 1, 2):
         session.keep(said.append)
         assert len(said) == told
@@ -86,8 +86,8 @@ def test_a_life_that_takes_no_step_proves_nothing(tmp_path: Path) -> None:
     def lives(incarnation: int, steps: int) -> bool:
         view.on_event(event("joined", "learner-1", 0.0, incarnation=incarnation))
         view.on_event(event("left", "learner-1", 0.0, incarnation=incarnation, tokens=steps, steps=steps))
-        return session.has_stepped("learner-1")
+        return session.note_end("learner-1")
 
     assert [lives(1, 7), lives(2, 0), lives(3, 0), lives(4, 1)] == [True, False, False, True]
-    assert not session.has_stepped("learner-1"), "the next life ended before it joined"
-    assert session.has_stepped("shard-0")
+    assert not session.note_end("learner-1"), "the next life ended before it joined"
+    assert session.note_end("shard-0")

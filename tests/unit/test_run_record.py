@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 from atoll.base.errors import LayoutMismatch, SettingsError
 from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.founding import begun_by_others, found_or_join, publish_origin, warn_of_mixture
+from atoll.client.founding import found_or_join, publish_origin, warn_of_mixture
 from atoll.client.leaf_rules import frozen_leaves, rules_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings
@@ -111,18 +112,26 @@ async def test_a_run_with_a_codec_of_another_version_is_refused_before_anything_
     assert "the version of Atoll that the run was founded with" in str(refused.value)
 
 
-async def test_a_founder_that_was_taken_for_gone_learns_whose_values_are_in_its_place(run: str) -> None:
-    """Where another learner has completed the heads with other values the model is mixed; with the same it is not."""
-    record = run_record(run)
-    bus = MemoryBus(run, MemoryBroker())
+Values = dict[int, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+async def begun(run: str) -> tuple[MemoryBus, RunRecord, Values, Values]:
+    """Return the bus of a run that is founded and has no values yet, its record, and the values of two learners."""
+    record, bus = run_record(run), MemoryBus(run, MemoryBroker())
+    await found_or_join(bus, record)
     sizes = record.layout.fragment_sizes()
     theirs, ours = ({p: np.full(size, value, np.float32) for p, size in enumerate(sizes)} for value in (1.0, 2.0))
-    await found_or_join(bus, record)
+    return bus, record, theirs, ours
+
+
+async def test_a_founder_that_was_taken_for_gone_learns_whose_values_are_in_its_place(run: str) -> None:
+    """Where another learner has completed the heads with other values the model is mixed; with the same it is not."""
+    bus, record, theirs, ours = await begun(run)
 
     assert await publish_origin(bus, record, {0: ours[0]}) == []
     assert await publish_origin(bus, record, theirs) == [0], "its own are there elsewhere"
     assert await publish_origin(bus, record, theirs) == [0]
-    assert await publish_origin(bus, record, ours) == list(range(1, len(sizes)))
+    assert await publish_origin(bus, record, ours) == list(range(1, len(ours)))
 
 
 class HeadByHead(MemoryBus):
@@ -166,16 +175,12 @@ def test_a_large_fragment_has_time_to_be_sent(run: str) -> None:
 
 async def test_who_completes_a_run_with_other_values_than_its_founder_says_so(run: str) -> None:
     """The run must begin though its founder is gone; that its model is mixed from two must not go unsaid."""
-    record = run_record(run)
-    bus = MemoryBus(run, MemoryBroker())
-    sizes = record.layout.fragment_sizes()
-    theirs, ours = ({p: np.full(size, value, np.float32) for p, size in enumerate(sizes)} for value in (1.0, 2.0))
-    await found_or_join(bus, record)
+    bus, record, theirs, ours = await begun(run)
     await publish_origin(bus, record, {0: theirs[0]})
-    same, others = await begun_by_others(bus, record, theirs), await begun_by_others(bus, record, ours)
+    same, others = [await publish_origin(bus, record, {0: values[0]}) for values in (theirs, ours)]
     with capture_logs() as lines:
         for mixed in (same, others):
             warn_of_mixture(record, mixed)
 
     assert (same, others) == ([], [0])
-    assert [(line["event"], line["fragments"]) for line in lines] == [("run.mixed", f"1 of {len(sizes)}")]
+    assert [(line["event"], line["fragments"]) for line in lines] == [("run.mixed", f"1 of {len(ours)}")]

@@ -24,7 +24,7 @@ from atoll.bus.interface import Bus
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather
 from atoll.run.delta_chain import digest_of_values, keyframe_of
-from atoll.run.heads import head_info, read_heads
+from atoll.run.heads import head_info
 from atoll.run.record import check_run, read_run
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import Head, RunRecord, decode, encode
@@ -151,16 +151,6 @@ async def publish_origin(
     return others
 
 
-async def begun_by_others(bus: Bus, run: RunRecord, values: Mapping[int, Vector]) -> list[int]:
-    """Return the fragments of which a founder that is gone has published other values than ours."""
-    heads = await read_heads(bus, run)
-    return [
-        fragment
-        for fragment, head in heads.items()
-        if head.version == 0 and head.digest != await asyncio.to_thread(_digest_of, values, fragment)
-    ]
-
-
 def warn_of_mixture(run: RunRecord, others: Collection[int]) -> None:
     """Say that a model begins from the values of two learners: a run must begin though its founder is gone."""
     if others:
@@ -171,10 +161,6 @@ def warn_of_mixture(run: RunRecord, others: Collection[int]) -> None:
             why="its founder is gone, and began it with other values than those with which we have completed it",
             todo=f"where initial values matter: stop all learners, `atoll runs remove {run.run}`, and found it anew",
         )
-
-
-def _digest_of(values: Mapping[int, Vector], fragment: int) -> str:
-    return digest_of_values(values[fragment])
 
 
 async def _disown(bus: Bus, run: RunRecord, fragment: int, ours: Head) -> bool:

@@ -28,14 +28,7 @@ from atoll.client.arguments import checked_start
 from atoll.client.data_leases import DataLeases
 from atoll.client.device_encoding import checked
 from atoll.client.driver import IslandDriver
-from atoll.client.founding import (
-    Origin,
-    await_founding,
-    begun_by_others,
-    found_or_join,
-    publish_origin,
-    warn_of_mixture,
-)
+from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin, warn_of_mixture
 from atoll.client.join_options import JoinOptions
 from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
 from atoll.client.membership import claim, release
@@ -153,9 +146,7 @@ class Session:
         if heads is None:
             log.warning("run.founder_lost", founder=self.run.founder)
             origin = self._request.origin.on(self.run.layout)
-            others = await begun_by_others(self.bus, self.run, origin)
-            others += await publish_origin(self.bus, self.run, origin, self._identity)
-            warn_of_mixture(self.run, {*others})
+            warn_of_mixture(self.run, await publish_origin(self.bus, self.run, origin, self._identity))
             heads = await wait_for_heads(self.bus, self.run, self._clock)
         if heads is None:
             raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")

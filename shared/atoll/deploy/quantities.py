@@ -48,5 +48,4 @@ def processors(quantity: str) -> str:
         >>> processors("500m"), processors("4"), processors("1000")
         ('0.5', '4', '1000')
     """
-    milli = 1000 * Decimal(quantity) if not quantity.endswith("m") else Decimal(quantity[:-1])
-    return f"{(milli / 1000).normalize():f}"
+    return f"{(Decimal(quantity.removesuffix('m')) / (1000 if quantity.endswith('m') else 1)).normalize():f}"

@@ -117,8 +117,8 @@ class Journal:
         else:
             self._unsaved = False
 
-    def has_stepped(self, name: str) -> bool:
-        """Return whether the life that has just ended took a step, if it was a learner's: one that never does is no restart."""
+    def note_end(self, name: str) -> bool:
+        """Note that a child's life has ended; return whether it took a step, if it was a learner's: else it proved nothing."""
         learner = self._view.learners.get(name)
         life = None if learner is None else learner.latest
         incarnation = 0 if life is None else life.incarnation

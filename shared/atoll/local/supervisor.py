@@ -89,7 +89,7 @@ class Supervisor:
         self._services = Services(up, folder)
         self._page = DashboardPage(self._services, fleet, face)
         self._journal = Journal(up, folder, self._view, clock)
-        fleet.proven = self._journal.has_stepped
+        fleet.proven = self._journal.note_end
         self._stopping = False
 
     async def run(self) -> int:
