@@ -23,7 +23,8 @@ DEADLINE_S = 60.0
 def failure_of(program: str, folder: Path, **more: str) -> AtollError:
     """Run a program as a child, and return what is said of its end."""
     group = ProcessGroup(folder, SystemClock())
-    group.start(ChildPlan("child", (sys.executable, "-c", program), {**os.environ, **more}))
+    ours = {**os.environ, "PYTHONUNBUFFERED": "1", **more}  # as every child of a run has it: lines stand in their order
+    group.start(ChildPlan("child", (sys.executable, "-c", program), ours))
     deadline_s = time.monotonic() + DEADLINE_S
     while group.alive(["child"]):
         group.poll()
