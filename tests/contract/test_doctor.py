@@ -35,6 +35,7 @@ from atoll.keys.identity import read_identity, write_secret
 from atoll.keys.roll import KeyFolder
 from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
+from atoll.wire.version import SCHEMA_NEWEST
 from support.command_line import atoll
 from support.deployments import Deployed, deployed_here, free_port, open_signed
 from support.founded_run import run_record
@@ -519,7 +520,8 @@ async def founded_openly(url: str, run: str, data: bytes) -> None:
 
 async def test_a_run_of_a_wire_version_that_we_do_not_speak(broker: EmbeddedBroker, run: str) -> None:
     """Its version and ours are told, and that an upgrade helps."""
-    await founded_openly(broker.url, run, encode(run_record(run)).replace(b'"schema":3', b'"schema":99'))
+    record = encode(run_record(run)).replace(f'"schema":{SCHEMA_NEWEST}'.encode(), b'"schema":99')
+    await founded_openly(broker.url, run, record)
     findings = failed(await examined(seat_of_file(None, [f"run={run}", f"broker.url={broker.url}"]), QUIET))
 
     assert [finding.about for finding in findings] == ["run"]

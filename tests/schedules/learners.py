@@ -21,10 +21,9 @@ from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
-from atoll.merge.derived import derivable
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import founded_in
+from atoll.wire.version import SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
 from schedules import values
@@ -41,8 +40,8 @@ BATCH = 2
 RECOVER_S = 5.0
 DRAIN_S = 90.0
 CHECKPOINT_STEPS = 5
-OLD_RUNS = 4
-"""One run of so many is founded as by a release that stored outer state with every version."""
+RELEASES = (SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_NEWEST)
+"""Runs are founded in turn as by these releases: the first stored outer state with every version, the third carried nothing."""
 LOOK_S = 0.2
 
 
@@ -121,7 +120,7 @@ class Learner:
             protocol=world.settings,
             data="corpus",
             seed=world.seed,
-            schema=founded_in(bulk=False, derived=derivable(world.settings) and world.seed % OLD_RUNS > 0),
+            schema=RELEASES[world.seed % len(RELEASES)],
         )
         return JoinRequest(
             learner=self.name,

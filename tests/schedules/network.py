@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.base.retry import all_of
-from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import QueuePlace, StoredMessage
 from atoll.bus.streams import check_size, info_header, stream_of
@@ -146,6 +146,12 @@ class ScheduleDelivery:
         await consumer.bus.request(effect)
         consumer.unsettled.pop(self.sequence, None)
 
+    async def drop(self) -> None:
+        """Ask for the message to be removed; nobody answers."""
+        consumer = self._consumer
+        consumer.unsettled.pop(self.sequence, None)
+        consumer.bus.say(consumer.settle, self.sequence)
+
     async def hold(self) -> None:
         """Ask for more time."""
         consumer = self._consumer
@@ -216,14 +222,8 @@ class ScheduleConsumer:
             self.unsettled[kept.sequence] = found[-1]
         return found
 
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        """Ask for messages to be removed; nobody answers."""
-        for delivery in deliveries:
-            assert isinstance(delivery, ScheduleDelivery)
-            self.unsettled.pop(delivery.sequence, None)
-            self.bus.say(self._settle, delivery.sequence)
-
-    def _settle(self, sequence: int) -> None:
+    def settle(self, sequence: int) -> None:
+        """Remove a message at the broker, as a reader that was not removed itself."""
         if not self.place.gone:
             self.stream.settle(sequence)
 

@@ -436,7 +436,7 @@ class Safety:
         size, codec = self.run.layout.fragment_sizes()[manifest.fragment], self.run.protocol.codec_up
         vector = None
         try:
-            vector = values.decoded(self._blob(manifest.blob), size, codec)
+            vector = values.decoded([manifest.frame] if manifest.frame else self._blob(manifest.blob), size, codec)
         except InvariantBroken as error:
             if not self.power_cuts:
                 raise InvariantBroken("what a manifest names is durable before it", got=manifest.blob.stem) from error

@@ -18,7 +18,6 @@ from atoll.bus.signed import Signatures
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.codec import pack_arrays
-from atoll.merge.derived import derivable
 from atoll.merge.outer import make_outer
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
@@ -32,7 +31,7 @@ from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, Lease, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import founded_in
+from atoll.wire.version import SCHEMA_NEWEST
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import ShardStore
 
@@ -102,7 +101,7 @@ def run_record(run: str) -> RunRecord:
         layout=layout,
         protocol=protocol,
         data="d",
-        schema=founded_in(bulk=False, derived=derivable(protocol)),
+        schema=SCHEMA_NEWEST,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from atoll.base.clock import SystemClock
 from atoll.protocol.events import Fold, PushKey, TimerFired
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings
+from atoll.wire.messages import Contribution, decode
 from atoll_synchronizer import retention as retention_module
 from atoll_synchronizer.retention import PAUSE_S, Retention, make_retention
+from support.attacks import manifest
 from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
 
 NEVER = 1 << 30
@@ -200,3 +203,17 @@ async def test_facts_that_are_dropped_while_some_are_written_leave_no_gap_behind
 
     lines, fault = desk.rounds.facts(0, 1)
     assert (len(lines), fault) == (2, ""), "the machine as it began, and the first fact"
+
+
+async def test_a_frame_that_a_manifest_carries_is_retained_once(desk: RetentionDesk) -> None:
+    """As an object, like any other; the manifest beside it has none."""
+    sent = manifest(desk.founded.record, "a", frame=base64.b64encode(b"frame").decode())
+    carrying = decode(Contribution, sent.data)
+    key = PushKey("a", 1, 0, 1)
+    await desk.retention.contribution(key, carrying, {0: carrying.frame})
+    desk.retention.folded(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0))
+
+    (fold,) = desk.retention.taken(0)
+    assert fold.manifest.frame == b""
+    assert fold.frame is not None
+    assert desk.rounds.get_object(fold.frame) == b"frame"

@@ -38,6 +38,9 @@ class Queued:
     async def ack(self) -> None:
         """Settle it."""
 
+    async def drop(self) -> None:
+        """Settle it without a word."""
+
     async def hold(self) -> None:
         """Keep it."""
 

@@ -34,11 +34,10 @@ from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
-from atoll.merge.derived import derivable
 from atoll.model.pytrees import describe
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import founded_in
+from atoll.wire.version import SCHEMA_NEWEST
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
 from atoll_learner.leaving import RETURN_SHARE
@@ -166,7 +165,7 @@ class SimulatedLearner:
             model=work.model.describe(),
             data=work.shards.meta.fingerprint,
             seed=settings.seed,
-            schema=founded_in(bulk=False, derived=derivable(settings.protocol)),
+            schema=SCHEMA_NEWEST,
         )
         blocks, encode = work.shards.blocks, settings.learner.encode
         return JoinRequest(

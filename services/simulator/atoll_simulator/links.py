@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
 from atoll.bus.streams import check_size
@@ -172,6 +172,11 @@ class LinkedDelivery:
         await self._inner.ack()
         await self._link.carry(self._link.down, 0)
 
+    async def drop(self) -> None:
+        """Remove the message from the queue without waiting."""
+        await self._link.carry(self._link.up, 0)
+        await self._inner.drop()
+
     async def hold(self) -> None:
         """Tell the queue that work on it goes on."""
         await self._link.carry(self._link.up, 0)
@@ -204,11 +209,6 @@ class LinkedConsumer:
     async def arrived(self, most: int) -> list[LinkedDelivery]:  # noqa: ARG002  (the link carries one at a time)
         """Return nothing: each message travels alone."""
         return []
-
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove messages from the queue."""
-        for delivery in deliveries:
-            await delivery.ack()
 
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled."""

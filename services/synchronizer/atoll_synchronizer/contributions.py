@@ -19,6 +19,7 @@ from atoll.codec import Encoded
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import Corrections
 from atoll.merge.norms import validated_norms
+from atoll.run.carried_frames import is_carried
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, RunRecord
 from atoll.wire.premerge import CHUNKS_GONE
@@ -38,7 +39,7 @@ class PendingContribution:
 
 
 def check_manifest(manifest: Contribution, run: RunRecord) -> None:
-    """Raise `PeerMisbehaved` unless a manifest is of this founding and layout of a run, and names its own chunks."""
+    """Raise `PeerMisbehaved` unless a manifest is of this founding and layout, names its own chunks, or may carry its frame."""
     if manifest.run_nonce != run.nonce:
         raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
     if manifest.layout != run.layout.fingerprint:
@@ -46,12 +47,16 @@ def check_manifest(manifest: Contribution, run: RunRecord) -> None:
     stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
     if manifest.blob.stem != stem:
         raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
+    if manifest.frame and not is_carried(run, manifest.fragment):
+        raise PeerMisbehaved(
+            "a manifest that carries a frame", got=len(manifest.frame), allowed="chunks, in this fragment"
+        )
 
 
 async def read_contribution(
     bus: Bus, run: RunRecord, manifest: Contribution, keep: dict[int, bytes] | None = None
 ) -> PendingContribution | str:
-    """Return the validated contribution of a manifest, or why it cannot be used; while the broker is away, wait.
+    """Return the validated contribution of a manifest, or why it cannot be used; while the broker is away, wait for chunks.
 
     `keep` receives its pieces as they came.
     """
@@ -61,7 +66,10 @@ async def read_contribution(
     try:
         begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
         arrival = await patiently(begun, "a contribution")
-        await patiently(lambda: arrival.receive(bus, keep), "a contribution")
+        if manifest.frame:
+            arrival.take_whole(bus, manifest.frame, keep)
+        else:
+            await patiently(lambda: arrival.receive(bus, keep), "a contribution")
         norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
     except FrameRejected as error:  # also a manifest whose blob is larger than any honest frame
         return error.reason

@@ -148,7 +148,8 @@ class FactIntake:
         """Remove junk from the queue."""
         if self._dropped and self._queue is not None:
             dropped, self._dropped = self._dropped, []
-            await self._queue.discard(dropped)
+            for delivery in dropped:
+                await delivery.drop()
 
     def _on_roll(self, began_s: float) -> bool:
         """Take what waited for the members to be read and comes from one of them, drop the rest; say if any was taken."""

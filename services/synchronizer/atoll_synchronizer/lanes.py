@@ -69,32 +69,13 @@ class FragmentLanes:
         await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
 
     async def work(self, fragment: int) -> None:
-        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`.
-
-        Acknowledgements that follow each other are done together.
-        """
+        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`."""
         lane = self._lanes[fragment]
-        ahead: tuple[LaneCommand, float] | None = None
         try:
             while True:
-                command, put_s = ahead or await lane.get()
-                ahead = None
-                if not isinstance(command, Acknowledge):
-                    await self._execute(command, put_s)
-                    lane.task_done()
-                    continue
-                settled = [command]
-                while ahead is None and not lane.empty():
-                    following = lane.get_nowait()
-                    if isinstance(following[0], Acknowledge):
-                        settled.append(following[0])
-                    else:
-                        ahead = following
-                await self._tools.pending.acknowledge(settled)
-                for action in settled:
-                    if self._tools.retention is not None:
-                        self._tools.retention.forget(action.key)
-                    lane.task_done()
+                command, put_s = await lane.get()
+                await self._execute(command, put_s)
+                lane.task_done()
         except RecordConflict as error:
             self._tell(CommitRefused(at_s=self._clock.monotonic(), fragment=fragment, reason=str(error)))
             raise
@@ -109,6 +90,10 @@ class FragmentLanes:
             tools.aggregator.unfold(command.fragment)
             if tools.retention is not None:
                 tools.retention.unfolded(command.fragment)
+        elif isinstance(command, Acknowledge):
+            await tools.pending.acknowledge(command)
+            if tools.retention is not None:
+                tools.retention.forget(command.key)
         elif isinstance(command, Dismiss):
             await tools.pending.dismiss(command)
         elif isinstance(command, Keep):

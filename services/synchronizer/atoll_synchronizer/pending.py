@@ -11,13 +11,13 @@ and one event and one pass over the network serve all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import BrokerUnavailable, BusError
 from atoll.base.logs import get
-from atoll.base.retry import all_of, patiently
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, Delivery
 from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey, Refuse
 from atoll.wire.messages import Contribution, Verdict, encode
@@ -30,7 +30,6 @@ log = get(__name__)
 HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
 TOGETHER_S: Final = 0.1
 REFUSALS_PER_EVENT: Final = 256
-ACKS_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
@@ -59,20 +58,15 @@ class PendingAcknowledgements:
         self.on_settled: Callable[[Contribution], None] = lambda _: None
         """Hears of each contribution that is settled."""
 
-    async def acknowledge(self, actions: Sequence[Acknowledge]) -> None:
-        """Settle contributions for good, several at a time."""
-        waiting = list(reversed(actions))
-
-        async def settle() -> None:
-            while waiting:
-                action = waiting.pop()
-                # One that was delivered again while we settled the first delivery needs no second acknowledgement.
-                if (held := self.contributions.pop(action.key, None)) is not None:
-                    await patiently(held.delivery.ack)
-                    self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
-                    self.on_settled(held.manifest)
-
-        await all_of([settle() for _ in range(min(ACKS_AT_ONCE, len(actions)))])
+    async def acknowledge(self, action: Acknowledge) -> None:
+        """Settle a contribution for good."""
+        # One that was delivered again while we settled the first delivery needs no second acknowledgement.
+        if (held := self.contributions.pop(action.key, None)) is not None:
+            # The broker need not confirm it: what is delivered once more is in the ledger.
+            await held.delivery.drop()
+            if not held.manifest.frame:
+                self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
+            self.on_settled(held.manifest)
 
     async def dismiss(self, action: Dismiss) -> None:
         """Remove a farewell from the queue."""

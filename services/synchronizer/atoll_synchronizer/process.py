@@ -22,6 +22,7 @@ from atoll.archive.rebuild import rebuild
 from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
+from atoll.base.event_loops import new_event_loop
 from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.base.resting import rest
@@ -52,7 +53,8 @@ def serve_shards(settings: Settings) -> None:
         settings.synchronizer.spill_bytes,
         settings.synchronizer.scratch_dir,
     )
-    is_over = asyncio.run(serve(settings))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        is_over = runner.run(serve(settings))
     if is_over and settings.stay:
         rest(settings.health_file)
 

@@ -156,7 +156,7 @@ class RegionReader:
 
     def settled(self, manifest: Contribution) -> None:
         """Tell a region that nobody will read a contribution of its learners again."""
-        if region := self._around.region_of(manifest.learner):
+        if (region := self._around.region_of(manifest.learner)) and not manifest.frame:
             self._around.spawn(self._tell_settled(region, manifest))
 
     async def _tell_settled(self, region: str, manifest: Contribution) -> None:

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+import msgspec
+
 from atoll.archive.checkpoints import CheckpointObject
 from atoll.archive.object_store import open_archive
 from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundStore
@@ -89,7 +91,7 @@ class Retention:
         data = b"".join(pieces[number] for number in sorted(pieces))
         found = await self._act("a contribution", lambda: self._rounds.put_object(data), None)
         self.size_bytes += 0 if found is None else found.size_bytes
-        self._held[key] = manifest, found
+        self._held[key] = msgspec.structs.replace(manifest, frame=b""), found
 
     def folded(self, command: Fold) -> None:
         """Note that a contribution enters its fragment's round."""

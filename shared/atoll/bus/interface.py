@@ -66,6 +66,9 @@ class Delivery(Protocol):
     async def ack(self) -> None:
         """Remove the message from the queue, confirmed by the broker."""
 
+    async def drop(self) -> None:
+        """Remove the message from the queue without waiting for the broker's word; one that stays comes again."""
+
     async def hold(self) -> None:
         """Report that work on it goes on, so that it is not delivered again yet."""
 
@@ -81,9 +84,6 @@ class Consumer(Protocol):
 
     async def arrived(self, most: int) -> Sequence[Delivery]:
         """Return up to `most` further messages that are here already; do not wait for any."""
-
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove messages from the queue without waiting for the broker's word; one that stays comes again."""
 
     async def drained(self) -> bool:
         """Return whether the broker reports nothing queued and nothing unsettled; False without an answer.

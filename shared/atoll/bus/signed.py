@@ -40,7 +40,7 @@ from atoll.base.retry import bounded
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven
-from atoll.wire.subjects import Subjects, matches
+from atoll.wire.subjects import Subjects, matches, tapped
 
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Record, StoredEvent, Subscription
@@ -84,12 +84,6 @@ def is_signed(subject: str) -> bool:
     """Return whether messages on `subject` carry a signature: all of a run, but its events, its taps and words with keepers."""
     levels = subject.split(".", 3)
     return len(levels) > 2 and levels[0] == "atoll" and levels[2] not in UNSIGNED
-
-
-def tapped(subject: str) -> str:
-    """Return the subject whose message a tap shows; empty if `subject` is no tap."""
-    levels = subject.split(".", 3)
-    return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
 
 
 class SignedBus:
@@ -296,6 +290,9 @@ class _SignedDelivery:
     async def ack(self) -> None:
         await self.held.ack()
 
+    async def drop(self) -> None:
+        await self.held.drop()
+
     async def hold(self) -> None:
         await self.held.hold()
 
@@ -321,9 +318,6 @@ class _SignedConsumer:
     async def _believed(self, held: Delivery) -> Delivery:
         data = await self.bus.believed(self.wanted, held.subject, held.data)
         return _SignedDelivery(held, held.subject, data, held.redelivered)
-
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        await self.consumer.discard([one.held if isinstance(one, _SignedDelivery) else one for one in deliveries])
 
     async def drained(self) -> bool:
         return await self.consumer.drained()

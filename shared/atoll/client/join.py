@@ -56,11 +56,10 @@ from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
-from atoll.merge.derived import derivable
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import founded_in
+from atoll.wire.version import SCHEMA_NEWEST
 
 if TYPE_CHECKING:
     from atoll.client.keeping import LoopCheckpoints
@@ -123,7 +122,7 @@ def join(
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
         bulk=tuple(options.bulk),
-        schema=founded_in(bulk=bool(options.bulk), derived=derivable(settings)),
+        schema=SCHEMA_NEWEST,
     )
     check_offer(record)
     request = JoinRequest.of(learner, record, origin, options, founds=identity is None or identity.founds)

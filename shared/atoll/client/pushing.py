@@ -4,6 +4,8 @@ The pusher retries a push under the same id until it is durable, and continues w
 has acknowledged are not sent again. It may give a push up only before it first sent the manifest, because after that
 the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason.
 
+A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
+
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
 The manifest carries notes for people (`atoll.wire.push_notes`): since when the learner is on the base version, its step time,
@@ -19,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,12 +35,22 @@ from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
 from atoll.protocol.pacing import StepTimes
+from atoll.run.carried_frames import is_carried
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
 from atoll.wire.push_notes import PushNotes
 
 PUSH_PATIENCE_S = 60.0
 AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
+
+
+@dataclass(frozen=True, slots=True)
+class SentFrame:
+    """A frame as its manifest has it: its name, the `frame` if it travels inside, and the seconds of waiting for room."""
+
+    blob: BlobRef
+    frame: bytes = b""
+    full_s: float = 0.0
 
 
 class Pusher:
@@ -54,6 +67,7 @@ class Pusher:
         self._steps = steps
         self._began_at_s = clock.wall()
         self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._carries = not member.region
 
     def adopted(self, fragment: int, version: int) -> None:
         """Note that the learner has just begun a local interval on this version."""
@@ -83,8 +97,8 @@ class Pusher:
 
         framing = Framing(origin.size, protocol.codec_up)
         encoder = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
-        blob, full_s = await self._stored(action, Upload(encoder), kept)
-        await self._queue(action, blob, encoder.norms(), await loss(), self._notes(action, began_s, full_s))
+        sent = await self._sent(action, Upload(encoder), kept)
+        await self._queue(action, sent, encoder.norms(), await loss(), self._notes(action, began_s, sent.full_s))
         self._keep(fragment, residue)
 
     async def push_made(
@@ -109,8 +123,8 @@ class Pusher:
         except BaseException:
             self._keep(fragment, kept)
             raise
-        blob, full_s = await self._stored(action, Upload(made), kept)
-        await self._queue(action, blob, made.norms(), await loss(), self._notes(action, began_s, full_s))
+        sent = await self._sent(action, Upload(made), kept)
+        await self._queue(action, sent, made.norms(), await loss(), self._notes(action, began_s, sent.full_s))
         self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
@@ -129,15 +143,29 @@ class Pusher:
             full_s=round(full_s, 3),
         )
 
-    async def _stored(self, action: Push, upload: Upload, kept: Any) -> tuple[BlobRef, float]:  # noqa: ANN401  (as in `_keep`)
-        """Store the segments while sending may go on; return them, and the seconds of waiting for room at the broker.
+    async def _sent(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
+        """Return what the manifest says of a frame: the frame itself, if it carries it, or where it is stored by now."""
+        if self._carries and is_carried(self._run, action.fragment):
+            upload.collision_free = True  # also where it leaves its manifest: in an archive
+            try:
+                frame = bytes(upload.make(0))
+            except BaseException:
+                self._keep(action.fragment, kept)
+                raise
+            return SentFrame(upload.ref(self._stem(action)), frame)
+        return await self._stored(action, upload, kept)
+
+    def _stem(self, action: Push) -> str:
+        member = self._member
+        return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
+
+    async def _stored(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
+        """Store the segments while sending may go on.
 
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
         carried is `kept` for the next one.
         """
-        member = self._member
-        stem = self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
-        full_s = 0.0
+        stem, full_s = self._stem(action), 0.0
 
         def hindered(error: Exception, seconds: float) -> None:
             nonlocal full_s
@@ -161,13 +189,14 @@ class Pusher:
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull, AccessDenied):
                 await self._bus.purge(f"{stem}.*")
             raise
-        return blob, full_s
+        return SentFrame(blob, full_s=full_s)
 
     async def _queue(
-        self, action: Push, blob: BlobRef, norms: list[float], loss: float | None, notes: PushNotes
+        self, action: Push, sent: SentFrame, norms: list[float], loss: float | None, notes: PushNotes
     ) -> None:
         """Count the frame and queue its manifest until it is durable."""
-        self._bus.stats.frame_bytes_up += blob.size_bytes
+        self._bus.stats.frame_bytes_up += sent.blob.size_bytes
+        self._bus.stats.blob_bytes_up += len(sent.frame)
         member, p = self._member, action.fragment
         manifest = Contribution(
             learner=member.learner,
@@ -182,7 +211,8 @@ class Pusher:
             norms=tuple(norms),
             layout=self._run.layout.fingerprint,
             run_nonce=self._run.nonce,
-            blob=blob,
+            blob=sent.blob,
+            frame=sent.frame,
             final=action.final,
             cause_id=action.cause_id,
             sent_at_s=self._clock.wall(),

@@ -81,6 +81,16 @@ class FrameReader:
                 if keep is not None:
                     keep |= {number: bytes(piece) for number, piece in portion}
 
+    def take_whole(self, bus: Bus, piece: bytes, keep: dict[int, bytes] | None = None) -> None:
+        """Take the one piece of a frame that a manifest carries; as `receive`, also in what it counts and raises."""
+        self.download.take(0, piece)
+        self.download.verify()
+        bus.stats.frame_bytes_down += len(piece)
+        bus.stats.blob_bytes_down += len(piece)
+        self.frame.take([(0, piece)])
+        if keep is not None:
+            keep[0] = piece
+
 
 class ChainFollower(Protocol):
     """Is told the values of every version that a reader comes through, for what follows from them (`atoll.run.outer_state`)."""

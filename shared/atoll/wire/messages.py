@@ -1,13 +1,10 @@
-"""Message schemas, version 1, as bounded JSON.
+"""Message schemas, as bounded JSON.
 
 Every message is one frozen struct. `encode` and `decode` are the only way in and out: the gate. `decode` refuses wrong
 types, missing fields, numbers and texts out of their bounds (`atoll.base.quantities`) and an unknown schema number, always
 as `PeerMisbehaved`, so a driver never meets a message that it understands only in part. `encode` refuses what `decode`
 would not take. Times are seconds since the Unix epoch by the sender's clock and are for people only; the protocol
 measures time by its own arrival stamps.
-
-A contribution's tokens are those its learner trained on since it adopted `base_version` of the fragment (Sec. 3.2 of
-arXiv 2604.21428: c_tokens, c_steps).
 """
 
 from __future__ import annotations
@@ -50,6 +47,7 @@ from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
+from atoll.wire.limits import CARRIED_BYTES_MAX
 from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
@@ -89,9 +87,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
     broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
-    `bulk` are the addresses of further brokers that keep fragments (`atoll.bus.spread`); who does not look there would read
-    an old model, so such a run has wire version `SCHEMA_OF_BULK`. From `SCHEMA_OF_DERIVED_STATE` on shards store outer state
-    with keyframes alone, where the values of the versions after them tell it (`atoll.merge.derived`).
+    `bulk` are further brokers that keep fragments (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.version`).
     """
 
     run: PeerId
@@ -190,6 +186,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest of one pushed pseudo-gradient; published after all its chunks are acknowledged.
 
+    One that carries its `frame` has no chunks; `blob` says size and digest all the same (`atoll.run.carried_frames`).
+    `tokens` and `steps` are since its learner adopted `base_version` (Sec. 3.2 of arXiv 2604.21428: c_tokens, c_steps).
     `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
     `run_nonce` is that of the run record by which its learner joined. `notes` are for people.
@@ -212,6 +210,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     cause_id: Text = ""
     sent_at_s: Moment = 0.0
     notes: PushNotes = NO_NOTES
+    frame: Annotated[bytes, msgspec.Meta(max_length=CARRIED_BYTES_MAX)] = b""
     schema: int = SCHEMA
 
 

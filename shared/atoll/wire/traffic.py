@@ -4,7 +4,7 @@ A link connects one process with its broker: for a learner the wide area, for a 
 Everything is counted twice on its way, by the code that knows its meaning and by the sockets. Each set contains the one
 before:
 
-    frames   contributions, deltas, keyframes: parameters as they travel, with scales and headers
+    frames   contributions, deltas, keyframes: parameters as they travel, with scales and headers, also inside a manifest
     blobs    and outer state, fragment ledgers, lent optimizers
     payload  and manifests, heads, leases, heartbeats, the event log: all that a caller gave to the bus
     wire     and subjects, headers, acknowledgements, requests, resent data: all that the sockets carried

@@ -16,22 +16,17 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 
 SCHEMA: Final = 1
-"""What this process founds and writes, unless the run asks for more."""
+"""What a message is that says nothing else, and what a message was in the beginning."""
 SCHEMA_OF_BULK: Final = 2
 """A run record that spreads fragments over several brokers; all other messages are as in version 1."""
 SCHEMA_OF_DERIVED_STATE: Final = 3
 """A run record whose shards store outer state with keyframes alone (`Head.state`); fragments may be spread, too."""
-SCHEMA_NEWEST: Final = SCHEMA_OF_DERIVED_STATE
-"""The newest version that it speaks."""
+SCHEMA_OF_CARRIED_FRAMES: Final = 4
+"""A run record whose manifests carry small frames (`atoll.run.carried_frames`)."""
+SCHEMA_NEWEST: Final = SCHEMA_OF_CARRIED_FRAMES
+"""The newest version that it speaks, in which it founds runs."""
 SCHEMA_OLDEST: Final = 1
 """The oldest version that it speaks."""
-
-
-def founded_in(*, bulk: bool, derived: bool) -> int:
-    """Return the version of a new run: the oldest that knows what it does."""
-    if derived:
-        return SCHEMA_OF_DERIVED_STATE
-    return SCHEMA_OF_BULK if bulk else SCHEMA
 
 
 def check_spoken(kind: str, schema: int) -> None:

@@ -18,6 +18,7 @@ from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
 from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
+from atoll.run.carried_frames import fits
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
@@ -72,7 +73,10 @@ def traffic(question: Question) -> Traffic:
         kept = state - 2.0 * elements
         state = kept / protocol.keyframe_versions
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
-    manifest = len(_manifest(_blob(frame_up)))
+    carried = question.per_region == 1 and fits(frame_up)
+    manifest = len(_manifest(_blob(frame_up), bytes(up) if carried else b""))
+    if carried:
+        up = 0
     sent, collected = up + question.per_region * manifest, senders * up + question.learners * manifest
     read = down + len(_head(question, _blob(frame_down)))
     commit = read + round(state) + keyframe // protocol.keyframe_versions
@@ -81,7 +85,7 @@ def traffic(question: Question) -> Traffic:
         down=read,
         state=round(state),
         state_kept=round(kept),
-        chunks_up=frame_up.segments,
+        chunks_up=0 if carried else frame_up.segments,
         chunks_down=frame_down.segments,
         hub_in=collected,
         hub_out=senders * read,
@@ -96,7 +100,7 @@ def _blob(framing: Framing) -> BlobRef:
     return BlobRef(_STEM, framing.segments, framing.size_bytes, "0" * 32)
 
 
-def _manifest(blob: BlobRef) -> bytes:
+def _manifest(blob: BlobRef, frame: bytes) -> bytes:
     """Return a manifest like those that learners send, for its length."""
     return encode(
         Contribution(
@@ -113,6 +117,7 @@ def _manifest(blob: BlobRef) -> bytes:
             layout="0" * 16,
             run_nonce="0" * 12,
             blob=blob,
+            frame=frame,
             cause_id="call-12-123456-1",
             sent_at_s=1234567890.1234567,
         )

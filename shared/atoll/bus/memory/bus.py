@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
-from atoll.bus.interface import CoreMessage, Delivery, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import GIB, check_size, info_header, live_plan, stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
@@ -67,6 +67,10 @@ class MemoryDelivery:
         await asyncio.sleep(0)
         self._owner.stream.remove(self.sequence)
 
+    async def drop(self) -> None:
+        """Remove the message from the queue."""
+        await self.ack()
+
     async def hold(self) -> None:
         """Keep it; in memory a message is never redelivered after silence."""
         await asyncio.sleep(0)
@@ -116,11 +120,6 @@ class MemoryConsumer:
             found.append(MemoryDelivery(self, taken[0], redelivered=taken[1]))
             self._unsettled[found[-1].sequence] = found[-1]
         return found
-
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove messages from the queue."""
-        for delivery in deliveries:
-            await delivery.ack()
 
     async def drained(self) -> bool:
         """Return whether nothing is queued and nothing unsettled."""

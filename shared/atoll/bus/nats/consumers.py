@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.retry import Unanswered
-from atoll.bus.interface import Delivery
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.headers import DESCRIPTION, STATUS
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
@@ -62,6 +61,10 @@ class QueueDelivery:
             else:
                 self.owner.unsettled.pop(_place(self.reply), None)
                 return
+
+    async def drop(self) -> None:
+        """Remove the message from the queue without waiting for the broker's word."""
+        await self.owner.connection.call(self.owner.let_go(self.reply))
 
     async def hold(self) -> None:
         """Put off redelivery by another `ack_wait_s`."""
@@ -120,11 +123,6 @@ class QueueConsumer:
     async def arrived(self, most: int) -> list[QueueDelivery]:
         """Return up to `most` further messages that are here already."""
         return await self.connection.call(self._take(most))
-
-    async def discard(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove messages without waiting for the broker's word."""
-        replies = [each.reply for each in deliveries if isinstance(each, QueueDelivery)]
-        await self.connection.call(self._discard(replies))
 
     async def drained(self) -> bool:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
@@ -229,11 +227,6 @@ class QueueConsumer:
         stats.bytes_down += len(message.data)
         return delivery
 
-    async def _discard(self, replies: list[str]) -> None:
-        for reply in replies:
-            self.unsettled.pop(_place(reply), None)
-            await self.say(reply, b"+ACK")
-
     async def _pull(self, left_s: float) -> Msg | None:
         """Ask for messages, unless that was done; return the first that arrives within `left_s`, or None."""
         standing = await self._ask(left_s)
@@ -301,6 +294,11 @@ class QueueConsumer:
         """Send a status about a delivery; if it is lost, redelivery follows after silence."""
         with contextlib.suppress(Unanswered):
             await self.connection.send(reply, word, timeout_s=0.0)
+
+    async def let_go(self, reply: str) -> None:
+        """Say that a message is done with."""
+        self.unsettled.pop(_place(reply), None)
+        await self.say(reply, b"+ACK")
 
     async def give_back(self, reply: str) -> None:
         """Ask for redelivery now."""

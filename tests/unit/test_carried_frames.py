@@ -1,0 +1,143 @@
+"""Small frames travel inside their manifests: which ones do, what their reader gets, and what it refuses."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll.base.buffer_pool import Vector
+from atoll.base.errors import FrameRejected, PeerMisbehaved
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.pushing import Pusher
+from atoll.codec import frame_bytes
+from atoll.model.layout import TensorSpec, plan_layout
+from atoll.protocol.events import Push
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.carried_frames import is_carried
+from atoll.wire.limits import CARRIED_BYTES_MAX
+from atoll.wire.messages import Contribution, Member, RunRecord, decode
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
+from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
+from support.clocks import HandClock
+from support.links import unique_run
+
+SIZE = 1000
+PIECES = "up.c.>"
+
+
+def founded(codec: str = "f32", size: int = SIZE, schema: int = SCHEMA_NEWEST) -> RunRecord:
+    """Return the record of a run of one fragment."""
+    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up=codec).check()
+    layout = plan_layout([TensorSpec("w", (size,), "float32")], 1)
+    return RunRecord(
+        run=unique_run(),
+        founder="a",
+        nonce="0" * 16,
+        founded_at_s=0.0,
+        layout=layout,
+        protocol=protocol,
+        schema=schema,
+    )
+
+
+def drawn(seed: int, size: int = SIZE) -> Vector:
+    """Return values."""
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+async def pushed(run: RunRecord, bus: MemoryBus, theta: Vector, region: str = "") -> Contribution:
+    """Push a pseudo-gradient of zeros less `theta`; return its manifest as a shard reads it."""
+    member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0, region=region)
+    push = Push(fragment=0, push=1, base_version=0, tokens=10, steps=1, trained_tokens=10, cause_id="c")
+
+    async def loss() -> float | None:
+        return None
+
+    pusher = Pusher(bus, run, member, HandClock(0.0))
+    await pusher.push(push, np.zeros_like(theta), lambda start, stop: theta[start:stop], loss)
+    (queued,) = await bus.replay(run.subjects.contribution(0, 0, "a"))
+    manifest = decode(Contribution, queued.data)
+    check_manifest(manifest, run)
+    return manifest
+
+
+async def read(run: RunRecord, bus: MemoryBus, manifest: Contribution) -> PendingContribution:
+    """Return a contribution that can be read."""
+    found = await read_contribution(bus, run, manifest)
+    assert isinstance(found, PendingContribution)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int4"])
+async def test_a_carried_contribution_is_the_one_that_would_have_been_stored(codec: str) -> None:
+    """The same numbers and norms, the same counters; nothing is stored beside the manifest, and nothing has to be read."""
+    theta, carried, stored = drawn(2), founded(codec), founded(codec, schema=SCHEMA_OF_DERIVED_STATE)
+    buses = {run.run: MemoryBus(run.run, MemoryBroker()) for run in (carried, stored)}
+    manifests = {run.run: await pushed(run, buses[run.run], theta) for run in (carried, stored)}
+    inside, beside = manifests[carried.run], manifests[stored.run]
+    assert (len(inside.frame), len(beside.frame)) == (inside.blob.size_bytes, 0)
+    assert inside.blob.size_bytes == beside.blob.size_bytes
+    assert inside.norms == beside.norms
+    here, there = [
+        (await read(run, buses[run.run], manifests[run.run])).pseudo_gradient.expanded() for run in (carried, stored)
+    ]
+    assert here.tobytes() == there.tobytes()
+
+    for run, pieces in ((carried, 0), (stored, 1)):
+        bus = buses[run.run]
+        assert len(await bus.get_records(f"{run.subjects.prefix}.{PIECES}")) == pieces
+        stats = bus.stats
+        assert stats.frame_bytes_up == stats.frame_bytes_down == inside.blob.size_bytes
+        assert stats.blob_bytes_up == stats.blob_bytes_down == inside.blob.size_bytes
+
+
+def test_the_longest_frame_of_a_fragment_decides() -> None:
+    """One number more than fits, and the fragment's frames are stored; in a run of an earlier version all are."""
+    most = max(size for size in range(900, 1100) if frame_bytes(size, "f32") <= CARRIED_BYTES_MAX)
+    assert is_carried(founded(size=most), 0)
+    assert not is_carried(founded(size=most + 1), 0)
+    assert is_carried(founded("int4", size=7 * most), 0)
+    assert not is_carried(founded(size=most, schema=SCHEMA_OF_DERIVED_STATE), 0)
+
+
+async def test_frames_stay_in_a_region_that_adds_up() -> None:
+    """A learner whose synchronizer folds what it sends stores its frames, however small they are."""
+    run = founded()
+    bus = MemoryBus(run.run, MemoryBroker())
+    manifest = await pushed(run, bus, drawn(2), region="north")
+    assert manifest.frame == b""
+    assert len(await bus.get_records(f"{run.subjects.prefix}.{PIECES}")) == 1
+
+
+async def test_what_is_not_finite_is_not_sent() -> None:
+    """There is no manifest then, either."""
+    run = founded()
+    bus = MemoryBus(run.run, MemoryBroker())
+    with pytest.raises(FrameRejected):
+        await pushed(run, bus, np.full(SIZE, np.nan, np.float32))
+    assert await bus.replay(run.subjects.contribution(0, 0, "a")) == []
+
+
+async def test_a_carried_frame_that_is_not_what_its_manifest_says_is_refused() -> None:
+    """Damaged, cut off, longer than said, another frame: nothing of it is folded, and nothing is waited for."""
+    run = founded()
+    bus = MemoryBus(run.run, MemoryBroker())
+    manifest = await pushed(run, bus, drawn(2))
+    other = await pushed(sibling := founded(), MemoryBus(sibling.run, MemoryBroker()), drawn(3))
+    flipped = bytearray(manifest.frame)
+    flipped[-1] ^= 1
+    for frame in (bytes(flipped), manifest.frame[:-1], manifest.frame + b"x", other.frame):
+        assert await read_contribution(bus, run, msgspec.structs.replace(manifest, frame=frame)) == "corrupt"
+    several = msgspec.structs.replace(manifest.blob, chunks=2)
+    assert await read_contribution(bus, run, msgspec.structs.replace(manifest, blob=several)) == "size"
+
+
+async def test_a_frame_where_none_is_carried_is_no_manifest() -> None:
+    """In a fragment of long frames, or in a run of an earlier version, no correct peer writes one."""
+    manifest = await pushed(run := founded(), MemoryBus(run.run, MemoryBroker()), drawn(2))
+    older = msgspec.structs.replace(run, schema=SCHEMA_OF_DERIVED_STATE)
+    with pytest.raises(PeerMisbehaved, match="carries a frame"):
+        check_manifest(manifest, older)
+    with pytest.raises(PeerMisbehaved):
+        decode(Contribution, msgspec.json.encode(msgspec.structs.replace(manifest, frame=bytes(CARRIED_BYTES_MAX + 1))))
