@@ -355,10 +355,6 @@ def handlers(scene: Scene) -> dict[str, Target]:
     def tap(data: bytes) -> None:
         driver._on_head(CoreMessage(s.tap("gl.head.0"), b"", headers={"Atoll-Info": data.decode("utf-8", "replace")}))
 
-    def shown(data: bytes) -> None:
-        driver._on_head(CoreMessage(s.tap("gl.head.0"), data, headers={"Atoll-Info": '{"fragment":0,"version":1}'}))
-        driver._taps.take(0, 0)
-
     def presence(data: bytes) -> None:
         scene.host._on_presence(decode(messages.Presence, data))
 
@@ -371,7 +367,6 @@ def handlers(scene: Scene) -> dict[str, Target]:
         "learner: verdict": Target(core(s.verdict("a"), driver._on_verdict), seeds["Verdict"], refuses=heard),
         "learner: command": Target(core(s.control("a"), driver._on_control), seeds["Control"], refuses=heard),
         "learner: head": Target(tap, (b'{"fragment":0,"version":1}',), refuses=heard),
-        "learner: shown head": Target(shown, seeds["Head"], refuses=heard),
         "learner: loan": Target(control, seeds["Control"], refuses=heard),
         "shard: heartbeat": Target(core(s.beat("a"), scene.intake._on_beat), seeds["Beat"], refuses=()),
         "shard: manifest": Target(

@@ -1,4 +1,7 @@
-"""The bytes of wire version 1, as they were written when it was young: today's code reads and writes the same."""
+"""The bytes of wire versions, as they were written when each was young: today's code reads and writes the same.
+
+Versions 2 and 3 changed what a run record means, and no message. Version 4 has manifests that carry their frames.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,20 @@ from atoll.wire import messages
 from atoll.wire.messages import decode, encode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 
-GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "messages-1.json").read_text(encoding="utf-8"))
+VERSIONS = (1, 4)
+GOLDEN: dict[str, str] = {
+    f"{name} {version}": text
+    for version in VERSIONS
+    for name, text in json.loads(
+        (Path(__file__).parent / f"messages-{version}.json").read_text(encoding="utf-8")
+    ).items()
+}
+"""Each message, by its name and wire version."""
 
 
 def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
     """Return the class of a message."""
-    return getattr(messages, name, DataLedger)
+    return getattr(messages, name.partition(" ")[0], DataLedger)
 
 
 def test_version_1_is_spoken() -> None:
@@ -49,7 +60,9 @@ def test_a_field_that_is_new_is_passed_over(name: str) -> None:
 def test_another_version_is_refused_by_number(name: str, schema: int, todo: str) -> None:
     """With what is spoken, and who is to be upgraded."""
     told = json.dumps({**json.loads(GOLDEN[name]), "schema": schema}).encode()
-    with pytest.raises(PeerMisbehaved, match=f"a {name} of a wire version that this Atoll does not speak") as refused:
+    with pytest.raises(
+        PeerMisbehaved, match=f"a {kind_of(name).__name__} of a wire version that this Atoll does not speak"
+    ) as refused:
         decode(kind_of(name), told)
     assert todo in str(refused.value)
     assert str(schema) in str(refused.value)

@@ -59,7 +59,7 @@ def test_nothing_stands_out_in_a_run_that_goes_as_it_should(simulate: Simulate) 
     contribution = history_of(out).contributions("learner-2")[-1]
     push = f"learner-2/1/{contribution[0].round.fragment}/{contribution[1].push}"
     told = asked(out, "story", "contribution", push)
-    assert "was uploaded in 0.00" in told
+    assert "was carried by its manifest (" in told
     assert f"became part of version {contribution[0].round.version}" in told
     assert "the event log does not tell" not in told
 

@@ -10,7 +10,6 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
-from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
@@ -219,42 +218,6 @@ async def test_a_head_that_went_back_is_not_followed(founded: ChainRun) -> None:
 
     with pytest.raises(BlobGone, match="older than what we hold"):
         await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 3, newest.values))
-
-
-async def test_a_head_that_a_tap_has_shown_spares_its_record(
-    founded: ChainRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its version is read at once. Where it says what is not so, the record counts; and where it is no newer."""
-    await founded.commit(2)
-    values, records = founded.values, 0
-    read_record = founded.reader.get_record
-
-    async def counted(subject: str) -> Record | None:
-        nonlocal records
-        records += 1
-        return await read_record(subject)
-
-    monkeypatch.setattr(founded.reader, "get_record", counted)
-    held = GlobalFragment(0, 0, drawn(0))
-    fetched = await fetch_newest(founded.reader, founded.run, held, shown=founded.head)
-    assert fetched is not None
-    assert (fetched.version, fetched.values.tobytes(), records) == (2, values.tobytes(), 0)
-
-    forged = (
-        msgspec.structs.replace(founded.head, version=9),
-        msgspec.structs.replace(founded.head, digest="0" * 32),
-        msgspec.structs.replace(
-            founded.head, keyframe=msgspec.structs.replace(founded.head.keyframe, chunks=7), deltas=()
-        ),
-    )
-    for head in forged:
-        found = await fetch_newest(founded.reader, founded.run, held, shown=head)
-        assert found is not None
-        assert (found.version, found.values.tobytes()) == (2, values.tobytes())
-    assert records == len(forged)
-    assert await fetch_newest(founded.reader, founded.run, fetched, shown=founded.head) is None
-    assert await fetch_newest(founded.reader, founded.run, fetched, again=True, shown=founded.head) is not None
-    assert records == len(forged) + 2
 
 
 async def test_a_head_that_does_not_add_up_is_refused(founded: ChainRun) -> None:

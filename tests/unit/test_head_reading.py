@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
-from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import PeerMisbehaved
-from atoll.bus.interface import CoreMessage
 from atoll.client import head_reading
-from atoll.client.head_reading import IN_TURN, NAMES_MAX, HeadReading, HeadTaps
-from atoll.wire.limits import INFO_HEADER
-from atoll.wire.messages import Head, RunRecord, encode
-from atoll.wire.signature_line import unproven
+from atoll.client.head_reading import IN_TURN, NAMES_MAX, HeadReading
+from atoll.wire.messages import Head, RunRecord
 from atoll.wire.traffic import BusStats
-from support.founded_run import FoundedRun, TurnedClock, run_record
 
 
 class CountedHeads:
@@ -98,42 +91,3 @@ async def test_a_head_that_does_not_fit_keeps_none_of_the_others(monkeypatch: py
     found, read = await heads.next()
 
     assert (len(read), len(found)) == (IN_TURN, IN_TURN - 1)
-
-
-@pytest.fixture
-async def shown(run: str, tmp_path: Path) -> tuple[RunRecord, Head, HeadTaps]:
-    """A founded run, the head of its fragment 0, and what has heard no tap yet."""
-    founded = FoundedRun(run_record(run), FolderArchive(tmp_path), TurnedClock())
-    await founded.found()
-    return founded.record, founded.stores[0].holdings[0].head, HeadTaps(founded.record)
-
-
-def tap(run: RunRecord, fragment: int, version: int, data: bytes) -> CoreMessage:
-    """Return a tap that says so in its header and has this body."""
-    info = f'{{"fragment":{fragment},"version":{version}}}'
-    return CoreMessage(run.subjects.tap(f"gl.head.{fragment}"), data, headers={INFO_HEADER: info})
-
-
-async def test_a_tap_shows_its_head_once(shown: tuple[RunRecord, Head, HeadTaps]) -> None:
-    """The newest one, if it is as new as what is wanted; the next time the record is read."""
-    run, head, taps = shown
-    newer = msgspec.structs.replace(head, version=5)
-    assert taps.hear(tap(run, 0, 4, encode(head))).version == 4
-    taps.hear(tap(run, 0, 5, encode(newer)))
-    assert taps.take(0, 5) == newer
-    assert taps.take(0, 5) is None
-    taps.hear(tap(run, 0, 5, encode(newer)))
-    assert taps.take(0, 6) is None
-    assert taps.take(2, 0) is None
-
-
-async def test_a_tap_that_shows_no_head_of_its_fragment_is_only_a_word(shown: tuple[RunRecord, Head, HeadTaps]) -> None:
-    """No body (`broker.taps=headers`), junk, a head of another subject, layout or fragment: the record is read then."""
-    run, head, taps = shown
-    foreign = msgspec.structs.replace(head, layout="0" * 16)
-    elsewhere = msgspec.structs.replace(head, fragment=2)
-    for data in (b"", b"junk", unproven("nobody signed it"), encode(foreign), encode(elsewhere)):
-        assert taps.hear(tap(run, 0, 3, data)).version == 3
-        assert taps.take(0, 0) is None
-    with pytest.raises(PeerMisbehaved, match="without its info"):
-        taps.hear(CoreMessage(run.subjects.tap("gl.head.0"), encode(head)))

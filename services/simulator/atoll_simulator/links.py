@@ -13,10 +13,11 @@ modelled: retransmission and congestion inside a leg, and a broker that needs ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
@@ -79,6 +80,7 @@ class SimulatedLink:
         self._whole = asyncio.Event()
         self._whole.set()
         self._reasons: dict[str, None] = {}
+        self._behind: set[asyncio.Task[None]] = set()
         self.cuts = 0
         self.gone = False
 
@@ -132,6 +134,12 @@ class SimulatedLink:
         except TimeoutError:
             raise BrokerUnavailable("the broker does not answer", got="a link that is cut") from None
 
+    def behind(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that its caller does not wait for."""
+        task = self._loop.create_task(work)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+
     def core_message(self, leg: Leg, size_bytes: int, arrive: object, *arguments: object) -> None:
         """Call `arrive(*arguments)` when a core message has arrived, or never."""
         if not self.whole or (self._loss and self._dice.random() < self._loss):
@@ -173,9 +181,14 @@ class LinkedDelivery:
         await self._link.carry(self._link.down, 0)
 
     async def drop(self) -> None:
-        """Remove the message from the queue without waiting."""
-        await self._link.carry(self._link.up, 0)
-        await self._inner.drop()
+        """Have the message removed when the word has arrived; while the link is cut, it waits."""
+        await asyncio.sleep(0)
+        self._link.behind(self._removed())
+
+    async def _removed(self) -> None:
+        with contextlib.suppress(BrokerUnavailable):  # its process is dead: the next one gets the message
+            await self._link.carry(self._link.up, 0, None)
+            await self._inner.drop()
 
     async def hold(self) -> None:
         """Tell the queue that work on it goes on."""

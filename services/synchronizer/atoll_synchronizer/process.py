@@ -22,7 +22,6 @@ from atoll.archive.rebuild import rebuild
 from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
-from atoll.base.event_loops import new_event_loop
 from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.base.resting import rest
@@ -53,8 +52,7 @@ def serve_shards(settings: Settings) -> None:
         settings.synchronizer.spill_bytes,
         settings.synchronizer.scratch_dir,
     )
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        is_over = runner.run(serve(settings))
+    is_over = asyncio.run(serve(settings))
     if is_over and settings.stay:
         rest(settings.health_file)
 

@@ -234,6 +234,8 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
         told["read_s"] = round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None
         told["loss"] = manifest.loss
         told["bytes"] = manifest.blob.size_bytes
+        if manifest.frame:
+            told["carried"] = True
         figures = msgspec.structs.asdict(pushed)
         told |= {name: seconds for name, seconds in figures.items() if seconds}
     if (effect := notes.effects.get(share.key)) is not None:

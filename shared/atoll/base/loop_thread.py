@@ -1,7 +1,8 @@
 """A thread with its own event loop, for coroutines that must go on while the caller's thread or loop is busy.
 
 An island's coroutines run in one while the caller's thread trains. A bus may do its network work in one: a caller that blocks
-its own loop for seconds then loses no connection.
+its own loop for seconds then loses no connection. The loop is asyncio's own: over our transport, which copies nothing,
+uvloop was measured to be no faster.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
-
-from atoll.base.event_loops import new_event_loop
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         """Start the thread; it does not keep the process alive."""
-        self.loop = new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 

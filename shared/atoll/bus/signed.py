@@ -40,7 +40,7 @@ from atoll.base.retry import bounded
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven
-from atoll.wire.subjects import Subjects, matches, tapped
+from atoll.wire.subjects import Subjects, matches
 
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Record, StoredEvent, Subscription
@@ -84,6 +84,12 @@ def is_signed(subject: str) -> bool:
     """Return whether messages on `subject` carry a signature: all of a run, but its events, its taps and words with keepers."""
     levels = subject.split(".", 3)
     return len(levels) > 2 and levels[0] == "atoll" and levels[2] not in UNSIGNED
+
+
+def tapped(subject: str) -> str:
+    """Return the subject whose message a tap shows; empty if `subject` is no tap."""
+    levels = subject.split(".", 3)
+    return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
 
 
 class SignedBus:

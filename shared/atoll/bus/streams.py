@@ -11,9 +11,9 @@ is the cluster's choice. What is synced before an answer is the broker's (`atoll
 streams.
 
 The broker republishes what watchers need under `tap.`, as it was stored: with its JSON, and in a locked run with the line of
-its signature (ADR 50). Chunks, leases of shards and leases of data have no tap. Heartbeats and presences are core messages,
-which nobody stores; so a further stream, in memory, keeps the last one of each sender for a moment (`live_plan`). Shards see to
-it. A run does not need it: without it only watchers miss something.
+its signature (ADR 50). Chunks, leases of shards and leases of data have no tap; a frame that a manifest carries is on the
+manifest's. Heartbeats and presences are core messages, which nobody stores; so a further stream, in memory, keeps the last one
+of each sender for a moment (`live_plan`). Shards see to it. A run does not need it: without it only watchers miss something.
 """
 
 from __future__ import annotations

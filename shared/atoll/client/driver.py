@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atoll.base import fact_dumps
@@ -35,10 +36,11 @@ from atoll.base.errors import (
 )
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
+from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.head_reading import HeadReading, HeadTaps
+from atoll.client.head_reading import HeadReading, HeadTap
 from atoll.client.local_refusals import LocalRefusals, tell_verdict
 from atoll.client.log_lines import AdoptionLog
 from atoll.client.membership import dismissal, quarantine
@@ -98,7 +100,7 @@ class IslandDriver:
         self.heartbeats = Heartbeats(run.protocol.silence_s)
         self.pace_changed = asyncio.Event()
         self._proof_wanted = asyncio.Event()
-        self._asking_why, self._heads, self._taps = False, HeadReading(bus, run), HeadTaps(run)
+        self._asking_why, self._heads = False, HeadReading(bus, run)
         self.losses = LossReader()
         self.progress = RunProgress(run.protocol.tokens_target)
         self.failure: AtollError | None = None
@@ -262,8 +264,11 @@ class IslandDriver:
             self._on_fact(CallHeard(at_s=now_s, fragment=p, version=version, attempt=attempt, cause_id=cause))
 
     def _on_head(self, core_message: CoreMessage) -> None:
-        """Note that a head moved, as its tap says."""
-        said = self._taps.hear(core_message)
+        """Note that a head moved, as its tap says; the fetch reads the record itself."""
+        try:
+            said = parsed(core_message.headers.get("Atoll-Info", ""), HeadTap)
+        except msgspec.MsgspecError as error:
+            raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
         if said.fragment in self.machine.intervals:
             p, version, now_s = said.fragment, said.version, self.clock.monotonic()
             self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, cause_id=id_of("head", p, version)))
@@ -374,8 +379,7 @@ class IslandDriver:
         try:
             with self._lock:
                 held = self._ready[p][0] if p in self._ready else self._anchors[p]
-            shown = self._taps.take(p, action.version)
-            frame = await fetch_newest(self.bus, self.run, held, again=action.again, shown=shown)
+            frame = await fetch_newest(self.bus, self.run, held, again=action.again)
             if frame is None:
                 self._on_fact(NothingNewer(at_s=self.clock.monotonic(), fragment=p, cause_id=action.cause_id))
                 return

@@ -1,7 +1,4 @@
-"""How a learner hears of heads: from their taps at once, and from the records at intervals.
-
-A tap shows the head as it was stored (in a locked run with its signature), so a learner fetches what it names without reading
-the record first. Taps may be lost or wrong, records are not, so all that follows from taps alone is looked up in the records.
+"""Reads the heads of a run at intervals, as records: their taps may be lost or wrong, records are not.
 
 A head names its contributors, so it grows with the learners of a run, and every learner reads heads. If each reading took all
 of them, a run of M learners and P fragments would move M * M * P names every few seconds, which nobody needs (128
@@ -20,11 +17,9 @@ import msgspec
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
-from atoll.base.parsing import parsed
 from atoll.base.retry import all_of
-from atoll.bus.interface import Bus, CoreMessage
-from atoll.run.heads import head_in_tap, read_head, read_heads
-from atoll.wire.limits import INFO_HEADER
+from atoll.bus.interface import Bus
+from atoll.run.heads import read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
 log = get(__name__)
@@ -39,37 +34,6 @@ class HeadTap(msgspec.Struct, frozen=True):
 
     fragment: int
     version: int
-
-
-class HeadTaps:
-    """What the taps of heads have shown last, by fragment."""
-
-    def __init__(self, run: RunRecord) -> None:
-        """Have heard nothing yet."""
-        self._run = run
-        self._shown: dict[int, CoreMessage] = {}
-
-    def hear(self, message: CoreMessage) -> HeadTap:
-        """Keep what a tap shows until it is taken; return what it says, or raise `PeerMisbehaved`."""
-        try:
-            said = parsed(message.headers.get(INFO_HEADER, ""), HeadTap)
-        except msgspec.MsgspecError as error:
-            raise PeerMisbehaved("a head tap without its info", got=str(error)) from error
-        if message.data and said.fragment < len(self._run.layout.fragments):
-            self._shown[said.fragment] = message
-        return said
-
-    def take(self, fragment: int, version: int) -> Head | None:
-        """Return the head that was shown last, if it is of this version or a newer one, and forget it."""
-        message = self._shown.pop(fragment, None)
-        if message is None:
-            return None
-        try:
-            head = head_in_tap(message, self._run)
-        except PeerMisbehaved as error:
-            log.warning("head.refused", fragment=fragment, reason=str(error))
-            return None
-        return head if head.fragment == fragment and head.version >= version else None
 
 
 class HeadReading:

@@ -2,7 +2,8 @@
 
 The pusher retries a push under the same id until it is durable, and continues where it was: segments that the broker
 has acknowledged are not sent again. It may give a push up only before it first sent the manifest, because after that
-the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason.
+the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason. A push whose
+manifest carries its frame is never given up.
 
 A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
 
@@ -24,6 +25,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atoll.base import scratch_arrays, spans
@@ -51,6 +53,17 @@ class SentFrame:
     blob: BlobRef
     frame: bytes = b""
     full_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RoomWait:
+    """The seconds for which something has waited because the broker had no room."""
+
+    full_s: float = 0.0
+
+    def hear(self, error: Exception, seconds: float) -> None:
+        """Count an attempt that failed and is repeated."""
+        self.full_s += seconds if isinstance(error, StorageFull) else 0.0
 
 
 class Pusher:
@@ -98,7 +111,7 @@ class Pusher:
         framing = Framing(origin.size, protocol.codec_up)
         encoder = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
         sent = await self._sent(action, Upload(encoder), kept)
-        await self._queue(action, sent, encoder.norms(), await loss(), self._notes(action, began_s, sent.full_s))
+        await self._queue(action, sent, encoder.norms(), await loss(), began_s)
         self._keep(fragment, residue)
 
     async def push_made(
@@ -124,7 +137,7 @@ class Pusher:
             self._keep(fragment, kept)
             raise
         sent = await self._sent(action, Upload(made), kept)
-        await self._queue(action, sent, made.norms(), await loss(), self._notes(action, began_s, sent.full_s))
+        await self._queue(action, sent, made.norms(), await loss(), began_s)
         self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
@@ -134,7 +147,7 @@ class Pusher:
             self._residues[fragment] = residue if there is None else there + residue
 
     def _notes(self, action: Push, began_s: float, full_s: float) -> PushNotes:
-        """Return what a manifest tells people of a push whose last segment has just been stored."""
+        """Return what a manifest tells people of a push whose last segment has just been stored, or is about to be."""
         began_at_s = dict(self._adopted.get(action.fragment, ())).get(action.base_version, self._began_at_s)
         return PushNotes(
             adopted_at_s=round(began_at_s, 3),
@@ -148,7 +161,8 @@ class Pusher:
         if self._carries and is_carried(self._run, action.fragment):
             upload.collision_free = True  # also where it leaves its manifest: in an archive
             try:
-                frame = bytes(upload.make(0))
+                with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
+                    frame = bytes(upload.make(0))
             except BaseException:
                 self._keep(action.fragment, kept)
                 raise
@@ -165,12 +179,7 @@ class Pusher:
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
         carried is `kept` for the next one.
         """
-        stem, full_s = self._stem(action), 0.0
-
-        def hindered(error: Exception, seconds: float) -> None:
-            nonlocal full_s
-            full_s += seconds if isinstance(error, StorageFull) else 0.0
-
+        stem, room = self._stem(action), RoomWait()
         try:
             # Encoding overlaps with sending: each piece is made when it is sent.
             with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
@@ -181,7 +190,7 @@ class Pusher:
                     patience_s=PUSH_PATIENCE_S,
                     progress=lambda: len(upload.missing()),
                     now_s=self._clock.monotonic,
-                    hindered=hindered,
+                    hindered=room.hear,
                 )
         except BaseException:
             self._keep(action.fragment, kept)
@@ -189,12 +198,12 @@ class Pusher:
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull, AccessDenied):
                 await self._bus.purge(f"{stem}.*")
             raise
-        return SentFrame(blob, full_s=full_s)
+        return SentFrame(blob, full_s=room.full_s)
 
     async def _queue(
-        self, action: Push, sent: SentFrame, norms: list[float], loss: float | None, notes: PushNotes
+        self, action: Push, sent: SentFrame, norms: list[float], loss: float | None, began_s: float
     ) -> None:
-        """Count the frame and queue its manifest until it is durable."""
+        """Count the frame and queue its manifest until it is durable; the push `began_s`."""
         self._bus.stats.frame_bytes_up += sent.blob.size_bytes
         self._bus.stats.blob_bytes_up += len(sent.frame)
         member, p = self._member, action.fragment
@@ -216,7 +225,7 @@ class Pusher:
             final=action.final,
             cause_id=action.cause_id,
             sent_at_s=self._clock.wall(),
-            notes=notes,
+            notes=self._notes(action, began_s, sent.full_s),
         )
         subject = self._subjects.contribution(self._run.protocol.shard_of(p), p, member.learner)
         # Not the incarnation: a rebuilt run may give it out again, and the queue would then confuse the two pushes.
@@ -228,10 +237,18 @@ class Pusher:
             "base": action.base_version,
             "tokens": action.tokens,
         }
-        data = encode(manifest)
+        room = RoomWait()
+
+        def noted() -> bytes:
+            # Of a frame that is carried, each attempt is an upload, and tells how long those before it took.
+            if not sent.frame:
+                return encode(manifest)
+            return encode(msgspec.structs.replace(manifest, notes=self._notes(action, began_s, room.full_s)))
+
         with spans.span(f"queue manifest of fragment {p}", push=action.push, base=action.base_version):
             await patiently(
-                lambda: self._bus.publish(subject, data, msg_id=msg_id, info=info),
+                lambda: self._bus.publish(subject, noted(), msg_id=msg_id, info=info),
                 "a contribution's manifest",
                 on=AWAY_OR_REFUSED,
+                hindered=room.hear,
             )

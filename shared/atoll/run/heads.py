@@ -14,10 +14,9 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
 from atoll.base.logs import get
-from atoll.bus.interface import Bus, CoreMessage
+from atoll.bus.interface import Bus, Record
 from atoll.run.delta_chain import read_values
 from atoll.wire.messages import Head, RunRecord, decode
-from atoll.wire.subjects import tapped
 
 log = get(__name__)
 
@@ -65,7 +64,7 @@ async def read_heads(bus: Bus, run: RunRecord) -> dict[int, Head]:
     heads: dict[int, Head] = {}
     for record in await bus.get_records(run.subjects.head("*")):
         try:
-            head = _fitting(record.data, record.subject, run)
+            head = _head_in(record, run)
         except PeerMisbehaved as error:
             log.warning("head.refused", subject=record.subject, reason=str(error))
         else:
@@ -76,29 +75,15 @@ async def read_heads(bus: Bus, run: RunRecord) -> dict[int, Head]:
 async def read_head(bus: Bus, run: RunRecord, fragment: int) -> Head | None:
     """Return a fragment's newest head from the stream's leader; raise `PeerMisbehaved` if it does not fit the run."""
     record = await bus.get_record(run.subjects.head(fragment))
-    return None if record is None else _fitting(record.data, record.subject, run)
+    return None if record is None else _head_in(record, run)
 
 
-def head_in_tap(message: CoreMessage, run: RunRecord) -> Head:
-    """Return the head that a tap shows; raise `PeerMisbehaved` if it shows none, or one that does not fit the run."""
-    return _fitting(message.data, tapped(message.subject), run)
-
-
-async def fetch_newest(
-    bus: Bus, run: RunRecord, held: GlobalFragment, *, again: bool = False, shown: Head | None = None
-) -> GlobalFragment | None:
+async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment, *, again: bool = False) -> GlobalFragment | None:
     """Return the newest visible version of the fragment of `held`; None where that is `held` itself, unless `again`.
-
-    A head that a tap has `shown` spares the reading of the record, if the version that it names can be read.
 
     Raises:
         BlobGone: the head is gone; or as `read_head` and `fetch_frame`.
     """
-    if shown is not None and shown.version > held.version and not again:
-        try:
-            return await _fetched(bus, run, shown, held)
-        except (BlobGone, BlobCorrupt, PeerMisbehaved) as error:
-            log.debug("head.tap_unused", fragment=held.fragment, version=shown.version, reason=str(error))
     head = await read_head(bus, run, held.fragment)
     if head is None:
         raise BlobGone("the head is gone", got=held.fragment)
@@ -124,33 +109,30 @@ async def fetch_frame_and_head(
     bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None = None
 ) -> tuple[Head, GlobalFragment]:
     """Return what `fetch_frame` does, and the head that it is of."""
+    known = None if held is None else (held.version, held.values)
     for _ in range(READ_ATTEMPTS):
         if held is not None and head.version < held.version:
             raise BlobGone("the head is older than what we hold", got=head.version, allowed=held.version)
         try:
-            return head, await _fetched(bus, run, head, held)
+            values = await read_values(bus, run, head, known)
         except (BlobGone, BlobCorrupt):
             newer = await read_head(bus, run, head.fragment)
             if newer is None:
                 break
             head = newer
+        else:
+            bus.stats.parameters_down += values.size
+            return head, GlobalFragment(head.fragment, head.version, values)
     raise BlobGone(
         f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
     )
 
 
-async def _fetched(bus: Bus, run: RunRecord, head: Head, held: GlobalFragment | None) -> GlobalFragment:
-    known = None if held is None else (held.version, held.values)
-    values = await read_values(bus, run, head, known)
-    bus.stats.parameters_down += values.size
-    return GlobalFragment(head.fragment, head.version, values)
-
-
-def _fitting(data: bytes, subject: str, run: RunRecord) -> Head:
-    """Return a head; it must belong to the subject on which it is stored, and to the run's layout."""
-    head = decode(Head, data)
-    if subject != run.subjects.head(head.fragment) or head.fragment >= len(run.layout.fragments):
-        raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {subject}")
+def _head_in(record: Record, run: RunRecord) -> Head:
+    """Return the head in a record; it must belong to the record's subject and to the run's layout."""
+    head = decode(Head, record.data)
+    if record.subject != run.subjects.head(head.fragment) or head.fragment >= len(run.layout.fragments):
+        raise PeerMisbehaved("a head of another fragment", got=f"fragment {head.fragment} in {record.subject}")
     if head.layout != run.layout.fingerprint:
         raise PeerMisbehaved("a head of another layout", got=head.layout, allowed=run.layout.fingerprint)
     return head

@@ -123,9 +123,7 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
         f"trained {share.tokens:,} tokens in {share.steps:,} steps"
         + (f" of {share.step_s:.3g} s" if share.step_s else ""),
         f"was asked for by {cause}",
-        f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _full(share)
-        if share.upload_s
-        else f"how long its upload took, {SILENT}",
+        _uploaded(share),
         f"reached {line.shard} {_after(share.arrived_s)}"
         if share.arrived_s is not None
         else f"when it arrived, {SILENT}",
@@ -135,6 +133,15 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
         f"became part of version {made.version} ({id_of('head', made.fragment, made.version)}) at {clock.at(times.visible_s)}",
     ]
     return [push_id(line, share), *(f"  {step}" for step in steps if step)]
+
+
+def _uploaded(share: Contributor) -> str:
+    """Return how a contribution came to the broker; one that its manifest carried has no upload of its own."""
+    if share.carried:
+        return f"was carried by its manifest ({share.bytes:,} bytes)" + _full(share)
+    if share.upload_s:
+        return f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _full(share)
+    return f"how long its upload took, {SILENT}"
 
 
 def refused_story(history: History, learner: str, incarnation: int, fragment: int, push: int) -> list[str]:

@@ -17,7 +17,8 @@ class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         adopted_at_s: when the learner began its local interval on the base version, in seconds since the Unix epoch.
         step_s: the mean time of its recent inner steps.
-        upload_s: from the beginning of the encoding until the last segment was stored at the broker.
+        upload_s: from the beginning of the encoding until the last segment was stored at the broker, or until the attempt that
+            sends a manifest with its frame.
         full_s: the part of that in which it waited because the broker had no room.
     """
 

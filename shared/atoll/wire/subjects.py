@@ -268,9 +268,3 @@ class Subjects:
     def tap(self, tail: str = ">") -> str:
         """Return a read-only tap subject."""
         return f"{self.prefix}.tap.{tail}"
-
-
-def tapped(subject: str) -> str:
-    """Return the subject whose message a tap shows; empty if `subject` is no tap."""
-    levels = subject.split(".", 3)
-    return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
