@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from atoll.base.errors import BlobGone
+from atoll.base.errors import BlobGone, StorageFull
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.options import BusOptions
@@ -136,3 +137,18 @@ async def test_a_broker_that_has_not_counted_a_message_yet_hides_nothing(
 
     assert await queue.drained()
     assert not await queue.drained()
+
+
+async def test_the_seconds_of_an_upload_are_counted(make_bus: MakeBus, run: str) -> None:
+    """Those in which a piece was on its way, also of one that fails; what is read takes none."""
+    bus, stem = await make_bus(), Subjects(run).global_stem(0, 1, "n")
+    assert isinstance(bus, JetStreamBus)
+    began_s = time.monotonic()
+    ref = await bus.put_blob(stem, bytes(5 << 20))
+    first_s = bus.stats.blob_up_s
+    assert 0.0 < first_s <= time.monotonic() - began_s
+    await bus.get_blob(ref, 5 << 20)
+    assert bus.stats.blob_up_s == first_s
+    with pytest.raises(StorageFull):
+        await bus.put_blob(Subjects(run).global_stem(1, 1, "n"), bytes(ROOM_BYTES))
+    assert bus.stats.blob_up_s > first_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import FrameDecoder, FrameEncoder, Framing
 from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
-from atoll.protocol.events import PushKey
+from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.messages import Contribution, RunRecord
@@ -75,3 +76,35 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
     assert {reason for reason, _ in fetched} == {""}
     assert [norm for _, norm in fetched] == [pytest.approx(SIZE**0.5)] * queued
     assert bus.pieces_read == queued * blob.chunks
+
+
+@pytest.mark.parametrize(
+    ("codec", "compressed", "answered"),
+    [("int4", (False, False), False), ("int4", (False, True), True), ("bf16", (False, False), True)],
+)
+async def test_a_round_is_answered_as_its_contributions_came(
+    codec: str,
+    compressed: tuple[bool, ...],
+    answered: bool,  # noqa: FBT001
+) -> None:
+    """Compressed if one of them was, or if their codec says nothing of it; and each round by its own contributions."""
+    size = 20_000
+    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up=codec, correction="none").check()
+    layout = plan_layout([TensorSpec("w", (size,), "float32")], 1)
+    run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
+    bus = MemoryBus(run.run, MemoryBroker())
+    bench = Aggregator(bus, run)
+    for push, compress in enumerate(compressed, 1):
+        drawn = np.random.default_rng(push).standard_normal(size, np.float32)
+        reading = partial(lambda values, start, stop: values[start:stop], drawn)
+        encoder = FrameEncoder(Framing(size, codec), reading, layout.slices(0), compress=compress)
+        blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, push), Upload(encoder))
+        manifest = Contribution(
+            learner="a", incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
+            norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
+        )  # fmt: skip
+        key = PushKey("a", 1, 0, push)
+        assert (await bench.fetch(key, manifest))[0] == ""
+        await bench.fold(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0), {})
+    assert bench.is_answer_compressed(0) == answered
+    assert not bench.is_answer_compressed(0)

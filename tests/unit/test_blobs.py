@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -130,19 +131,20 @@ def test_an_impossible_reference_is_refused_before_anything_is_read() -> None:
 
 async def test_the_window_follows_the_link() -> None:
     """Late answers close it by one each, down to one; prompt ones open it again; whoever waits is let in."""
-    window = UploadWindow(8, patience_s=10.0)
+    window, moments = UploadWindow(8, patience_s=10.0), itertools.count()
     assert window.size == 4
     for _ in range(6):
-        await window.enter()
-        window.leave(took_s=3.0)
+        await window.enter(lambda: next(moments))
+        window.leave(took_s=3.0, now_s=next(moments))
     assert window.size == 1
-    await window.enter()
-    waiting = asyncio.create_task(window.enter())
+    assert window.busy_s == 6.0
+    await window.enter(lambda: next(moments))
+    waiting = asyncio.create_task(window.enter(lambda: next(moments)))
     await asyncio.sleep(0)
     assert not waiting.done()
-    window.leave(took_s=0.1)
+    window.leave(took_s=0.1, now_s=next(moments))
     await waiting
     for _ in range(9):
-        window.leave(took_s=0.1)
-        await window.enter()
+        window.leave(took_s=0.1, now_s=next(moments))
+        await window.enter(lambda: next(moments))
     assert window.size == 8

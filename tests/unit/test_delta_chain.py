@@ -220,6 +220,15 @@ async def test_a_head_that_went_back_is_not_followed(founded: ChainRun) -> None:
         await fetch_newest(founded.reader, founded.run, GlobalFragment(0, 3, newest.values))
 
 
+async def test_a_delta_that_is_not_compressed_is_the_same_delta(founded: ChainRun) -> None:
+    """As long as its codec says, for readers who have more of the link than of the processor."""
+    codec = founded.run.protocol.codec_down
+    await founded.store.commit(one_commit(0), drawn(1), compress=False)
+    assert founded.head.deltas[-1].size_bytes == frame_bytes(SIZE, codec)
+    values, _ = await founded.read(GlobalFragment(0, 0, drawn(0)))
+    assert values.tobytes() == founded.values.tobytes()
+
+
 async def test_a_head_that_does_not_add_up_is_refused(founded: ChainRun) -> None:
     """Deltas left out, another digest, frames of another length."""
     await founded.commit(4)

@@ -11,8 +11,8 @@ import pytest
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, FrameRejected
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.pushing import PUSH_PATIENCE_S, Pusher
-from atoll.codec import FORMATS, Encoded, decode_frame
+from atoll.client.pushing import FAST_BYTES_PER_S, PUSH_PATIENCE_S, Pusher
+from atoll.codec import FORMATS, Encoded, decode_frame, frame_bytes
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
 from atoll.protocol.settings import ProtocolSettings
@@ -42,6 +42,17 @@ class Rough(MemoryBus):
             self.clock.now_s += 0.6 * PUSH_PATIENCE_S
             raise BrokerUnavailable("away")
         return upload.ref(stem)
+
+
+class Timed(MemoryBus):
+    """A bus whose uploads take so long, of which `took_s` 0 stands for one that does not tell."""
+
+    took_s = 0.0
+
+    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+        """Store it."""
+        self.stats.blob_up_s += self.took_s
+        return await super().put_blob(stem, payload)
 
 
 class Isle:
@@ -174,6 +185,20 @@ async def test_what_a_device_made_is_sent_as_it_is() -> None:
     assert given[1] is not None
     assert given[1] is given[2]
     assert np.array_equal(given[1], origin - theta - got)
+
+
+async def test_frames_are_compressed_unless_the_last_one_went_up_fast() -> None:
+    """Nothing is known of a link before the first one; what a slow link takes longer for comes shorter the next time."""
+    isle = Isle("int4", Timed)
+    assert isinstance(isle.bus, Timed)
+    whole, sizes = frame_bytes(SIZE, "int4"), []
+    for isle.bus.took_s in (1e-6, 1e-6, 10.0, 0.0, 1e-6):
+        await isle.push(drawn(1), drawn(2))
+        manifest, _ = await isle.arrived()
+        sizes.append(manifest.blob.size_bytes == whole)
+        await isle.bus.purge(f"{Subjects(isle.run.run).prefix}.up.m.>")
+    assert sizes == [False, True, True, False, False]
+    assert FAST_BYTES_PER_S * 10.0 > whole > FAST_BYTES_PER_S * 1e-6
 
 
 async def test_what_is_not_finite_leaves_nothing_behind() -> None:

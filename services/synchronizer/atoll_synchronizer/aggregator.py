@@ -57,6 +57,7 @@ class Aggregator:
         self._rounds: dict[int, RoundMerge] = {}
         self._open_sums: dict[int, list[WaitingSum]] = {}
         self._notes: defaultdict[int, dict[PushKey, FoldNote]] = defaultdict(dict)
+        self._compressed: set[int] = set()
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._reads_of: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READS_PER_LEARNER))
 
@@ -89,6 +90,8 @@ class Aggregator:
         if merge is None:
             slices = self._run.layout.slices(key.fragment)
             merge = self._rounds[key.fragment] = RoundMerge(self._run.protocol, key.fragment, slices)
+        if isinstance(waiting, WaitingSum) or waiting.compressed:
+            self._compressed.add(key.fragment)
         if isinstance(waiting, PendingContribution):
             await off_loop(waiting.pseudo_gradient.elements, self._add, merge, waiting, command, state)
             return
@@ -109,8 +112,15 @@ class Aggregator:
             raise ProtocolMisuse("a sum entered its round in part", got=torn)  # never: the machine folds it whole
         return await off_loop(self._sizes[fragment], merge.result, state, version)
 
+    def is_answer_compressed(self, fragment: int) -> bool:
+        """Return whether to compress what answers the fragment's round, and forget it: if any who contributed did."""
+        wanted = fragment in self._compressed
+        self._compressed.discard(fragment)
+        return wanted
+
     def unfold(self, fragment: int) -> None:
         """Drop the sum of the fragment's round."""
+        self._compressed.discard(fragment)
         self._rounds.pop(fragment, None)
         self._open_sums.pop(fragment, None)
         self._notes.pop(fragment, None)

@@ -27,10 +27,11 @@ from atoll.wire.premerge import CHUNKS_GONE
 
 @dataclass(frozen=True, slots=True)
 class PendingContribution:
-    """A validated contribution, encoded as it came, and its L2 norms per slice."""
+    """A validated contribution, encoded as it came, its L2 norms per slice, and whether its sender had it compressed."""
 
     pseudo_gradient: Encoded
     norms: list[float]
+    compressed: bool = True
 
     @property
     def norm(self) -> float:
@@ -77,7 +78,7 @@ async def read_contribution(
         return CHUNKS_GONE
     except (BlobCorrupt, PeerMisbehaved):
         return "corrupt"
-    return PendingContribution(arrival.frame.vector, norms)
+    return PendingContribution(arrival.frame.vector, norms, arrival.frame.compressed)
 
 
 def corrections_of(

@@ -108,11 +108,12 @@ class FragmentLanes:
         state = tools.store.holdings[command.fragment].state
         merged = await tools.aggregator.merged(command.fragment, state, command.base_version + 1)
         effects = await tools.aggregator.effects(command.fragment, merged)
+        compress = tools.aggregator.is_answer_compressed(command.fragment)
         merged_s, hindered, retaining = self._clock.monotonic(), Counter[str](), None
         if tools.retention is not None:
             retaining = partial(tools.retention.round, folds=tools.retention.taken(command.fragment))
         bytes_down = await patiently(
-            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining),
+            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining, compress=compress),
             "a commit",
             hindered=lambda error, seconds: hindered.update({_hindrance(error): seconds}),
         )

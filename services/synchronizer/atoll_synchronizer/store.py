@@ -132,11 +132,13 @@ class ShardStore:
         pseudo_gradient: Vector,
         memory: State | None = None,
         before_head: Callable[[Head, Holding], Awaitable[None]] | None = None,
+        *,
+        compress: bool = True,
     ) -> int:
         """Take the outer step and make `command.base_version + 1` visible with its ledger; return its frames' bytes.
 
         `memory` takes its place in the outer state, for a round merged by value. May be repeated. `before_head` is told the
-        head that is about to be written and its base.
+        head that is about to be written and its base. `compress` the delta, where its codec can be.
 
         Raises:
             RecordConflict: another process wrote this fragment's head.
@@ -149,7 +151,7 @@ class ShardStore:
         attempt = self._attempts.get(command.fragment)
         if attempt is None or attempt.nonce != self._nonce(fragment_ledger):
             attempt = self._attempts[command.fragment] = await self._begun(
-                command, held, pseudo_gradient, held.state | (memory or {})
+                command, held, pseudo_gradient, held.state | (memory or {}), compress=compress
             )
         try:
             stored = await attempt.stored(self._bus)
@@ -185,7 +187,9 @@ class ShardStore:
         """Return the rules for a fragment's values."""
         return update_in(self._run, fragment, self._outer)
 
-    async def _begun(self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State) -> CommitAttempt:
+    async def _begun(
+        self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State, *, compress: bool
+    ) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""
         fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
         protocol, subjects = self._run.protocol.of(fragment), self._subjects
@@ -201,7 +205,7 @@ class ShardStore:
             stored = PackedArrays(update.stored(new.state))
             uploads["state"] = subjects.state_stem(fragment, version, nonce), Upload(stored)
         if new.delta is not None:
-            delta = EncodedFrame(protocol.codec_down, new.delta)
+            delta = EncodedFrame(protocol.codec_down, new.delta, compress=compress)
             uploads["delta"] = subjects.delta_stem(fragment, version, nonce), Upload(delta)
         head = subjects.head(fragment)
         return CommitAttempt(nonce, new, uploads, head, self._bus.reconnects(head))

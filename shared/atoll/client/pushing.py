@@ -7,6 +7,9 @@ manifest carries its frame is never given up.
 
 A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
 
+Frames are compressed unless the last one has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than it saves. A shard
+answers in kind.
+
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
 The manifest carries notes for people (`atoll.wire.push_notes`): since when the learner is on the base version, its step time,
@@ -43,6 +46,9 @@ from atoll.wire.messages import Contribution, Member, RunRecord, encode
 from atoll.wire.push_notes import PushNotes
 
 PUSH_PATIENCE_S = 60.0
+FAST_BYTES_PER_S = 128 << 20
+"""zstd takes a seventh off a frame of four bits, at some 1 GB/s of a core here and twice that where it is read. On a link that
+is faster than this, that costs more time than it saves."""
 AWAY_OR_REFUSED = (BusError, BrokerUnavailable, StorageFull)
 
 
@@ -81,6 +87,7 @@ class Pusher:
         self._began_at_s = clock.wall()
         self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
         self._carries = not member.region
+        self._link_is_fast = False
 
     def adopted(self, fragment: int, version: int) -> None:
         """Note that the learner has just begun a local interval on this version."""
@@ -109,7 +116,8 @@ class Pusher:
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
         framing = Framing(origin.size, protocol.codec_up)
-        encoder = FrameEncoder(framing, pseudo_gradient, self._run.layout.slices(fragment), residue)
+        slices, compress = self._run.layout.slices(fragment), not self._link_is_fast
+        encoder = FrameEncoder(framing, pseudo_gradient, slices, residue, compress=compress)
         sent = await self._sent(action, Upload(encoder), kept)
         await self._queue(action, sent, encoder.norms(), await loss(), began_s)
         self._keep(fragment, residue)
@@ -132,7 +140,8 @@ class Pusher:
         kept = self._residues.pop(fragment, None)
         try:
             vector, residue = await asyncio.to_thread(make, kept)
-            made = MeasuredFrame(self._run.protocol.of(fragment).codec_up, vector, self._run.layout.slices(fragment))
+            codec, slices = self._run.protocol.of(fragment).codec_up, self._run.layout.slices(fragment)
+            made = MeasuredFrame(codec, vector, slices, compress=not self._link_is_fast)
         except BaseException:
             self._keep(fragment, kept)
             raise
@@ -179,7 +188,8 @@ class Pusher:
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
         carried is `kept` for the next one.
         """
-        stem, room = self._stem(action), RoomWait()
+        stem, room, stats = self._stem(action), RoomWait(), self._bus.stats
+        before_bytes, before_s = stats.blob_bytes_up, stats.blob_up_s
         try:
             # Encoding overlaps with sending: each piece is made when it is sent.
             with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
@@ -198,6 +208,8 @@ class Pusher:
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull, AccessDenied):
                 await self._bus.purge(f"{stem}.*")
             raise
+        moved_bytes, moved_s = stats.blob_bytes_up - before_bytes, stats.blob_up_s - before_s
+        self._link_is_fast = moved_bytes > FAST_BYTES_PER_S * moved_s > 0.0
         return SentFrame(blob, full_s=room.full_s)
 
     async def _queue(

@@ -23,7 +23,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32
-from atoll.codec.segments import Framing, cut_frame, seal, unseal
+from atoll.codec.segments import Framing, cut_frame, is_compressed, seal, unseal
 from atoll.model.layout import FragmentSlice
 from atoll.wire.blobs import Portion
 from atoll.wire.limits import Buffer
@@ -76,16 +76,23 @@ class _Measured:
 class FrameEncoder(_Measured):
     """A frame to be sent: the pieces of a blob. `slices` are to be measured on the way.
 
-    If a `residue` is given, a vector of the same length, it receives what rounding takes.
+    If a `residue` is given, a vector of the same length, it receives what rounding takes. `compress`: see `seal`.
     """
 
     def __init__(
-        self, framing: Framing, read: Read, slices: Sequence[FragmentSlice] = (), residue: Vector | None = None
+        self,
+        framing: Framing,
+        read: Read,
+        slices: Sequence[FragmentSlice] = (),
+        residue: Vector | None = None,
+        *,
+        compress: bool = True,
     ) -> None:
         """Read a vector through `read`, which several threads may call several times for the same elements."""
         super().__init__(framing, slices)
         self._read = read
         self._residue = residue
+        self._compress = compress
 
     def piece(self, number: int) -> bytearray:
         """Return a segment.
@@ -100,16 +107,17 @@ class FrameEncoder(_Measured):
         if self._residue is not None:
             np.subtract(vector, segment.expanded(), out=self._residue[start:stop])
         scratch_arrays.release_pages(vector)
-        return seal(self.framing, number, segment)
+        return seal(self.framing, number, segment, compress=self._compress)
 
 
 class EncodedFrame:
-    """A vector that is encoded already, as the pieces of a blob."""
+    """A vector that is encoded already, as the pieces of a blob. `compress`: see `seal`."""
 
-    def __init__(self, codec: str, vector: Encoded) -> None:
+    def __init__(self, codec: str, vector: Encoded, *, compress: bool = True) -> None:
         """Keep the codes, which must not change while they are sent."""
         self.framing = Framing(vector.elements, codec)
         self._vector = vector
+        self._compress = compress
 
     @property
     def size_bytes_max(self) -> int:
@@ -123,24 +131,30 @@ class EncodedFrame:
     def piece(self, number: int) -> bytearray:
         """Return a segment."""
         part = self._vector.stretch(*self.framing.bounds(number))
-        data = seal(self.framing, number, part)
+        data = seal(self.framing, number, part, compress=self._compress)
         scratch_arrays.release_pages(part.codes)
         return data
 
 
 class MeasuredFrame(_Measured):
-    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `slices` are to be measured."""
+    """A vector that is encoded already, measured on its way out as `FrameEncoder` does; `slices` are to be measured.
 
-    def __init__(self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = ()) -> None:
+    `compress`: see `seal`.
+    """
+
+    def __init__(
+        self, codec: str, vector: Encoded, slices: Sequence[FragmentSlice] = (), *, compress: bool = True
+    ) -> None:
         """Keep the codes, which must not change while they are sent."""
         super().__init__(Framing(vector.elements, codec), slices)
         self._vector = vector
+        self._compress = compress
 
     def piece(self, number: int) -> bytearray:
         """Return a segment; raise `FrameRejected` `not_finite` unless all of it is."""
         part = self._vector.stretch(*self.framing.bounds(number))
         self._measure(number, part)
-        data = seal(self.framing, number, part)
+        data = seal(self.framing, number, part, compress=self._compress)
         scratch_arrays.release_pages(part.codes)
         return data
 
@@ -170,6 +184,8 @@ class FrameDecoder(_Measured):
         super().__init__(Framing(elements, codec), slices)
         self.vector = Encoded.blank(self.framing.format, elements)
         """What has arrived; whole once all segments are here."""
+        self.compressed = self.framing.format.zstd_level is None
+        """Whether its sender wanted it compressed, as far as can be told: a segment was, or none of the format ever is."""
 
     def take(self, portion: Portion) -> None:
         """Check segments that came together, and keep them; several threads may take different ones.
@@ -182,6 +198,7 @@ class FrameDecoder(_Measured):
                 raise FrameRejected("size", "a segment too many", got=number, allowed=len(self))
             here = self.vector.stretch(*self.framing.bounds(number))
             here.unpack_from(np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8))
+            self.compressed = self.compressed or is_compressed(data)
             self._measure(number, here)
             scratch_arrays.release_pages(here.codes)
 

@@ -72,15 +72,15 @@ class Framing:
         return start, min(start + self.width, self.elements)
 
 
-def seal(framing: Framing, number: int, segment: Encoded) -> bytearray:
-    """Return a segment of encoded elements, compressed if that makes it shorter."""
+def seal(framing: Framing, number: int, segment: Encoded, *, compress: bool = True) -> bytearray:
+    """Return a segment of encoded elements, compressed if that is wanted and makes it shorter."""
     form = framing.format
     start, stop = framing.bounds(number)
     size, flags = form.size(stop - start), 0
     data = bytearray(HEADER.size + size)
     payload = memoryview(data)[HEADER.size :]
     segment.pack_into(np.frombuffer(payload, dtype=np.uint8))
-    if form.zstd_level is not None:
+    if compress and form.zstd_level is not None:
         shorter = _compressor(form.zstd_level).compress(payload)
         if len(shorter) < size:
             payload.release()
@@ -91,6 +91,11 @@ def seal(framing: Framing, number: int, segment: Encoded) -> bytearray:
     head = (MAGIC, VERSION, form.number, flags, 0, framing.elements, start, stop - start, len(payload), digest)
     HEADER.pack_into(data, 0, *head)
     return data
+
+
+def is_compressed(data: Buffer) -> bool:
+    """Return whether a segment that `unseal` takes was compressed."""
+    return bool(HEADER.unpack_from(data)[3] & COMPRESSED)
 
 
 def unseal(framing: Framing, number: int, data: Buffer) -> memoryview:

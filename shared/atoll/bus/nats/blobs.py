@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from atoll.base.errors import BlobGone
 from atoll.base.retry import Unanswered, all_of
@@ -46,22 +46,29 @@ class UploadWindow:
         self._most = most
         self._patience_s = patience_s
         self._out = 0
+        self._since_s = 0.0
+        self.busy_s = 0.0
+        """Seconds in which any piece was in flight."""
         self._changed = asyncio.Event()
 
-    async def enter(self) -> None:
+    async def enter(self, now_s: Callable[[], float]) -> None:
         """Wait for room and take it."""
         while self._out >= self.size:
             self._changed.clear()
             await self._changed.wait()
+        if not self._out:
+            self._since_s = now_s()
         self._out += 1
 
-    def leave(self, took_s: float) -> None:
+    def leave(self, took_s: float, now_s: float) -> None:
         """Return room after an answer that took so long."""
         if took_s > _SLOW * self._patience_s:
             self.size = max(1, self.size - 1)
         elif took_s < _PROMPT * self._patience_s:
             self.size = min(self._most, self.size + 1)
         self._out -= 1
+        if not self._out:
+            self.busy_s += now_s - self._since_s
         self._changed.set()
 
 
@@ -93,17 +100,21 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
                 if made is None:
                     return
                 (number, piece), subject = made, f"{stem}.{made[0]}"
-                await window.enter()
+                await window.enter(now_s)
                 began_s = now_s()
                 try:
                     await next(bulk).store(subject, piece, {})
                 finally:
-                    window.leave(now_s() - began_s)
+                    ended_s = now_s()
+                    window.leave(ended_s - began_s, ended_s)
                 connection.stats.blob_bytes_up += len(piece)
                 upload.stored.add(number)
 
         writers = min(options.window, len(upload.missing()))
-        await (writer() if writers == 1 else all_of([writer() for _ in range(writers)]))
+        try:
+            await (writer() if writers == 1 else all_of([writer() for _ in range(writers)]))
+        finally:
+            connection.stats.blob_up_s += window.busy_s
 
 
 async def read_there(
