@@ -17,7 +17,7 @@ from atoll.protocol.events import Fold, PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.messages import Contribution, RunRecord
-from atoll_synchronizer.aggregator import READS_AT_ONCE, Aggregator
+from atoll_synchronizer.aggregator import KNOWN_S, READS_AT_ONCE, Aggregator
 from support.links import unique_run
 
 SIZE = 700_000
@@ -86,8 +86,11 @@ async def test_a_round_is_answered_as_its_contributions_came(
     codec: str,
     compressed: tuple[bool, ...],
     answered: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Compressed if one of them was, or if their codec says nothing of it; and each round by its own contributions."""
+    """Compressed if that of any learner was lately, or if their codec says nothing of it; and where nothing is known."""
+    clock_s = [asyncio.get_running_loop().time()]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock_s[0])
     size = 20_000
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up=codec, correction="none").check()
     layout = plan_layout([TensorSpec("w", (size,), "float32")], 1)
@@ -98,13 +101,16 @@ async def test_a_round_is_answered_as_its_contributions_came(
         drawn = np.random.default_rng(push).standard_normal(size, np.float32)
         reading = partial(lambda values, start, stop: values[start:stop], drawn)
         encoder = FrameEncoder(Framing(size, codec), reading, layout.slices(0), compress=compress)
-        blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, push), Upload(encoder))
+        blob = await bus.put_blob(run.subjects.contribution_stem(f"l{push}", 0, 1, push), Upload(encoder))
         manifest = Contribution(
-            learner="a", incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
-            norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
+            learner=f"l{push}", incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1,
+            loss=None, norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
         )  # fmt: skip
-        key = PushKey("a", 1, 0, push)
+        key = PushKey(f"l{push}", 1, 0, push)
         assert (await bench.fetch(key, manifest))[0] == ""
         await bench.fold(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0), {})
+        clock_s[0] += 1.0
     assert bench.is_answer_compressed(0) == answered
-    assert not bench.is_answer_compressed(0)
+    assert bench.is_answer_compressed(0) == answered
+    clock_s[0] += KNOWN_S
+    assert bench.is_answer_compressed(0)

@@ -51,8 +51,9 @@ class Timed(MemoryBus):
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store it."""
-        self.stats.blob_up_s += self.took_s
-        return await super().put_blob(stem, payload)
+        upload = Upload.of(payload)
+        upload.busy_s += self.took_s
+        return await super().put_blob(stem, upload)
 
 
 class Isle:

@@ -32,6 +32,8 @@ from atoll_synchronizer.fold_notes import FoldEffect, FoldNote, effects
 from atoll_synchronizer.retention import Retention
 
 READS_AT_ONCE = 8
+KNOWN_S = 600.0
+"""For so long a learner counts that has sent compressed frames: it reads versions of rounds, too, that end without it."""
 READS_PER_LEARNER = 2
 """Of those: a learner whose chunks never come must not take the places of the others."""
 
@@ -57,7 +59,8 @@ class Aggregator:
         self._rounds: dict[int, RoundMerge] = {}
         self._open_sums: dict[int, list[WaitingSum]] = {}
         self._notes: defaultdict[int, dict[PushKey, FoldNote]] = defaultdict(dict)
-        self._compressed: set[int] = set()
+        self._compressed: defaultdict[int, dict[str, tuple[bool, float]]] = defaultdict(dict)
+        """Of each fragment and learner, whether its last frame came compressed, and when, in the loop's seconds."""
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._reads_of: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READS_PER_LEARNER))
 
@@ -74,12 +77,15 @@ class Aggregator:
             if self._retention is not None and pieces is not None:
                 await self._retention.contribution(key, manifest, pieces)
         self._ready[key] = read
+        self._compressed[key.fragment][key.learner] = read.compressed, asyncio.get_running_loop().time()
         return "", read.norm
 
     def keep_sum(self, keys: Collection[PushKey], partial: PartialMerge) -> None:
         """Keep the sum of contributions that their region has folded; its weights are those of `Fold`, nothing is late yet."""
-        waiting = WaitingSum(partial, set(keys))
+        waiting, now_s = WaitingSum(partial, set(keys)), asyncio.get_running_loop().time()
         self._ready |= dict.fromkeys(keys, waiting)
+        for key in keys:
+            self._compressed[key.fragment][key.learner] = True, now_s
 
     async def fold(self, command: Fold, state: State) -> None:
         """Add a ready contribution to its fragment's sum and free its memory; `state` is the fragment's outer state."""
@@ -90,8 +96,6 @@ class Aggregator:
         if merge is None:
             slices = self._run.layout.slices(key.fragment)
             merge = self._rounds[key.fragment] = RoundMerge(self._run.protocol, key.fragment, slices)
-        if isinstance(waiting, WaitingSum) or waiting.compressed:
-            self._compressed.add(key.fragment)
         if isinstance(waiting, PendingContribution):
             await off_loop(waiting.pseudo_gradient.elements, self._add, merge, waiting, command, state)
             return
@@ -113,14 +117,14 @@ class Aggregator:
         return await off_loop(self._sizes[fragment], merge.result, state, version)
 
     def is_answer_compressed(self, fragment: int) -> bool:
-        """Return whether to compress what answers the fragment's round, and forget it: if any who contributed did."""
-        wanted = fragment in self._compressed
-        self._compressed.discard(fragment)
-        return wanted
+        """Return whether to compress what answers the fragment's round: if any learner does that was heard of lately."""
+        since_s, known = asyncio.get_running_loop().time() - KNOWN_S, self._compressed[fragment]
+        for learner in [learner for learner, (_, at_s) in known.items() if at_s < since_s]:
+            del known[learner]
+        return not known or any(compressed for compressed, _ in known.values())
 
     def unfold(self, fragment: int) -> None:
         """Drop the sum of the fragment's round."""
-        self._compressed.discard(fragment)
         self._rounds.pop(fragment, None)
         self._open_sums.pop(fragment, None)
         self._notes.pop(fragment, None)

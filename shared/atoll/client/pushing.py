@@ -7,8 +7,8 @@ manifest carries its frame is never given up.
 
 A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
 
-Frames are compressed unless the last one has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than it saves. A shard
-answers in kind.
+Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than it
+saves. A shard answers in kind.
 
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
@@ -87,7 +87,8 @@ class Pusher:
         self._began_at_s = clock.wall()
         self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
         self._carries = not member.region
-        self._link_is_fast = False
+        self._sent_fast: set[int] = set()
+        """Fragments of which the last push went up fast: they may lie on different brokers."""
 
     def adopted(self, fragment: int, version: int) -> None:
         """Note that the learner has just begun a local interval on this version."""
@@ -116,7 +117,7 @@ class Pusher:
             return here if kept is None else np.add(here, kept[start:stop], out=here)
 
         framing = Framing(origin.size, protocol.codec_up)
-        slices, compress = self._run.layout.slices(fragment), not self._link_is_fast
+        slices, compress = self._run.layout.slices(fragment), fragment not in self._sent_fast
         encoder = FrameEncoder(framing, pseudo_gradient, slices, residue, compress=compress)
         sent = await self._sent(action, Upload(encoder), kept)
         await self._queue(action, sent, encoder.norms(), await loss(), began_s)
@@ -141,7 +142,7 @@ class Pusher:
         try:
             vector, residue = await asyncio.to_thread(make, kept)
             codec, slices = self._run.protocol.of(fragment).codec_up, self._run.layout.slices(fragment)
-            made = MeasuredFrame(codec, vector, slices, compress=not self._link_is_fast)
+            made = MeasuredFrame(codec, vector, slices, compress=fragment not in self._sent_fast)
         except BaseException:
             self._keep(fragment, kept)
             raise
@@ -188,8 +189,8 @@ class Pusher:
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
         carried is `kept` for the next one.
         """
-        stem, room, stats = self._stem(action), RoomWait(), self._bus.stats
-        before_bytes, before_s = stats.blob_bytes_up, stats.blob_up_s
+        stem, room = self._stem(action), RoomWait()
+        self._sent_fast.discard(action.fragment)
         try:
             # Encoding overlaps with sending: each piece is made when it is sent.
             with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
@@ -208,8 +209,8 @@ class Pusher:
             with contextlib.suppress(BusError, BrokerUnavailable, StorageFull, AccessDenied):
                 await self._bus.purge(f"{stem}.*")
             raise
-        moved_bytes, moved_s = stats.blob_bytes_up - before_bytes, stats.blob_up_s - before_s
-        self._link_is_fast = moved_bytes > FAST_BYTES_PER_S * moved_s > 0.0
+        if blob.size_bytes > FAST_BYTES_PER_S * upload.busy_s > 0.0:
+            self._sent_fast.add(action.fragment)
         return SentFrame(blob, full_s=room.full_s)
 
     async def _queue(
@@ -255,7 +256,9 @@ class Pusher:
             # Of a frame that is carried, each attempt is an upload, and tells how long those before it took.
             if not sent.frame:
                 return encode(manifest)
-            return encode(msgspec.structs.replace(manifest, notes=self._notes(action, began_s, room.full_s)))
+            upload_s = round(max(0.0, self._clock.monotonic() - began_s), 4)
+            notes = msgspec.structs.replace(manifest.notes, upload_s=upload_s, full_s=round(room.full_s, 3))
+            return encode(msgspec.structs.replace(manifest, notes=notes))
 
         with spans.span(f"queue manifest of fragment {p}", push=action.push, base=action.base_version):
             await patiently(

@@ -198,7 +198,8 @@ class FrameDecoder(_Measured):
                 raise FrameRejected("size", "a segment too many", got=number, allowed=len(self))
             here = self.vector.stretch(*self.framing.bounds(number))
             here.unpack_from(np.frombuffer(unseal(self.framing, number, data), dtype=np.uint8))
-            self.compressed = self.compressed or is_compressed(data)
+            if is_compressed(data):
+                self.compressed = True
             self._measure(number, here)
             scratch_arrays.release_pages(here.codes)
 

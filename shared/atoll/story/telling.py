@@ -138,7 +138,8 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
 def _uploaded(share: Contributor) -> str:
     """Return how a contribution came to the broker; one that its manifest carried has no upload of its own."""
     if share.carried:
-        return f"was carried by its manifest ({share.bytes:,} bytes)" + _full(share)
+        late = f", sent {share.upload_s:.3g} s after the push began" if share.upload_s else ""
+        return f"was carried by its manifest ({share.bytes:,} bytes){late}" + _full(share)
     if share.upload_s:
         return f"was uploaded in {share.upload_s:.3g} s ({share.bytes:,} bytes)" + _full(share)
     return f"how long its upload took, {SILENT}"

@@ -123,6 +123,8 @@ class Upload:
         self.collision_free = False
         """Whether the digest is a BLAKE3; whoever signs the reference sets it before the first piece is made."""
         self._made: dict[int, tuple[int, bytes]] = {}
+        self.busy_s = 0.0
+        """Seconds in which any piece was on its way to the broker; 0 where the bus does not say, or it is a region's own."""
 
     @classmethod
     def of(cls, payload: Buffer | Upload) -> Upload:

@@ -39,8 +39,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
 class BusStats:
     """Counters since the bus was opened; `atoll.wire.traffic` says which bytes are part of which.
 
-    The bus counts payload, that of blobs with the seconds in which pieces were on their way up (`blob_up_s`, each blob by
-    itself; 0 where it does not count), and what its sockets carry (`wire_`; 0 where it has none). Only the senders
+    The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Only the senders
     and readers of blobs know which are frames. So they count those bytes, and the parameters of fetched fragments.
     """
 
@@ -58,7 +57,6 @@ class BusStats:
     frame_bytes_up: int = 0
     frame_bytes_down: int = 0
     parameters_down: int = 0
-    blob_up_s: float = 0.0
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):

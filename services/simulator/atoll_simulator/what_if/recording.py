@@ -229,7 +229,11 @@ def _life(
 
 def _link(history: History, merged: list[tuple[RoundLine, Contributor]]) -> tuple[RecordedLink, tuple[float, ...]]:
     """Return a learner's link, and what each of its answers took beside two delays and its upload."""
-    uploads = [(line, share) for line, share in merged if share.upload_s > share.full_s and share.bytes > 0]
+    uploads = [
+        (line, share)
+        for line, share in merged
+        if share.upload_s > share.full_s and share.bytes > 0 and not share.carried
+    ]
     if not uploads:
         return RecordedLink(LATENCY_S_MIN, RATE_UNKNOWN, measured=False), (0.0,)
     answers = sorted(max(0.0, _answered_s(history, *each) - each[1].upload_s) for each in uploads if _answers(*each))
