@@ -7,8 +7,8 @@ manifest carries its frame is never given up.
 
 A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
 
-Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than it
-saves. A shard answers in kind.
+Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than
+it saves. A shard answers in kind.
 
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
