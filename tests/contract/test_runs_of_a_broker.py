@@ -27,7 +27,7 @@ from atoll.bus.streams import GIB, stream_plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_OF_DERIVED_STATE
+from atoll.wire.version import SCHEMA_NEWEST
 
 pytestmark = pytest.mark.connected
 DEADLINE_S = 120.0
@@ -130,7 +130,7 @@ def test_the_program_lists_and_removes_and_refuses_what_lives(broker: EmbeddedBr
 
     assert (read.versions_max, read.settled, float(read.params["w"].sum())) == (0, False, 32.0)
     assert float(merged.params["w"].sum()) == 32.0
-    assert (row["state"], row["wire"], row["parameters"], row["members"]) == ("open", SCHEMA_OF_DERIVED_STATE, 32, 1)
+    assert (row["state"], row["wire"], row["parameters"], row["members"]) == ("open", SCHEMA_NEWEST, 32, 1)
     assert "still heard" in alive
     assert f"{run} (a)" in alive
     assert "mistyped" in absent
