@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,9 +32,10 @@ from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, Lease, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_NEWEST
+from atoll.wire.version import SCHEMA, SCHEMA_NEWEST
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import ShardStore
+from support.links import unique_run
 
 FRAGMENTS, SHARDS, EVERY_S = 4, 2, 10
 TOKENS = 100
@@ -85,6 +87,19 @@ class BrokenObjectStore:
         for path in paths:
             self._act()
             self.inner.remove([path])
+
+
+def one_fragment_run(size: int, *, schema: int = SCHEMA, **protocol: Any) -> RunRecord:  # noqa: ANN401  (its settings)
+    """Return the record of a run of its own of one fragment of so many numbers, and one shard."""
+    return RunRecord(
+        run=unique_run(),
+        founder="a",
+        nonce="0" * 16,
+        founded_at_s=0.0,
+        layout=plan_layout([TensorSpec("w", (size,), "float32")], 1),
+        protocol=ProtocolSettings(fragments=1, shards=1, interval_steps=4, **protocol).check(),
+        schema=schema,
+    )
 
 
 def run_record(run: str) -> RunRecord:

@@ -12,13 +12,12 @@ import pytest
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import FrameDecoder, FrameEncoder, Framing
-from atoll.model.layout import FragmentSlice, TensorSpec, plan_layout
+from atoll.model.layout import FragmentSlice
 from atoll.protocol.events import Fold, PushKey
-from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import Download, Portion, Upload
 from atoll.wire.messages import Contribution, RunRecord
 from atoll_synchronizer.aggregator import KNOWN_S, READS_AT_ONCE, Aggregator
-from support.links import unique_run
+from support.founded_run import one_fragment_run
 
 SIZE = 700_000
 
@@ -41,6 +40,15 @@ class Away(MemoryBus):
                 raise BrokerUnavailable("away")
 
 
+async def stored(bus: MemoryBus, run: RunRecord, learner: str, push: int, encoder: FrameEncoder) -> Contribution:
+    """Store a contribution; return its manifest."""
+    blob = await bus.put_blob(run.subjects.contribution_stem(learner, 0, 1, push), Upload(encoder))
+    return Contribution(
+        learner=learner, incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
+        norms=tuple(encoder.norms()), layout=run.layout.fingerprint, run_nonce=run.nonce, blob=blob,
+    )  # fmt: skip
+
+
 async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many contributions are queued, so many have room; when the broker is back they go on where they were."""
     monkeypatch.setattr("atoll.base.retry.RETRY_S_MAX", 0.01)
@@ -52,19 +60,13 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
             made.append(self)
 
     monkeypatch.setattr("atoll.run.delta_chain.FrameDecoder", Counted)
-    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up="f32").check()
-    layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
-    run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
+    run = one_fragment_run(SIZE, codec_up="f32")
     bus = Away(run.run, MemoryBroker())
     bus.enough = asyncio.Event()
-    encoder = FrameEncoder(
-        Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), layout.slices(0)
+    ones = FrameEncoder(
+        Framing(SIZE, "f32"), lambda start, stop: np.ones(stop - start, np.float32), run.layout.slices(0)
     )
-    blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, 1), Upload(encoder))
-    manifest = Contribution(
-        learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
-        norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
-    )  # fmt: skip
+    manifest = await stored(bus, run, "a", 1, ones)
     bench, queued = Aggregator(bus, run), 3 * READS_AT_ONCE
     fetching = [
         asyncio.create_task(bench.fetch(PushKey(f"l{push % 12}", 1, 0, push), manifest)) for push in range(queued)
@@ -75,7 +77,7 @@ async def test_an_outage_fills_no_memory_and_costs_no_piece_twice(monkeypatch: p
     fetched = await asyncio.gather(*fetching)
     assert {reason for reason, _ in fetched} == {""}
     assert [norm for _, norm in fetched] == [pytest.approx(SIZE**0.5)] * queued
-    assert bus.pieces_read == queued * blob.chunks
+    assert bus.pieces_read == queued * manifest.blob.chunks
 
 
 @pytest.mark.parametrize(
@@ -92,20 +94,14 @@ async def test_a_round_is_answered_as_its_contributions_came(
     clock_s = [asyncio.get_running_loop().time()]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock_s[0])
     size = 20_000
-    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up=codec, correction="none").check()
-    layout = plan_layout([TensorSpec("w", (size,), "float32")], 1)
-    run = RunRecord(run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
+    run = one_fragment_run(size, codec_up=codec, correction="none")
     bus = MemoryBus(run.run, MemoryBroker())
     bench = Aggregator(bus, run)
     for push, compress in enumerate(compressed, 1):
         drawn = np.random.default_rng(push).standard_normal(size, np.float32)
         reading = partial(lambda values, start, stop: values[start:stop], drawn)
-        encoder = FrameEncoder(Framing(size, codec), reading, layout.slices(0), compress=compress)
-        blob = await bus.put_blob(run.subjects.contribution_stem(f"l{push}", 0, 1, push), Upload(encoder))
-        manifest = Contribution(
-            learner=f"l{push}", incarnation=1, fragment=0, push=push, base_version=0, tokens=1, steps=1, trained_tokens=1,
-            loss=None, norms=tuple(encoder.norms()), layout=layout.fingerprint, run_nonce=run.nonce, blob=blob,
-        )  # fmt: skip
+        encoder = FrameEncoder(Framing(size, codec), reading, run.layout.slices(0), compress=compress)
+        manifest = await stored(bus, run, f"l{push}", push, encoder)
         key = PushKey(f"l{push}", 1, 0, push)
         assert (await bench.fetch(key, manifest))[0] == ""
         await bench.fold(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0), {})

@@ -11,16 +11,14 @@ from atoll.base.errors import FrameRejected, PeerMisbehaved
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes
-from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
-from atoll.protocol.settings import ProtocolSettings
 from atoll.run.carried_frames import is_carried
 from atoll.wire.limits import CARRIED_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
 from support.clocks import HandClock
-from support.links import unique_run
+from support.founded_run import one_fragment_run
 
 SIZE = 1000
 PIECES = "up.c.>"
@@ -28,17 +26,7 @@ PIECES = "up.c.>"
 
 def founded(codec: str = "f32", size: int = SIZE, schema: int = SCHEMA_NEWEST) -> RunRecord:
     """Return the record of a run of one fragment."""
-    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, codec_up=codec).check()
-    layout = plan_layout([TensorSpec("w", (size,), "float32")], 1)
-    return RunRecord(
-        run=unique_run(),
-        founder="a",
-        nonce="0" * 16,
-        founded_at_s=0.0,
-        layout=layout,
-        protocol=protocol,
-        schema=schema,
-    )
+    return one_fragment_run(size, schema=schema, codec_up=codec)
 
 
 def drawn(seed: int, size: int = SIZE) -> Vector:

@@ -15,15 +15,13 @@ from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY
 from atoll.merge.outer import MOMENTUM, make_outer
-from atoll.model.layout import TensorSpec, plan_layout
-from atoll.protocol.settings import ProtocolSettings
 from atoll.run.delta_chain import DELTAS_BEHIND, continued, frames_of, read_values
 from atoll.run.heads import GlobalFragment, fetch_frame, fetch_newest
 from atoll.run.outer_state import StatedVersion, read_version
-from atoll.wire.messages import Delta, Head, RunRecord, encode
+from atoll.wire.messages import Delta, Head, encode
 from atoll.wire.version import SCHEMA, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer.store import ShardStore
-from support.links import unique_run
+from support.founded_run import one_fragment_run
 from support.protocol_world import one_commit
 
 SIZE = 2000
@@ -38,19 +36,7 @@ class ChainRun:
 
     def __init__(self, codec: str, schema: int) -> None:
         """Name a run."""
-        protocol = ProtocolSettings(
-            fragments=1, interval_steps=4, shards=1, codec_down=codec, keyframe_versions=EVERY
-        ).check()
-        layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
-        self.run = RunRecord(
-            run=unique_run(),
-            founder="a",
-            nonce="0" * 16,
-            founded_at_s=0.0,
-            layout=layout,
-            protocol=protocol,
-            schema=schema,
-        )
+        self.run = one_fragment_run(SIZE, schema=schema, codec_down=codec, keyframe_versions=EVERY)
         self.subjects = self.run.subjects
         self.broker = MemoryBroker()
         self.bus, self.reader = (MemoryBus(self.run.run, self.broker) for _ in range(2))

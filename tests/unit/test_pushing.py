@@ -13,15 +13,13 @@ from atoll.base.errors import BrokerUnavailable, FrameRejected
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import FAST_BYTES_PER_S, PUSH_PATIENCE_S, Pusher
 from atoll.codec import FORMATS, Encoded, decode_frame, frame_bytes
-from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import Push
-from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
-from atoll.wire.messages import Contribution, Member, RunRecord, decode
+from atoll.wire.messages import Contribution, Member, decode
 from atoll.wire.subjects import Subjects
 from support.clocks import HandClock
-from support.links import unique_run
+from support.founded_run import one_fragment_run
 
 SIZE = 600_000
 
@@ -61,13 +59,7 @@ class Isle:
 
     def __init__(self, codec: str, bus: type[MemoryBus] = MemoryBus, *, feedback: bool = False) -> None:
         """Found a run in memory."""
-        protocol = ProtocolSettings(
-            fragments=1, shards=1, interval_steps=4, codec_up=codec, error_feedback=feedback
-        ).check()
-        layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
-        self.run = RunRecord(
-            run=unique_run(), founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol
-        )
+        self.run = one_fragment_run(SIZE, codec_up=codec, error_feedback=feedback)
         self.clock = HandClock(0.0)
         self.bus = bus(self.run.run, MemoryBroker())
         member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)

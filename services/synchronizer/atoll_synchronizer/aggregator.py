@@ -32,10 +32,10 @@ from atoll_synchronizer.fold_notes import FoldEffect, FoldNote, effects
 from atoll_synchronizer.retention import Retention
 
 READS_AT_ONCE = 8
-KNOWN_S = 600.0
-"""For so long a learner counts that has sent compressed frames: it reads versions of rounds, too, that end without it."""
 READS_PER_LEARNER = 2
 """Of those: a learner whose chunks never come must not take the places of the others."""
+KNOWN_S = 600.0
+"""For so long a learner counts that has sent compressed frames: it reads versions of rounds, too, that end without it."""
 
 
 @dataclass(slots=True)

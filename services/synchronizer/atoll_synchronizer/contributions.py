@@ -40,7 +40,7 @@ class PendingContribution:
 
 
 def check_manifest(manifest: Contribution, run: RunRecord) -> None:
-    """Raise `PeerMisbehaved` unless a manifest is of this founding and layout, names its own chunks, or may carry its frame."""
+    """Raise `PeerMisbehaved` unless a manifest is of this founding and layout, names its own chunks, and may have its frame."""
     if manifest.run_nonce != run.nonce:
         raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
     if manifest.layout != run.layout.fingerprint:

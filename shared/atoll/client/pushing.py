@@ -162,9 +162,12 @@ class Pusher:
         return PushNotes(
             adopted_at_s=round(began_at_s, 3),
             step_s=0.0 if self._steps is None else round(self._steps.mean_s, 5),
-            upload_s=round(max(0.0, self._clock.monotonic() - began_s), 4),
+            upload_s=self._since_s(began_s),
             full_s=round(full_s, 3),
         )
+
+    def _since_s(self, began_s: float) -> float:
+        return round(max(0.0, self._clock.monotonic() - began_s), 4)
 
     async def _sent(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
         """Return what the manifest says of a frame: the frame itself, if it carries it, or where it is stored by now."""
@@ -256,8 +259,8 @@ class Pusher:
             # Of a frame that is carried, each attempt is an upload, and tells how long those before it took.
             if not sent.frame:
                 return encode(manifest)
-            upload_s = round(max(0.0, self._clock.monotonic() - began_s), 4)
-            notes = msgspec.structs.replace(manifest.notes, upload_s=upload_s, full_s=round(room.full_s, 3))
+            waited_s = round(room.full_s, 3)
+            notes = msgspec.structs.replace(manifest.notes, upload_s=self._since_s(began_s), full_s=waited_s)
             return encode(msgspec.structs.replace(manifest, notes=notes))
 
         with spans.span(f"queue manifest of fragment {p}", push=action.push, base=action.base_version):

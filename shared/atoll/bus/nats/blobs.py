@@ -88,7 +88,8 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
     """Store the missing pieces of `upload` under `stem`, in the connection's loop, until all are acknowledged."""
     options, now_s = connection.options, connection.loop.time
     # All of a region share one connection to the hub, and nothing overtakes what is on it.
-    most_at_first = _FIRST_OF_REGION if is_region(connection.domain) else options.window
+    in_region = is_region(connection.domain)
+    most_at_first = _FIRST_OF_REGION if in_region else options.window
     window, turn = UploadWindow(options.window, options.try_s, most_at_first), asyncio.Lock()
 
     async with contextlib.aclosing(upload.pieces()) as pieces:
@@ -114,10 +115,8 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
         try:
             await (writer() if writers == 1 else all_of([writer() for _ in range(writers)]))
         finally:
-            if not is_region(
-                connection.domain
-            ):  # a region's own broker is near, and what crosses its link is not seen here
-                upload.busy_s += window.busy_s
+            # A region's own broker is near, and what crosses the region's link is not seen here.
+            upload.busy_s += 0.0 if in_region else window.busy_s
 
 
 async def read_there(
