@@ -65,15 +65,21 @@ def adopt(
             alpha = np.float32(rules.blend_alpha)
             values = alpha * gather(layout, adopted, item.frame.fragment) + (np.float32(1.0) - alpha) * values
         elif rules.adoption == "carry" and item.carry_from is not None:
-            values = values + (gather(layout, adopted, item.frame.fragment) - item.carry_from)
+            carried = gather(
+                layout, adopted, item.frame.fragment
+            )  # a vector of its own, as large as all that is adopted
+            carried -= item.carry_from
+            carried += values
+            values = carried
+        shared = values is item.frame.values
         for name, pieces in scatter(layout, item.frame.fragment, values, adopted).items():
-            adopted[name] = _with_rows(adopted[name], pieces)
+            adopted[name] = _with_rows(adopted[name], pieces, shared=shared)
             scratch_arrays.release_pages(*(rows for _, _, rows in pieces))
     return adopted
 
 
-def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> Any:  # noqa: ANN401  (any array)
-    """Return a new array like `leaf`, on the same device, with the given rows replaced.
+def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]], *, shared: bool) -> Any:  # noqa: ANN401  (any array)
+    """Return a new array like `leaf`, on the same device, with the given rows replaced; `shared` rows are somebody else's.
 
     On the CPU the array is put together in host memory: a copy, and nothing to compile. On an accelerator only the new
     rows are transferred, and the update is one program per pair of shapes, whatever the row. An array that was not
@@ -88,7 +94,9 @@ def _with_rows(leaf: Any, pieces: list[tuple[int, int, npt.NDArray[Any]]]) -> An
                 array[... if array.ndim == 0 else slice(start, stop)] = rows
         if not on_host and not leaf.committed:
             return jax.numpy.array(array, copy=True)
-        array = array.copy() if whole else array  # `device_put` aliases aligned memory, whatever its options are
+        array = (
+            array.copy() if whole and shared else array
+        )  # `device_put` aliases aligned memory, whatever its options are
         return array if on_host else jax.device_put(array, leaf.sharding)
     from atoll.codec import on_device  # noqa: PLC0415
 
