@@ -41,7 +41,7 @@ RECOVER_S = 5.0
 DRAIN_S = 90.0
 CHECKPOINT_STEPS = 5
 RELEASES = (SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_NEWEST)
-"""Runs are founded in turn as by these releases: the first stored outer state with every version, the third carried nothing."""
+"""Runs are founded in turn as by these releases: the first stored outer state with every version, the third no frame inline."""
 LOOK_S = 0.2
 
 

@@ -19,8 +19,8 @@ from atoll.codec import Encoded
 from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import Corrections
 from atoll.merge.norms import validated_norms
-from atoll.run.carried_frames import is_carried
 from atoll.run.delta_chain import FrameReader
+from atoll.run.inline_frames import is_inline
 from atoll.wire.messages import Contribution, RunRecord
 from atoll.wire.premerge import CHUNKS_GONE
 
@@ -48,7 +48,7 @@ def check_manifest(manifest: Contribution, run: RunRecord) -> None:
     stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
     if manifest.blob.stem != stem:
         raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
-    if manifest.frame and not is_carried(run, manifest.fragment):
+    if manifest.frame and not is_inline(run, manifest.fragment):
         raise PeerMisbehaved(
             "a manifest that carries a frame", got=len(manifest.frame), allowed="chunks, in this fragment"
         )

@@ -235,7 +235,7 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
         told["loss"] = manifest.loss
         told["bytes"] = manifest.blob.size_bytes
         if manifest.frame:
-            told["carried"] = True
+            told["inline"] = True
         figures = msgspec.structs.asdict(pushed)
         told |= {name: seconds for name, seconds in figures.items() if seconds}
     if (effect := notes.effects.get(share.key)) is not None:

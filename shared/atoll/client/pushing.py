@@ -5,7 +5,7 @@ has acknowledged are not sent again. It may give a push up only before it first 
 the manifest may have arrived. It does so only when nothing got through for some time: a slow link is no reason. A push whose
 manifest carries its frame is never given up.
 
-A small frame has no segments at the broker: its manifest carries it (`atoll.run.carried_frames`).
+A small frame has no segments at the broker: its manifest carries it (`atoll.run.inline_frames`).
 
 Frames are compressed unless the last one of their fragment has gone up fast (`FAST_BYTES_PER_S`): then that takes longer than
 it saves. A shard answers in kind.
@@ -40,7 +40,7 @@ from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
 from atoll.protocol.events import Push
 from atoll.protocol.pacing import StepTimes
-from atoll.run.carried_frames import is_carried
+from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
 from atoll.wire.push_notes import PushNotes
@@ -86,7 +86,7 @@ class Pusher:
         self._steps = steps
         self._began_at_s = clock.wall()
         self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
-        self._carries = not member.region
+        self._sends_inline = not member.region
         self._sent_fast: set[int] = set()
         """Fragments of which the last push went up fast: they may lie on different brokers."""
 
@@ -171,7 +171,7 @@ class Pusher:
 
     async def _sent(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
         """Return what the manifest says of a frame: the frame itself, if it carries it, or where it is stored by now."""
-        if self._carries and is_carried(self._run, action.fragment):
+        if self._sends_inline and is_inline(self._run, action.fragment):
             upload.collision_free = True  # also where it leaves its manifest: in an archive
             try:
                 with spans.span(f"push fragment {action.fragment}", push=action.push, base=action.base_version):
@@ -256,7 +256,7 @@ class Pusher:
         room = RoomWait()
 
         def noted() -> bytes:
-            # Of a frame that is carried, each attempt is an upload, and tells how long those before it took.
+            # Of an inline frame, each attempt is an upload, and tells how long those before it took.
             if not sent.frame:
                 return encode(manifest)
             waited_s = round(room.full_s, 3)

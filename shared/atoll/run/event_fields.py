@@ -60,7 +60,7 @@ class Contributor(msgspec.Struct, frozen=True):
         arrived_s: when its manifest arrived, in seconds after the round's first call; negative: before it.
         read_s: from its arrival until it was read and validated.
         loss: the learner's last known training loss when it sent it.
-        bytes: the size of its frame; `carried`: its manifest carried it (`atoll.run.carried_frames`).
+        bytes: the size of its frame; `inline`: its manifest carried it (`atoll.run.inline_frames`).
         adopted_at_s, step_s, upload_s, full_s: notes of its learner (`atoll.wire.push_notes`).
         staleness_weight: what it kept of its weight, 0..1.
         norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.
@@ -81,7 +81,7 @@ class Contributor(msgspec.Struct, frozen=True):
     read_s: Figure | None = None
     loss: Figure | None = None
     bytes: SizeBytes = 0
-    carried: bool = False
+    inline: bool = False
     adopted_at_s: Moment = 0.0
     step_s: Seconds = 0.0
     upload_s: Seconds = 0.0

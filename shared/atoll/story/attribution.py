@@ -102,7 +102,7 @@ def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]])
         judged=len(judged),
         steps=middle(share.steps or None for share in shares),
         step_s=middle(share.step_s or None for share in shares),
-        upload_s=middle(share.upload_s or None for share in shares if not share.carried),
+        upload_s=middle(share.upload_s or None for share in shares if not share.inline),
         bytes=middle(share.bytes or None for share in shares),
         shortened=sum(lengths) / len(lengths) if lengths else None,
         loss=losses[-1] if losses else None,

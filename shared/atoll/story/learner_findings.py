@@ -122,7 +122,7 @@ def _uploads(history: History) -> dict[str, list[tuple[float, str, float]]]:
     """Return, by learner, how long each known upload took, its id, and when the event that tells of it was written."""
     found: dict[str, list[tuple[float, str, float]]] = {}
     for line, share in history.contributions():
-        if share.upload_s and not share.carried:
+        if share.upload_s and not share.inline:
             found.setdefault(share.learner, []).append((share.upload_s, push_id(line, share), line.at_s))
     for each in history.refused:
         if each.fields.upload_s:

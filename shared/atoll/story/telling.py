@@ -137,7 +137,7 @@ def contribution_story(history: History, line: RoundLine, share: Contributor) ->
 
 def _uploaded(share: Contributor) -> str:
     """Return how a contribution came to the broker; one that its manifest carried has no upload of its own."""
-    if share.carried:
+    if share.inline:
         late = f", sent {share.upload_s:.3g} s after the push began" if share.upload_s else ""
         return f"was carried by its manifest ({share.bytes:,} bytes){late}" + _full(share)
     if share.upload_s:

@@ -9,8 +9,8 @@ CHUNK_BYTES = 1 << 20
 """Payload bytes of one chunk of a blob: larger messages cost the broker ten times the memory and bring no gain."""
 MESSAGE_BYTES_MAX = CHUNK_BYTES
 """Payload bytes of any other message; beyond it `ProtocolMisuse`, since the broker would close the connection."""
-CARRIED_BYTES_MAX = 4096
-"""Bytes of a contribution's frame that its manifest carries (`atoll.run.carried_frames`)."""
+INLINE_BYTES_MAX = 4096
+"""Bytes of a contribution's frame that its manifest carries (`atoll.run.inline_frames`)."""
 INFO_BYTES_MAX = 4096
 """Bytes of `info` as compact JSON."""
 INFO_HEADER = "Atoll-Info"

@@ -47,7 +47,7 @@ from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
-from atoll.wire.limits import CARRIED_BYTES_MAX
+from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
@@ -186,7 +186,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest of one pushed pseudo-gradient; published after all its chunks are acknowledged.
 
-    One that carries its `frame` has no chunks; `blob` says size and digest all the same (`atoll.run.carried_frames`).
+    One that carries its `frame` has no chunks; `blob` says size and digest all the same (`atoll.run.inline_frames`).
     `tokens` and `steps` are since its learner adopted `base_version` (Sec. 3.2 of arXiv 2604.21428: c_tokens, c_steps).
     `norms` are the per-slice L2 norms of the pseudo-gradient, a claim the synchronizer verifies while decoding.
     `final` says that its learner leaves after it. `trained_tokens` is the learner's total when it took the snapshot.
@@ -210,7 +210,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     cause_id: Text = ""
     sent_at_s: Moment = 0.0
     notes: PushNotes = NO_NOTES
-    frame: Annotated[bytes, msgspec.Meta(max_length=CARRIED_BYTES_MAX)] = b""
+    frame: Annotated[bytes, msgspec.Meta(max_length=INLINE_BYTES_MAX)] = b""
     schema: int = SCHEMA
 
 

@@ -21,9 +21,9 @@ SCHEMA_OF_BULK: Final = 2
 """A run record that spreads fragments over several brokers; all other messages are as in version 1."""
 SCHEMA_OF_DERIVED_STATE: Final = 3
 """A run record whose shards store outer state with keyframes alone (`Head.state`); fragments may be spread, too."""
-SCHEMA_OF_CARRIED_FRAMES: Final = 4
-"""A run record whose manifests carry small frames (`atoll.run.carried_frames`)."""
-SCHEMA_NEWEST: Final = SCHEMA_OF_CARRIED_FRAMES
+SCHEMA_OF_INLINE_FRAMES: Final = 4
+"""A run record whose manifests carry small frames (`atoll.run.inline_frames`)."""
+SCHEMA_NEWEST: Final = SCHEMA_OF_INLINE_FRAMES
 """The newest version that it speaks, in which it founds runs."""
 SCHEMA_OLDEST: Final = 1
 """The oldest version that it speaks."""

@@ -18,8 +18,8 @@ from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
 from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
-from atoll.run.carried_frames import fits
 from atoll.run.delta_chain import DELTAS_BEHIND
+from atoll.run.inline_frames import fits
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Delta, Head, Included, encode
 from atoll_simulator.planner.question import Question
@@ -73,9 +73,9 @@ def traffic(question: Question) -> Traffic:
         kept = state - 2.0 * elements
         state = kept / protocol.keyframe_versions
     keyframe = 0 if question.exact_down else Framing(elements, KEYFRAME).size_bytes
-    carried = question.per_region == 1 and fits(frame_up)
-    manifest = len(_manifest(_blob(frame_up), bytes(up) if carried else b""))
-    if carried:
+    inline = question.per_region == 1 and fits(frame_up)
+    manifest = len(_manifest(_blob(frame_up), bytes(up) if inline else b""))
+    if inline:
         up = 0
     sent, collected = up + question.per_region * manifest, senders * up + question.learners * manifest
     read = down + len(_head(question, _blob(frame_down)))
@@ -85,7 +85,7 @@ def traffic(question: Question) -> Traffic:
         down=read,
         state=round(state),
         state_kept=round(kept),
-        chunks_up=0 if carried else frame_up.segments,
+        chunks_up=0 if inline else frame_up.segments,
         chunks_down=frame_down.segments,
         hub_in=collected,
         hub_out=senders * read,

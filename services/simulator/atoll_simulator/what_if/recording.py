@@ -232,7 +232,7 @@ def _link(history: History, merged: list[tuple[RoundLine, Contributor]]) -> tupl
     uploads = [
         (line, share)
         for line, share in merged
-        if share.upload_s > share.full_s and share.bytes > 0 and not share.carried
+        if share.upload_s > share.full_s and share.bytes > 0 and not share.inline
     ]
     if not uploads:
         return RecordedLink(LATENCY_S_MIN, RATE_UNKNOWN, measured=False), (0.0,)

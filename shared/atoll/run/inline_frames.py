@@ -2,27 +2,27 @@
 
 A frame of a kilobyte costs by what is done with it, not by its bytes: it is stored, read and removed, and each of these is a
 request to the broker. Carried in its manifest it needs none of them. JSON makes it a third longer (base64), so a frame of
-`CARRIED_BYTES_MAX` costs about the bytes that its requests would.
+`INLINE_BYTES_MAX` costs about the bytes that its requests would.
 
-Which frames are carried follows from the run alone, and the longest frame of a fragment counts. A learner whose region adds
-up carries none: its frames stay in the region.
+Which frames are inline follows from the run alone, and the longest frame of a fragment counts. A learner whose region adds up
+sends none inline: its frames stay in the region.
 """
 
 from __future__ import annotations
 
 from atoll.codec import Framing
-from atoll.wire.limits import CARRIED_BYTES_MAX
+from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA_OF_CARRIED_FRAMES
+from atoll.wire.version import SCHEMA_OF_INLINE_FRAMES
 
 
-def is_carried(run: RunRecord, fragment: int) -> bool:
+def is_inline(run: RunRecord, fragment: int) -> bool:
     """Return whether contributions of a fragment travel inside their manifests."""
-    if run.schema < SCHEMA_OF_CARRIED_FRAMES:
+    if run.schema < SCHEMA_OF_INLINE_FRAMES:
         return False
     return fits(Framing(run.layout.fragment_sizes()[fragment], run.protocol.of(fragment).codec_up))
 
 
 def fits(framing: Framing) -> bool:
     """Return whether a manifest has room for any frame of such a vector."""
-    return framing.segments == 1 and framing.size_bytes <= CARRIED_BYTES_MAX
+    return framing.segments == 1 and framing.size_bytes <= INLINE_BYTES_MAX

@@ -12,8 +12,8 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes
 from atoll.protocol.events import Push
-from atoll.run.carried_frames import is_carried
-from atoll.wire.limits import CARRIED_BYTES_MAX
+from atoll.run.inline_frames import is_inline
+from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
@@ -58,21 +58,21 @@ async def read(run: RunRecord, bus: MemoryBus, manifest: Contribution) -> Pendin
 
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int4"])
-async def test_a_carried_contribution_is_the_one_that_would_have_been_stored(codec: str) -> None:
+async def test_an_inline_contribution_is_the_one_that_would_have_been_stored(codec: str) -> None:
     """The same numbers and norms, the same counters; nothing is stored beside the manifest, and nothing has to be read."""
-    theta, carried, stored = drawn(2), founded(codec), founded(codec, schema=SCHEMA_OF_DERIVED_STATE)
-    buses = {run.run: MemoryBus(run.run, MemoryBroker()) for run in (carried, stored)}
-    manifests = {run.run: await pushed(run, buses[run.run], theta) for run in (carried, stored)}
-    inside, beside = manifests[carried.run], manifests[stored.run]
+    theta, inline, stored = drawn(2), founded(codec), founded(codec, schema=SCHEMA_OF_DERIVED_STATE)
+    buses = {run.run: MemoryBus(run.run, MemoryBroker()) for run in (inline, stored)}
+    manifests = {run.run: await pushed(run, buses[run.run], theta) for run in (inline, stored)}
+    inside, beside = manifests[inline.run], manifests[stored.run]
     assert (len(inside.frame), len(beside.frame)) == (inside.blob.size_bytes, 0)
     assert inside.blob.size_bytes == beside.blob.size_bytes
     assert inside.norms == beside.norms
     here, there = [
-        (await read(run, buses[run.run], manifests[run.run])).pseudo_gradient.expanded() for run in (carried, stored)
+        (await read(run, buses[run.run], manifests[run.run])).pseudo_gradient.expanded() for run in (inline, stored)
     ]
     assert here.tobytes() == there.tobytes()
 
-    for run, pieces in ((carried, 0), (stored, 1)):
+    for run, pieces in ((inline, 0), (stored, 1)):
         bus = buses[run.run]
         assert len(await bus.get_records(f"{run.subjects.prefix}.{PIECES}")) == pieces
         stats = bus.stats
@@ -82,11 +82,11 @@ async def test_a_carried_contribution_is_the_one_that_would_have_been_stored(cod
 
 def test_the_longest_frame_of_a_fragment_decides() -> None:
     """One number more than fits, and the fragment's frames are stored; in a run of an earlier version all are."""
-    most = max(size for size in range(900, 1100) if frame_bytes(size, "f32") <= CARRIED_BYTES_MAX)
-    assert is_carried(founded(size=most), 0)
-    assert not is_carried(founded(size=most + 1), 0)
-    assert is_carried(founded("int4", size=7 * most), 0)
-    assert not is_carried(founded(size=most, schema=SCHEMA_OF_DERIVED_STATE), 0)
+    most = max(size for size in range(900, 1100) if frame_bytes(size, "f32") <= INLINE_BYTES_MAX)
+    assert is_inline(founded(size=most), 0)
+    assert not is_inline(founded(size=most + 1), 0)
+    assert is_inline(founded("int4", size=7 * most), 0)
+    assert not is_inline(founded(size=most, schema=SCHEMA_OF_DERIVED_STATE), 0)
 
 
 async def test_frames_stay_in_a_region_that_adds_up() -> None:
@@ -107,7 +107,7 @@ async def test_what_is_not_finite_is_not_sent() -> None:
     assert await bus.replay(run.subjects.contribution(0, 0, "a")) == []
 
 
-async def test_a_carried_frame_that_is_not_what_its_manifest_says_is_refused() -> None:
+async def test_an_inline_frame_that_is_not_what_its_manifest_says_is_refused() -> None:
     """Damaged, cut off, longer than said, another frame: nothing of it is folded, and nothing is waited for."""
     run = founded()
     bus = MemoryBus(run.run, MemoryBroker())
@@ -121,11 +121,11 @@ async def test_a_carried_frame_that_is_not_what_its_manifest_says_is_refused() -
     assert await read_contribution(bus, run, msgspec.structs.replace(manifest, blob=several)) == "size"
 
 
-async def test_a_frame_where_none_is_carried_is_no_manifest() -> None:
+async def test_a_frame_where_none_is_inline_is_no_manifest() -> None:
     """In a fragment of long frames, or in a run of an earlier version, no correct peer writes one."""
     manifest = await pushed(run := founded(), MemoryBus(run.run, MemoryBroker()), drawn(2))
     older = msgspec.structs.replace(run, schema=SCHEMA_OF_DERIVED_STATE)
     with pytest.raises(PeerMisbehaved, match="carries a frame"):
         check_manifest(manifest, older)
     with pytest.raises(PeerMisbehaved):
-        decode(Contribution, msgspec.json.encode(msgspec.structs.replace(manifest, frame=bytes(CARRIED_BYTES_MAX + 1))))
+        decode(Contribution, msgspec.json.encode(msgspec.structs.replace(manifest, frame=bytes(INLINE_BYTES_MAX + 1))))
