@@ -151,7 +151,10 @@ async def test_everything_survives_a_restart(fragile: EmbeddedBroker, open_bus: 
     revision = await bus.put_record(subjects.head(0), b"a", expected=0)
     waiting = asyncio.create_task(consumer.next(SOON_S))
 
+    loop = asyncio.get_running_loop()
+    assert bus.stats.away_s(loop.time()) == 0.0
     await asyncio.to_thread(fragile.kill)
+    await until(lambda: bus.stats.is_away)
     await asyncio.to_thread(fragile.restart)
     await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
     await bus.tell(subjects.call(0), b"call")
@@ -163,6 +166,7 @@ async def test_everything_survives_a_restart(fragile: EmbeddedBroker, open_bus: 
     await delivery.ack()
     assert await bus.put_record(subjects.head(0), b"b", expected=revision) > revision
     assert bus.stats.reconnects >= 1
+    assert bus.stats.away_s(loop.time()) == bus.stats.away_s(loop.time() + 1.0) > 0.0
 
 
 async def test_a_lost_acknowledgement_is_no_conflict(broker: EmbeddedBroker, open_bus: OpenBus, run: str) -> None:

@@ -64,6 +64,26 @@ def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: str) ->
         assert settled.fates["superseded"] > 0
 
 
+def test_a_fragment_without_elements_is_merged_like_any_other(run: str) -> None:
+    """An empty array has a place in the model, and here a fragment of its own."""
+    world = MemoryWorld(run, settings(fragments=2, shards=1, tokens_target=6_000))
+    model = {"w": jnp.zeros(64), "running_mean": jnp.zeros(0)}
+
+    def train() -> None:
+        with world.join("a", model) as island:
+            params = island.params
+            while not island.done:
+                time.sleep(STEP_S)
+                params = island.step({name: leaf + 0.01 for name, leaf in params.items()}, tokens=10)
+
+    world.go(train)
+    settled = settle(world.ledger(), 2)
+    world.home.stop()
+
+    assert settled.exact, settled.errors
+    assert settled.fates["merged"] > 6_000  # so both fragments were
+
+
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_island_pushes_what_it_has_and_leaves(run: str, ends: type[BaseException]) -> None:
     """All its steps are merged, although no shard had called for them, and the exception goes on."""

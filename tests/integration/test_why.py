@@ -112,7 +112,7 @@ def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) ->
         assert told["why"] == "; ".join(why.sentences().values())
         assert told["id"] == id_of("commit", made.fragment, made.version)
         assert told["cause_id"] == made.cause_id
-        assert made.cause_id.partition("/")[0] in {"push", "grace", "due"}
+        assert made.cause_id.partition("/")[0] in {"push", "grace", "due", "beat", "bye", "queue"}
         for share in made.contributors:
             assert share.cause_id.partition("/")[0] in {"call", "head", "drain"}
         assert why.end == made.end

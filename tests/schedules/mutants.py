@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -147,7 +147,7 @@ def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
 def ledger_of_later(self: Shard, event: Event) -> list[Action]:
     """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
-        replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
+        msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
         if isinstance(each, Keep)
         else each
         for each in HANDLE(self, event)
@@ -175,7 +175,7 @@ def early_timer_lost(self: Shard, event: Event) -> list[Action]:
 
 def steal(self: Tenure, fact: LeaseSeen) -> list[Action]:
     """A candidate takes any lease it sees, however fresh, and does not fence (see `no_fence`)."""
-    return SEEN(self, replace(fact, released=fact.released or not fact.ours))
+    return SEEN(self, msgspec.structs.replace(fact, released=fact.released or not fact.ours))
 
 
 def never_expires(self: Tenure, fact: LeaseSeen) -> list[Action]:

@@ -38,6 +38,7 @@ class SteppedRun:
         at_s: float | None = None,
         quorum_s: float = 1.0,
         hindered: float = 0.0,
+        away_s: float = 0.0,
         commit_s: float = 0.4,
         why: dict[str, Any] | None = None,
         **share: float,
@@ -58,6 +59,7 @@ class SteppedRun:
             for who, step_s in self.steps.items()
         ]
         phases = {"quorum_wait_s": quorum_s, "waited_s": 1.5, "queued_s": 0.0, "merge_s": 0.1, "commit_s": commit_s}
+        phases["away_s"] = away_s
         held = {"hindered": {"away": hindered}} if hindered else {}
         fields = {"fragment": fragment, "version": version, "contributors": shares, **phases, **held}
         fields |= {} if why is None else {"why": why}

@@ -1,10 +1,14 @@
-"""Background tasks and timers of a driver: the first that fails is reported, whichever it is."""
+"""Background tasks and timers of a driver: the first that fails is reported, and all of them end."""
 
 from __future__ import annotations
 
 import asyncio
 
 from atoll.base.background_tasks import BackgroundTasks
+from atoll.bus.interface import CoreMessage
+from atoll.bus.subscriptions import BufferedSubscription
+
+DEADLINE_S = 20.0
 
 
 async def test_a_timer_that_fails_is_reported_like_a_task() -> None:
@@ -21,3 +25,48 @@ async def test_a_timer_that_fails_is_reported_like_a_task() -> None:
 
     assert isinstance(error, OverflowError)
     assert error.args == ("due/3",)
+
+
+async def test_a_reader_whose_news_came_in_the_turn_of_its_end_ends() -> None:
+    """In Python 3.11 `asyncio.wait_for` swallows that cancellation: a deposed shard read heartbeats for ever."""
+
+    async def closed(subscription: BufferedSubscription) -> None:
+        """Forget it."""
+
+    feed = BufferedSubscription(8, on_drop=lambda: None, on_close=closed)
+    heard: list[CoreMessage | None] = []
+
+    async def hear() -> None:
+        while True:
+            heard.append(await feed.next(60.0))
+
+    reader = asyncio.ensure_future(hear())
+    await asyncio.sleep(0)  # it waits for news now
+    feed.push(CoreMessage("hb.a", b"", ""))
+    await asyncio.sleep(0)  # the news are there, and their reader has not run yet
+    reader.cancel()
+
+    await asyncio.wait([reader], timeout=DEADLINE_S)
+    assert reader.cancelled()
+
+
+async def test_the_end_waits_for_a_task_that_a_first_cancellation_did_not_end() -> None:
+    """Whatever swallowed it."""
+    begun, swallowed = asyncio.Event(), 0
+
+    async def stubborn() -> None:
+        nonlocal swallowed
+        while swallowed < 2:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+        await asyncio.Event().wait()
+
+    background = BackgroundTasks(print)
+    background.spawn(stubborn())
+    await begun.wait()
+    async with asyncio.timeout(DEADLINE_S):
+        await background.stop()
+    assert swallowed == 2

@@ -195,7 +195,18 @@ def test_both_forms_of_a_set_make_the_same_bits_in_turn(form: Format, monkeypatc
     assert [each[0].name for each in made] == ["plain", "fast"]
     assert made[0][1:] == made[1][1:]
     assert sets.kernels(form, elements) is made[1][0]
-    assert sets.kernels(form, FAST_ELEMENTS - 1) is plain_kernels(form)
+
+
+def test_small_vectors_take_what_is_there_and_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, nothing is compiled for them."""
+    monkeypatch.setattr(sets, "_later", {})
+    monkeypatch.setattr(module, "WORTH_ELEMENTS", 1)
+    for _ in range(3):
+        assert sets.kernels(F32, FAST_ELEMENTS - 1) is plain_kernels(F32)
+    assert not any(thread.name == "atoll-compiler" for thread in threading.enumerate())
+
+    made = sets.fast_kernels(F32)
+    assert sets.kernels(F32, 1) is made is not plain_kernels(F32)
 
 
 def test_a_part_counts_and_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

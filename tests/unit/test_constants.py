@@ -6,7 +6,9 @@ Whoever changes one changes this table, and says why in the changelog.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.merge import correction, fold, global_update, norms
@@ -72,7 +74,9 @@ def test_the_constants_are_those_of_the_table(module: object, table: dict[str, f
 @pytest.mark.parametrize(("kind", "table"), SILENT, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_nobody_says_is_that_of_the_table(kind: type, table: dict[str, object]) -> None:
     """The defaults of a fact's fields, of a command's and of a fresh state's."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    is_struct = issubclass(kind, msgspec.Struct)
+    fields: Any = msgspec.structs.fields(kind) if is_struct else dataclasses.fields(kind)
+    defaults = {field.name: field.default for field in fields}
     assert {name: defaults[name] for name in table} == table
 
 

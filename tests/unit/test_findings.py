@@ -121,8 +121,17 @@ def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_betw
         ("broker was away", 117.0, 130.0),
         ("stale refusals", hour_s, 3 * hour_s),
     ]
-    assert found[1].text == "2 commits and 0 uploads waited 4.5 s in all, because it did not answer"
+    assert found[1].text == "2 rounds and 0 uploads waited 4.5 s in all, because it did not answer"
     assert not any(each.consequences for each in found)
+
+
+def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: SteppedRun) -> None:
+    """No commit was under way, so only the time before it tells."""
+    told.round(11, at_s=160.0, quorum_s=40.0, away_s=38.0)
+    (found,) = [each for each in findings(told.history) if each.cause == "broker was away"]
+
+    assert found.text == "1 rounds and 0 uploads waited 38 s in all, because it did not answer"
+    assert found.evidence == ("commit/0/11 by shard-0: 38 s of its 2 s from its call until it was visible",)
 
 
 def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -198,7 +196,7 @@ def test_a_contribution_weighs_no_more_than_time_allows() -> None:
 def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
     """Refused unread; and its learner is isolated after the third, as after any other lie."""
     desk = Shard(agreed(offences_max=2), 0, {0: 0})
-    absurd = [dataclasses.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
+    absurd = [msgspec.structs.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
     told = [action for fact in absurd for action in desk.handle(fact)]
 
     assert [action.reason for action in told if isinstance(action, Refuse)] == ["implausible"] * 2

@@ -151,7 +151,7 @@ async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: Inta
     """It says more steps, or a larger total, than its learner had time for since it was heard."""
     intake = await scene.begin()
     assert intake._on_beat(CoreMessage(scene.run.subjects.beat("a"), beat(scene.run, "a")))
-    for claims in ({"steps": 1 << 30, "tokens": 1 << 47, "trained_tokens": 1 << 47}, {}):
+    for claims in ({"steps": 1 << 30, "tokens": 1 << 47, "trained_tokens": 1 << 47}, {"push": 2}):
         await scene.send(*manifest(scene.run, "a", **claims)[:2])
 
     async def there() -> bool:
@@ -160,6 +160,21 @@ async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: Inta
     await until(there)
     facts = [fact for fact in scene.told if isinstance(fact, ContributionArrived)]
     assert [(fact.tokens, fact.absurd) for fact in facts] == [(1 << 47, True), (1000, False)]
+
+
+async def test_of_two_manifests_of_one_contribution_the_first_says_what_is_merged(scene: IntakeScene) -> None:
+    """The machine decides by the first; with the second's frame its ledger would tell of another contribution."""
+    intake = await scene.begin()
+    for tokens in (1000, 1 << 20):
+        await scene.send(*manifest(scene.run, "a", tokens=tokens)[:2])
+
+    async def there() -> bool:
+        return len(scene.arrived()) == 2
+
+    await until(there)
+    ((_, waiting),) = intake._pending.contributions.items()
+    assert waiting.manifest.tokens == 1000
+    assert [fact.tokens for fact in scene.told if isinstance(fact, ContributionArrived)] == [1000, 1000]
 
 
 async def drained_since(scene: IntakeScene, count: int) -> bool:

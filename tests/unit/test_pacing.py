@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
@@ -105,7 +104,7 @@ class PacedFleet:
             if isinstance(fact, TimerFired) and self._timers.get(fact.name) != at_s:
                 continue
             if not (self.away and isinstance(fact, ContributionArrived)):
-                self._do(at_s, self.shard.handle(dataclasses.replace(fact, at_s=at_s)))
+                self._do(at_s, self.shard.handle(msgspec.structs.replace(fact, at_s=at_s)))
 
     def leave(self, who: str, at_s: float) -> None:
         """Push what is left of every fragment, and say goodbye."""

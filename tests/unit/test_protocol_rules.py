@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -664,7 +662,7 @@ def test_invariants_notice_a_contribution_merged_twice() -> None:
     assert isinstance(commit, Commit)
 
     with pytest.raises(invariants.InvariantBroken):
-        watch.see([dataclasses.replace(commit, base_version=1)])
+        watch.see([msgspec.structs.replace(commit, base_version=1)])
 
 
 def test_what_an_overwrite_would_throw_away_unpushed_is_pushed_first() -> None:

@@ -328,6 +328,7 @@ async def _pause_until_over(stop: asyncio.Event, bus: Bus, run: RunRecord, for_s
 
 async def _pause(stop: asyncio.Event, for_s: float) -> None:
     try:
-        await asyncio.wait_for(stop.wait(), for_s)
+        async with asyncio.timeout(for_s):
+            await stop.wait()
     except TimeoutError:
         return

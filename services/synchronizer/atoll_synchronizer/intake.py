@@ -232,13 +232,15 @@ class FactIntake:
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         if not self._roll.admits(manifest.learner, manifest.incarnation):
             return None
-        claim = PushClaim(manifest.steps, manifest.tokens, manifest.trained_tokens)
+        key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
+        # Of two deliveries the newer one is settled, and the older one says what is merged.
+        if (former := self._pending.contributions.get(key)) is not None:
+            manifest = former.manifest
         now_s = context.clock.monotonic()
+        claim = PushClaim(manifest.steps, manifest.tokens, manifest.trained_tokens)
         # It is the member's own, so it is refused and not dropped: that is an offence, and leads to its quarantine.
         if fault := self._claims.push_fault(manifest.learner, manifest.incarnation, claim, now_s):
             log.debug("contribution.absurd", learner=manifest.learner, incarnation=manifest.incarnation, reason=fault)
-        key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
-        # A second delivery replaces the first.
         self._pending.contributions[key] = PendingManifest(delivery, manifest, now_s)
         arrived = ContributionArrived(
             at_s=now_s,

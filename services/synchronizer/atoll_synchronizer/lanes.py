@@ -8,7 +8,7 @@ lane does nothing more, because another process owns the shard.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -103,21 +103,30 @@ class FragmentLanes:
             await self._commit(command, put_s)
 
     async def _commit(self, command: Commit, decided_s: float) -> None:
-        began_s = self._clock.monotonic()
-        tools = self._tools
+        began_s, tools = self._clock.monotonic(), self._tools
+        before_s = tools.report.away_since_call_s(command.fragment)
         state = tools.store.holdings[command.fragment].state
         merged = await tools.aggregator.merged(command.fragment, state, command.base_version + 1)
         effects = await tools.aggregator.effects(command.fragment, merged)
         compress = tools.aggregator.is_answer_compressed(command.fragment)
-        merged_s, hindered, retaining = self._clock.monotonic(), Counter[str](), None
+        merged_s, hindered, retaining = self._clock.monotonic(), defaultdict[str, float](float), None
+        away_s = tools.report.away_s()
+
+        def hinder(error: Exception, seconds: float) -> None:
+            hindered["full" if isinstance(error, StorageFull) else "away"] += seconds
+
         if tools.retention is not None:
             retaining = partial(tools.retention.round, folds=tools.retention.taken(command.fragment))
         bytes_down = await patiently(
             lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining, compress=compress),
             "a commit",
-            hindered=lambda error, seconds: hindered.update({_hindrance(error): seconds}),
+            hindered=hinder,
         )
         now_s = self._clock.monotonic()
+        # A request may outlast the time without a broker, and then no attempt has failed.
+        waited_s = tools.report.away_s() - away_s
+        if waited_s > 0.0:
+            hindered["away"] = max(hindered["away"], waited_s)
         self.commits += 1
         known = {share.key: tools.pending.contributions.get(share.key) for share in command.shares}
         held = {key: one for key, one in known.items() if one is not None}
@@ -126,9 +135,6 @@ class FragmentLanes:
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)
         size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
-        await tools.report.committed(command, times, size, merged.judgements, RoundNotes(held, effects, hindered))
-
-
-def _hindrance(error: Exception) -> str:
-    """Return the word of an error that a commit waited out, as the `round` event has it."""
-    return "full" if isinstance(error, StorageFull) else "away"
+        await tools.report.committed(
+            command, times, size, merged.judgements, RoundNotes(held, effects, hindered, before_s)
+        )

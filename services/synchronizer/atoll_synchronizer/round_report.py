@@ -61,12 +61,14 @@ class RoundNotes:
     """What is known of a round beside its decision.
 
     `held` are its contributions as they arrived (one that a former owner was sent may be missing), `effects` what the fold
-    noted, `hindered` the seconds that the commit waited because the broker was "full" or "away".
+    noted, `hindered` the seconds that the commit waited because the broker was "full" or "away"; before its commit the round
+    was `away_s` without a broker.
     """
 
     held: Mapping[PushKey, PendingManifest] = field(default_factory=dict)
     effects: Mapping[PushKey, FoldEffect] = field(default_factory=dict)
     hindered: Mapping[str, float] = field(default_factory=dict)
+    away_s: float = 0.0
 
 
 NO_NOTES = RoundNotes()
@@ -113,6 +115,20 @@ class RoundReporter:
         self._event_log = event_log
         self._overruns = 0  # consecutive rounds that were longer than an interval
         self._waits = GrowingIntervals()
+        self._away_at_call_s: dict[int, float] = {}
+
+    def called(self, fragment: int) -> None:
+        """Note that a round was called: a broker that is away from now on holds it up."""
+        self._away_at_call_s[fragment] = self.away_s()
+
+    def away_since_call_s(self, fragment: int) -> float:
+        """Return for how many seconds of its round the broker was away; for a round that nobody called it is 0."""
+        away_s = self.away_s()
+        return away_s - self._away_at_call_s.pop(fragment, away_s)
+
+    def away_s(self) -> float:
+        """Return for how many seconds any broker was away, since the process began."""
+        return self._context.bus.stats.away_s(self._context.clock.monotonic())
 
     async def committed(
         self,
@@ -141,6 +157,7 @@ class RoundReporter:
             "queued_s": round(times.began_s - times.decided_s, 4),
             "merge_s": round(times.merged_s - times.began_s, 4),
             "commit_s": round(times.visible_s - times.merged_s, 4),
+            "away_s": round(notes.away_s, 3),
             "hindered": {word: round(seconds, 3) for word, seconds in notes.hindered.items()},
             "end": command.end,
             "live": command.live,
@@ -194,13 +211,15 @@ class RoundReporter:
         It is a warning only if the wait is unusual: healthy rounds are often called twice, because a slow step comes between.
         """
         if call.attempt & (call.attempt - 1) == 0:
-            fields = {"fragment": call.fragment, "version": call.version + 1, "why": call.why}
+            is_away = self._context.bus.stats.is_away
+            why = f"the broker is away; {call.why}" if is_away else call.why
+            fields = {"fragment": call.fragment, "version": call.version + 1, "why": why}
             cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self._context.clock.monotonic()
             if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
                 waited_s = now_s - self._machine.slots[call.fragment].round.called_s
                 line = fields | {"waited_s": round(waited_s, 3), "unsaid": self._waits.taken(), "cause_id": cause}
-                if call.attempt >= LONG_CALLS and waited_s > self._interval_s(now_s):
+                if call.attempt >= LONG_CALLS and waited_s > self._interval_s(now_s) and not is_away:
                     log.warning("round.waiting", **line)
                 else:
                     log.info("round.waiting", **line)

@@ -248,6 +248,8 @@ class ShardService:
                 lambda name: self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name)),
             )
         elif isinstance(action, PublishCall):
+            if action.attempt == 1:
+                self.report.called(action.fragment)
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
             self.background.spawn(self._fetch(action))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from atoll.base.retry import ended
+
 
 class BackgroundTasks:
     """Tasks and timers on the running loop; `on_failure` hears the exception of a task that failed."""
@@ -34,9 +36,7 @@ class BackgroundTasks:
         """End every task and timer; harmless when repeated."""
         for handle in self._timers.values():
             handle.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(list(self._tasks))
 
     def _fire(self, name: str, call: Callable[[str], None]) -> None:
         self._timers.pop(name, None)

@@ -41,6 +41,11 @@ class Policy:
     bytes_min: float = math.inf
     folder: Path | None = None
 
+    @property
+    def is_used(self) -> bool:
+        """Return whether any array of this process may be in a file."""
+        return self.bytes_min < math.inf
+
 
 policy = Policy()
 
@@ -111,7 +116,7 @@ def home_of(array: Array) -> Spilled | None:
 
 def release_pages(*arrays: Array) -> None:
     """Return the pages of these contiguous arrays to the system; their content stays."""
-    if policy.bytes_min == math.inf:  # this process uses no scratch files
+    if not policy.is_used:
         return
     for array in arrays:
         home = home_of(array)

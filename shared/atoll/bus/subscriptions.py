@@ -91,7 +91,8 @@ class BufferedSubscription:
             if self._ended or left <= 0:
                 return None
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._news.wait()
             except TimeoutError:
                 return self._take()
         return core_message

@@ -66,9 +66,12 @@ async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
 
 async def _print_once(there: WatchedRun) -> None:
     from atoll.local.console import draw_once  # noqa: PLC0415
+    from atoll.local.console_status import aged  # noqa: PLC0415
+    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
 
     await there.hear()
-    draw_once(there.picture())
+    record, wall_s = there.record, there.clock.wall()
+    draw_once(aged(TopMoment(there.picture(), there.view.timeline, wall_s, record.closing), record.founded_at_s))
 
 
 async def _in_lines(there: WatchedRun) -> None:

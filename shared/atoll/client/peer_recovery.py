@@ -151,7 +151,8 @@ class StateLender:
         try:
             with self._lock:
                 self._wanted = wanted
-            arrays = await asyncio.wait_for(asyncio.wrap_future(wanted), SNAPSHOT_S)
+            async with asyncio.timeout(SNAPSHOT_S):
+                arrays = await asyncio.wrap_future(wanted)
             packed = await asyncio.to_thread(lambda: pack_arrays(arrays()))
             blob = await self._bus.put_blob(stem, packed)
             self._spawn(self._purge(stem))
@@ -246,7 +247,8 @@ async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, 
         return Loan(await asyncio.to_thread(unpack_arrays, packed, bytes_max), offer, len(packed))
     finally:
         with contextlib.suppress(AtollError, TimeoutError):
-            await asyncio.wait_for(bus.purge(f"{blob.stem}.*"), PURGE_S)
+            async with asyncio.timeout(PURGE_S):
+                await bus.purge(f"{blob.stem}.*")
 
 
 async def _quietly(work: Any) -> None:  # noqa: ANN401

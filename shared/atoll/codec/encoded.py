@@ -7,8 +7,8 @@ of the parts (`atoll.base.parallel`), so that several threads may share a large 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from atoll.base import buffer_pool, scratch_arrays
@@ -22,8 +22,7 @@ from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, kernels
 _NONE = np.empty(0, dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True, eq=False):
     """`elements` float32 numbers: their format, their codes (uint8) and the scales of their blocks."""
 
     format: Format
@@ -117,7 +116,7 @@ class Encoded:
                 found[at] = float(np.add.accumulate(lanes)[-1])
             elif start < stop:
                 found[at] = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
-                scratch_arrays.release_pages(self.stretch(start // BLOCK * BLOCK, stop).codes)
+                self._release(start, stop)
 
         each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
         for (number, _), value in zip(pieces, found, strict=True):
@@ -174,6 +173,10 @@ class Encoded:
             sums = np.empty(BLOCK) if lanes is None else lanes
             over = kernels(self.format, self.elements).over
             over(operation, self.codes, self.scales, start, stop, others, acc, sums, *factors)
-            scratch_arrays.release_pages(
-                self.stretch(start // BLOCK * BLOCK, stop).codes, others[start:stop], acc[start:stop]
-            )
+            self._release(start, stop, others, acc)
+
+    def _release(self, start: int, stop: int, *vectors: Vector) -> None:
+        """Release the pages of these elements of ours and of the vectors, where they are in scratch files."""
+        if scratch_arrays.policy.is_used:
+            codes = self.stretch(start // BLOCK * BLOCK, stop).codes
+            scratch_arrays.release_pages(codes, *(vector[start:stop] for vector in vectors))

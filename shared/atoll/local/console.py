@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rich.columns import Columns
@@ -19,14 +19,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from atoll.base.clock import Clock, SystemClock
+from atoll.base.clock import Clock
 from atoll.base.exits import say_no_more
 from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
 from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.links import byte_ledger, name_of, total
-from atoll.run.timeline import TimedView
 from atoll.run.view import HostView, LearnerView, RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
@@ -228,9 +227,6 @@ def make_face(clock: Clock) -> RunConsole:
 
 def draw_once(picture: ConsolePicture) -> None:
     """Print the picture of a watcher to standard output; nothing is left out for a file or a pipe."""
-    if picture.run_s is None:
-        began_s = picture.view.timeline.began_s if isinstance(picture.view, TimedView) else None
-        picture = replace(picture, run_s=0.0 if began_s is None else max(0.0, SystemClock().wall() - began_s))
     console = Console()
     if not console.is_terminal:
         console.width = WIDE

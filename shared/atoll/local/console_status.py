@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.local.console import status_line
+from atoll.local.console import ConsolePicture, status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
 from atoll.run.links import byte_ledger
 from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
@@ -54,7 +54,12 @@ def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
 
     `founded_at_s` is from the run record. Without it the run began with the first entry of its event log.
     """
-    return f"{heading(moment)}\n{status_line(replace(moment.picture, run_s=_age_s(moment, founded_at_s)))}"
+    return f"{heading(moment)}\n{status_line(aged(moment, founded_at_s))}"
+
+
+def aged(moment: TopMoment, founded_at_s: float | None = None) -> ConsolePicture:
+    """Return the picture of a moment with the age of its run; `founded_at_s` as in `status_lines`."""
+    return replace(moment.picture, run_s=_age_s(moment, founded_at_s))
 
 
 def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:

@@ -158,7 +158,8 @@ class Supervisor:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)  # a run that has ended well has
             with contextlib.suppress(TimeoutError, AtollError):
-                await asyncio.wait_for(bus.close(), CLOSE_S)
+                async with asyncio.timeout(CLOSE_S):
+                    await bus.close()
         try:
             await self._end([DASHBOARD], PAGE_LEAVE_S)
             await self._end(self._services.brokers, BROKER_LEAVE_S)

@@ -55,7 +55,8 @@ def sampled_runs(elements: int) -> list[tuple[int, int]]:
 
 def sample_of(pseudo_gradient: Encoded) -> Vector:
     """Return the compared elements of a pseudo-gradient, float32; it is a copy."""
-    return np.concatenate([pseudo_gradient.part(*run) for run in sampled_runs(pseudo_gradient.elements)])
+    parts = [pseudo_gradient.part(*run) for run in sampled_runs(pseudo_gradient.elements)]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 def alignments(samples: Sequence[Vector], learners: Sequence[str], merged: Vector) -> list[Alignment]:

@@ -16,8 +16,6 @@ the others is out of date, a shard moves once too often or stays too long. No sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from atoll.protocol.events import Command, Fact
 
 SILENT_LEASES = 2.0
@@ -26,8 +24,7 @@ HOSTS_MAX = 1024
 VAIN_MAX = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostHeard(Fact):
+class HostHeard(Fact, frozen=True, kw_only=True):
     """A host announced the shards that it `owns` and those it is a candidate for; a `leaving` host wants none."""
 
     host: str
@@ -36,16 +33,14 @@ class HostHeard(Fact):
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver(Command):
+class HandOver(Command, frozen=True, kw_only=True):
     """Give `shard` up, so that the host `to` can take it."""
 
     shard: int
     to: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookAtLeases(Command):
+class LookAtLeases(Command, frozen=True, kw_only=True):
     """Somebody has given a shard up, or is new: look at the leases now."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from atoll.protocol.reasons import RoundReasons
 
@@ -17,8 +18,7 @@ class PushKey(NamedTuple):
     push: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`atoll.protocol.reasons`)."""
 
     at_s: float
@@ -28,8 +28,7 @@ class Fact:
 # --- facts for a shard -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerBeat(Fact):
+class LearnerBeat(Fact, frozen=True, kw_only=True):
     """A learner reported: step time (seconds), steps, totals in tokens and token-fragments."""
 
     learner: str
@@ -43,16 +42,14 @@ class LearnerBeat(Fact):
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerLeft(Fact):
+class LearnerLeft(Fact, frozen=True, kw_only=True):
     """A learner said goodbye after its last push."""
 
     learner: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionArrived(Fact):
+class ContributionArrived(Fact, frozen=True, kw_only=True):
     """A manifest was delivered to us; its chunks are not read yet. One is `absurd` that claims more than time allows."""
 
     key: PushKey
@@ -64,8 +61,7 @@ class ContributionArrived(Fact):
     absurd: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionReady(Fact):
+class ContributionReady(Fact, frozen=True, kw_only=True):
     """It is decoded, finite, within bounds, perhaps as part of a sum (`atoll.merge.partial`): all `others` in it are, too.
 
     `norm` is its L2 norm (0: not measured), `base_norm` the global fragment's. A sum's are of one base, final all or none.
@@ -77,69 +73,60 @@ class ContributionReady(Fact):
     others: tuple[tuple[PushKey, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionSpoiled(Fact):
+class ContributionSpoiled(Fact, frozen=True, kw_only=True):
     """Its pseudo-gradient cannot be used, for `reason`."""
 
     key: PushKey
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired(Fact):
+class TimerFired(Fact, frozen=True, kw_only=True):
     """A timer that was armed under `name` came due."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed(Fact):
+class Committed(Fact, frozen=True, kw_only=True):
     """Version `version` of `fragment` is durable and visible."""
 
     fragment: int
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Fact):
+class Kept(Fact, frozen=True, kw_only=True):
     """The ledger of `fragment` that `Keep` asked for is durable."""
 
     fragment: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRefused(Fact):
+class CommitRefused(Fact, frozen=True, kw_only=True):
     """Another process wrote the head: this shard is not the owner any more."""
 
     fragment: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueDrained(Fact):
+class QueueDrained(Fact, frozen=True, kw_only=True):
     """The queue was asked; `proven`: nothing is queued or delivered and unsettled. By all leases the run has `run_tokens`."""
 
     proven: bool = True
     run_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOrdered(Fact):
+class DrainOrdered(Fact, frozen=True, kw_only=True):
     """The process was told to finish: merge what is there, then stop."""
 
 
 # --- facts for an island -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDone(Fact):
+class StepDone(Fact, frozen=True, kw_only=True):
     """An inner step over `tokens` tokens ended; its parameters are the new snapshot."""
 
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallHeard(Fact):
+class CallHeard(Fact, frozen=True, kw_only=True):
     """A shard asks for `fragment` on base `version`."""
 
     fragment: int
@@ -147,8 +134,7 @@ class CallHeard(Fact):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadHeard(Fact):
+class HeadHeard(Fact, frozen=True, kw_only=True):
     """Version `version` of `fragment` is visible: a message says so, or, `proven`, a record that we read."""
 
     fragment: int
@@ -156,23 +142,20 @@ class HeadHeard(Fact):
     proven: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentFetched(Fact):
+class FragmentFetched(Fact, frozen=True, kw_only=True):
     """The frame of that version is in host memory and waits for the next step boundary."""
 
     fragment: int
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NothingNewer(Fact):
+class NothingNewer(Fact, frozen=True, kw_only=True):
     """By its record, the newest version of `fragment` is the one that we hold or wait to adopt."""
 
     fragment: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchFailed(Fact):
+class FetchFailed(Fact, frozen=True, kw_only=True):
     """The frame could not be read (it was superseded, or the broker is away)."""
 
     fragment: int
@@ -180,8 +163,7 @@ class FetchFailed(Fact):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted(Fact):
+class Adopted(Fact, frozen=True, kw_only=True):
     """A learner adopted `version`; `overwritten`: it kept nothing (`Island.keeps`). A `Push` in answer is on the old anchor."""
 
     fragment: int
@@ -189,8 +171,7 @@ class Adopted(Fact):
     overwritten: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushSettled(Fact):
+class PushSettled(Fact, frozen=True, kw_only=True):
     """A push is durable (`reason` empty), or was given up before it was sent, for `reason`."""
 
     fragment: int
@@ -198,8 +179,7 @@ class PushSettled(Fact):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushRefused(Fact):
+class PushRefused(Fact, frozen=True, kw_only=True):
     """The shard refused a push of ours, for `reason`."""
 
     fragment: int
@@ -210,23 +190,20 @@ class PushRefused(Fact):
 # --- commands of a shard -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Something to do."""
 
     cause_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmTimer(Command):
+class ArmTimer(Command, frozen=True, kw_only=True):
     """Tell me `TimerFired(name)` at `due_s`; arming the same name again moves it."""
 
     name: str
     due_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishCall(Command):
+class PublishCall(Command, frozen=True, kw_only=True):
     """Ask all learners for `fragment` on base `version`; from the second attempt on, `why` says what the round waits for."""
 
     fragment: int
@@ -236,15 +213,13 @@ class PublishCall(Command):
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch(Command):
+class Fetch(Command, frozen=True, kw_only=True):
     """Read, decode and validate a contribution; keep it until `Fold` or `Acknowledge`."""
 
     key: PushKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold(Command):
+class Fold(Command, frozen=True, kw_only=True):
     """Add a ready contribution to its fragment's round with `weight` and its staleness weight (0..1); then free its memory."""
 
     key: PushKey
@@ -253,15 +228,13 @@ class Fold(Command):
     age: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfold(Command):
+class Unfold(Command, frozen=True, kw_only=True):
     """Drop what is folded into this fragment's round: all its contributions are refused."""
 
     fragment: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One included contribution, as the head will list it, and what caused it."""
 
     key: PushKey
@@ -273,8 +246,7 @@ class Share:
     cause_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit(Command):
+class Commit(Command, frozen=True, kw_only=True):
     """Finish the merge, take the outer step, make `base_version + 1` durable, then visible, with its ledger; `why` so late."""
 
     fragment: int
@@ -289,16 +261,14 @@ class Commit(Command):
     why: RoundReasons | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep(Command):
+class Keep(Command, frozen=True, kw_only=True):
     """Make this fragment ledger durable without a new version; it is the ledger of the moment of the command."""
 
     fragment: int
     fragment_ledger: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse(Command):
+class Refuse(Command, frozen=True, kw_only=True):
     """A contribution is refused whole: forget its tensors and tell its learner. It is acknowledged when that is durable."""
 
     key: PushKey
@@ -306,8 +276,7 @@ class Refuse(Command):
     norms: tuple[float, float] | None = None  # its length (L2) and the longest allowed, if it was refused for that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dismiss(Command):
+class Dismiss(Command, frozen=True, kw_only=True):
     """The farewell of this incarnation is in the ledger of `fragment`: remove it from the queue."""
 
     learner: str
@@ -315,8 +284,7 @@ class Dismiss(Command):
     fragment: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge(Command):
+class Acknowledge(Command, frozen=True, kw_only=True):
     """Its fate is durable: remove the manifest from the queue and forget the chunks."""
 
     key: PushKey
@@ -324,8 +292,7 @@ class Acknowledge(Command):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolate(Command):
+class Isolate(Command, frozen=True, kw_only=True):
     """This incarnation is in quarantine from now on: announce it."""
 
     learner: str
@@ -334,30 +301,26 @@ class Isolate(Command):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish(Command):
+class Finish(Command, frozen=True, kw_only=True):
     """The run is complete for this shard; `reason` says why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandDown(Command):
+class StandDown(Command, frozen=True, kw_only=True):
     """Stop at once and write nothing more; `reason` says why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeLease(Command):
+class TakeLease(Command, frozen=True, kw_only=True):
     """Write the lease with `epoch` if its revision still is `revision`."""
 
     revision: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenewLease(Command):
+class RenewLease(Command, frozen=True, kw_only=True):
     """Write our lease once more if its revision still is `revision`."""
 
     revision: int
@@ -366,8 +329,7 @@ class RenewLease(Command):
 # --- commands of an island ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push(Command):
+class Push(Command, frozen=True, kw_only=True):
     """Encode and send the pseudo-gradient at the last completed step, from the anchor or (`onward`) from the former push."""
 
     fragment: int
@@ -380,8 +342,7 @@ class Push(Command):
     onward: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchFragment(Command):
+class FetchFragment(Command, frozen=True, kw_only=True):
     """Read the newest frame of `fragment`, perhaps `version`; `again`: also if it is the one that we hold."""
 
     fragment: int
@@ -389,8 +350,7 @@ class FetchFragment(Command):
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave(Command):
+class Leave(Command, frozen=True, kw_only=True):
     """Everything is pushed: say goodbye and stop."""
 
 

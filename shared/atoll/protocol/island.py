@@ -26,9 +26,9 @@ a time, and only for one that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import singledispatchmethod
+from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
@@ -37,6 +37,7 @@ from atoll.protocol.events import (
     CallHeard,
     DrainOrdered,
     Event,
+    Fact,
     FetchFailed,
     FetchFragment,
     FragmentFetched,
@@ -122,7 +123,10 @@ class Island:
         """Take one fact in and return what to do about it."""
         if self.left:
             return []
-        return self._handle(event)
+        rule = self._RULES.get(type(event))
+        if rule is None:
+            raise ProtocolMisuse("an island does not know this fact", got=type(event).__name__)
+        return rule(self, event)
 
     def keeps(self, fragment: int, version: int) -> bool:
         """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed late.
@@ -147,20 +151,14 @@ class Island:
         due = len(self.intervals) * self.tokens
         return due - self.pushed - self.superseded - self.refused_local - sum(self.in_flight.values())
 
-    @singledispatchmethod
-    def _handle(self, event: Event) -> list[Action]:
-        raise ProtocolMisuse("an island does not know this fact", got=type(event).__name__)
-
-    @_handle.register
-    def _(self, event: StepDone) -> list[Action]:
+    def _on_step_done(self, event: StepDone) -> list[Action]:
         if self.draining:
             raise ProtocolMisuse("a draining learner takes no step")
         self.tokens += event.tokens
         self.steps += 1
         return []
 
-    @_handle.register
-    def _(self, event: CallHeard) -> list[Action]:
+    def _on_call_heard(self, event: CallHeard) -> list[Action]:
         interval = self.intervals[event.fragment]
         if interval.anchor > event.version or self.draining:
             return []
@@ -171,15 +169,13 @@ class Island:
             actions += self._called_again(event.fragment, interval, interval.sent, event)
         return actions
 
-    @_handle.register
-    def _(self, event: HeadHeard) -> list[Action]:
+    def _on_head_heard(self, event: HeadHeard) -> list[Action]:
         interval = self.intervals[event.fragment]
         if event.proven:
             interval.known = max(interval.known, event.version)
         return self._hear_of(event.fragment, interval, event.version, event)
 
-    @_handle.register
-    def _(self, event: FragmentFetched) -> list[Action]:
+    def _on_fragment_fetched(self, event: FragmentFetched) -> list[Action]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
         if event.version > interval.newest:
@@ -190,21 +186,18 @@ class Island:
         interval.ready = event.version
         return self._look_on(event.fragment, interval, event)
 
-    @_handle.register
-    def _(self, event: NothingNewer) -> list[Action]:
+    def _on_nothing_newer(self, event: NothingNewer) -> list[Action]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
         interval.vain += 1
         interval.look_s = event.at_s + min(LOOK_S_MAX, LOOK_S * 2.0 ** min(interval.vain, 16))
         return self._look_on(event.fragment, interval, event)
 
-    @_handle.register
-    def _(self, event: FetchFailed) -> list[Action]:
+    def _on_fetch_failed(self, event: FetchFailed) -> list[Action]:
         self.intervals[event.fragment].fetching = False
         return []
 
-    @_handle.register
-    def _(self, event: Adopted) -> list[Action]:
+    def _on_adopted(self, event: Adopted) -> list[Action]:
         interval = self.intervals[event.fragment]
         if event.version < interval.anchor:
             raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{interval.anchor} or later")
@@ -228,8 +221,7 @@ class Island:
             interval.ready = None
         return actions
 
-    @_handle.register
-    def _(self, event: PushSettled) -> list[Action]:
+    def _on_push_settled(self, event: PushSettled) -> list[Action]:
         tokens = self.in_flight.pop((event.fragment, event.push))
         interval = self.intervals[event.fragment]
         ours = interval.sent is not None and interval.sent.push == event.push
@@ -246,15 +238,13 @@ class Island:
             self.superseded += tokens
         return actions + self._leave_when_done(event.cause_id)
 
-    @_handle.register
-    def _(self, event: PushRefused) -> list[Action]:
+    def _on_push_refused(self, event: PushRefused) -> list[Action]:
         interval = self.intervals[event.fragment]
         if interval.sent is None or interval.sent.push != event.push:
             return []
         return self._begin_again(event.fragment, interval, event)
 
-    @_handle.register
-    def _(self, event: DrainOrdered) -> list[Action]:
+    def _on_drain_ordered(self, event: DrainOrdered) -> list[Action]:
         if self.draining:
             return []
         self.draining = True
@@ -264,6 +254,19 @@ class Island:
             for push in self._last(fragment, interval, event.cause_id)
         ]
         return actions + self._leave_when_done(event.cause_id)
+
+    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Action]]]] = {
+        StepDone: _on_step_done,
+        CallHeard: _on_call_heard,
+        HeadHeard: _on_head_heard,
+        FragmentFetched: _on_fragment_fetched,
+        NothingNewer: _on_nothing_newer,
+        FetchFailed: _on_fetch_failed,
+        Adopted: _on_adopted,
+        PushSettled: _on_push_settled,
+        PushRefused: _on_push_refused,
+        DrainOrdered: _on_drain_ordered,
+    }
 
     def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
         """Push what an interval holds and was never pushed; residual steps after its push only if the run ends together.

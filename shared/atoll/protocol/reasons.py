@@ -19,7 +19,8 @@ the canonical log line of the round, into its event, and from there to `atoll wh
 
 The ids: `due/<fragment>` and `grace/<fragment>` are timers, `call/<fragment>/<version>/<attempt>` asks for a fragment on a
 version, `push/<learner>/<incarnation>/<fragment>/<push>` is a contribution, `commit/<fragment>/<version>` and
-`head/<fragment>/<version>` make a version.
+`head/<fragment>/<version>` make a version. `beat/<learner>/<incarnation>` is a heartbeat and `bye/<learner>/<incarnation>` a
+farewell; `queue` is a look at a shard's queue, and `drain` the order to finish.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ ON_TIME_SHARE: Final = 0.02
 Opened = Literal["first", "due", "last_push", "never"]
 
 
-def id_of(kind: Literal["call", "push", "commit", "head"], *parts: str | int) -> str:
-    """Return the id of a call, a contribution, a commit or a head; the list of ids above names the `parts` of each kind."""
+def id_of(kind: Literal["call", "push", "commit", "head", "beat", "bye"], *parts: str | int) -> str:
+    """Return the id of what has parts; the list of ids above names those of each kind."""
     return "/".join([kind, *map(str, parts)])
 
 

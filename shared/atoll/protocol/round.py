@@ -26,6 +26,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
 from atoll.protocol.grace import GraceWindow
@@ -46,8 +48,7 @@ class Phase(enum.Enum):
     COMMITTING = "committing"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """A contribution that has arrived and not been settled: its counters and whether it is ready to fold."""
 
     key: PushKey

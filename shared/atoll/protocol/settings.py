@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
@@ -76,7 +77,25 @@ BOUNDS: Final[Mapping[str, SettingBounds]] = {
 """What `ProtocolSettings.check` enforces and `atoll config --describe` shows, in the order of the settings."""
 
 
-class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _SettingsMeta(msgspec.StructMeta):
+    """Refuses a setting that there is not as one of our errors."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805  (whatever is given, to a class)
+        """Make the settings.
+
+        Raises:
+            SettingsError: there is no such setting.
+        """
+        names: tuple[str, ...] = cls.__struct_fields__
+        for name in kwargs:
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                todo = f"did you mean {near[0]}?" if near else None
+                raise SettingsError(f"unknown setting protocol.{name}", allowed=", ".join(names), todo=todo)
+        return super().__call__(*args, **kwargs)
+
+
+class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_SettingsMeta):
     """The agreement of a run.
 
     Attributes:

@@ -23,9 +23,9 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterator
 from statistics import median
+from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
@@ -40,6 +40,7 @@ from atoll.protocol.events import (
     Dismiss,
     DrainOrdered,
     Event,
+    Fact,
     Fetch,
     Finish,
     Isolate,
@@ -105,7 +106,10 @@ class Shard:
             self.began_s = event.at_s
             for slot in self.slots.values():
                 slot.round.began_s = event.at_s
-        return self._handle(event)
+        rule = self._RULES.get(type(event))
+        if rule is None:
+            raise ProtocolMisuse("a shard does not know this fact", got=type(event).__name__)
+        return rule(self, event)
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -144,12 +148,7 @@ class Shard:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    @singledispatchmethod
-    def _handle(self, event: Event) -> list[Action]:
-        raise ProtocolMisuse("a shard does not know this fact", got=type(event).__name__)
-
-    @_handle.register
-    def _(self, event: LearnerBeat) -> list[Action]:
+    def _on_learner_beat(self, event: LearnerBeat) -> list[Action]:
         view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
@@ -159,22 +158,20 @@ class Shard:
         news = view.take(event.at_s, event.training, event.step_s, event.steps)
         if not news and not look_is_due(event.at_s, self.looked_s, len(self.learners)):
             return []
-        return self._schedule(event.at_s) + self._advance_all(event.at_s, event.cause_id)
+        cause_id = id_of("beat", event.learner, event.incarnation)
+        return self._schedule(event.at_s) + self._advance_all(event.at_s, cause_id)
 
-    @_handle.register
-    def _(self, event: LearnerLeft) -> list[Action]:
+    def _on_learner_left(self, event: LearnerLeft) -> list[Action]:
         self.ledger.account(event.learner, event.incarnation).left = True
         view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         if view.incarnation == event.incarnation:
             view.training = view.present = False
-        where = next(iter(self.slots))
-        dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=event.cause_id)
+        where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
+        dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
         self.slots[where].unkept.farewells.append(dismiss)
-        keep = self.slots[where].keep(self.ledger, event.cause_id)
-        return keep + self._advance_all(event.at_s, event.cause_id)
+        return self.slots[where].keep(self.ledger, cause_id) + self._advance_all(event.at_s, cause_id)
 
-    @_handle.register
-    def _(self, event: ContributionArrived) -> list[Action]:
+    def _on_contribution_arrived(self, event: ContributionArrived) -> list[Action]:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
@@ -196,8 +193,7 @@ class Shard:
         slot.round.loading.add(event.key)
         return [Fetch(key=event.key, cause_id=event.cause_id)]
 
-    @_handle.register
-    def _(self, event: ContributionReady) -> list[Action]:
+    def _on_contribution_ready(self, event: ContributionReady) -> list[Action]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
         bad, again = slot.unfit(ready, event.base_norm, event.cause_id)
         actions: list[Action] = [*again]
@@ -213,15 +209,12 @@ class Shard:
                 view.pushed_s = event.at_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
-    @_handle.register
-    def _(self, event: ContributionSpoiled) -> list[Action]:
+    def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Action]:
         slot = self.slots[event.key.fragment]
-        offer = slot.offers[event.key]
-        actions = self._refuse(slot, offer, event.reason, event.cause_id)
+        actions = self._refuse(slot, slot.offers[event.key], event.reason, event.cause_id)
         return actions + self._advance(slot, event.at_s, event.cause_id)
 
-    @_handle.register
-    def _(self, event: TimerFired) -> list[Action]:
+    def _on_timer_fired(self, event: TimerFired) -> list[Action]:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
@@ -230,8 +223,7 @@ class Shard:
             return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 
-    @_handle.register
-    def _(self, event: Committed) -> list[Action]:
+    def _on_committed(self, event: Committed) -> list[Action]:
         slot = self.slots[event.fragment]
         old, actions = slot.round, list[Action]()
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
@@ -250,23 +242,19 @@ class Shard:
         actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
 
-    @_handle.register
-    def _(self, event: Kept) -> list[Action]:
+    def _on_kept(self, event: Kept) -> list[Action]:
         slot = self.slots[event.fragment]
         return [*slot.kept(), *slot.keep(self.ledger, event.cause_id)]
 
-    @_handle.register
-    def _(self, event: CommitRefused) -> list[Action]:
+    def _on_commit_refused(self, event: CommitRefused) -> list[Action]:
         self.finished = True
         return [StandDown(reason=f"fragment {event.fragment}: {event.reason}", cause_id=event.cause_id)]
 
-    @_handle.register
-    def _(self, event: DrainOrdered) -> list[Action]:
+    def _on_drain_ordered(self, event: DrainOrdered) -> list[Action]:
         self.draining = True
         return self._advance_all(event.at_s, event.cause_id)
 
-    @_handle.register
-    def _(self, event: QueueDrained) -> list[Action]:
+    def _on_queue_drained(self, event: QueueDrained) -> list[Action]:
         """Finish when the run is over: told so or at its token target, nobody present, nothing queued or in our hands.
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
@@ -278,9 +266,23 @@ class Shard:
         overdue = {name for name, view in self.learners.items() if view.overdue(event.at_s, self.over_s)}
         busy = any(slot.busy(overdue) for slot in self.slots.values())
         if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
-            return self._advance_all(event.at_s, event.cause_id)
+            return self._advance_all(event.at_s, "queue")
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
+
+    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Action]]]] = {
+        LearnerBeat: _on_learner_beat,
+        LearnerLeft: _on_learner_left,
+        ContributionArrived: _on_contribution_arrived,
+        ContributionReady: _on_contribution_ready,
+        ContributionSpoiled: _on_contribution_spoiled,
+        TimerFired: _on_timer_fired,
+        Committed: _on_committed,
+        Kept: _on_kept,
+        CommitRefused: _on_commit_refused,
+        DrainOrdered: _on_drain_ordered,
+        QueueDrained: _on_queue_drained,
+    }
 
     # --- rules ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ try, the fence decides which one can.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Action, Fact, RenewLease, StandDown, TakeLease
@@ -33,8 +32,7 @@ class LeaseStanding(enum.Enum):
     DEPOSED = "deposed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseSeen(Fact):
+class LeaseSeen(Fact, frozen=True, kw_only=True):
     """The lease record as its leader has it; `revision` 0: there is none. `ours`: this candidate wrote it."""
 
     revision: int
@@ -43,8 +41,7 @@ class LeaseSeen(Fact):
     ours: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWritten(Fact):
+class LeaseWritten(Fact, frozen=True, kw_only=True):
     """Our taking or renewal became the record's new `revision`."""
 
     revision: int

@@ -97,7 +97,8 @@ class Contributor(msgspec.Struct, frozen=True):
 class RoundView(msgspec.Struct, frozen=True):
     """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did.
 
-    `hindered` are the seconds that the commit waited because the broker was "full" or "away".
+    `hindered` are the seconds that the commit waited because the broker was "full" or "away"; the broker was `away_s` of the
+    time before it.
     """
 
     fragment: FragmentNumber
@@ -119,6 +120,7 @@ class RoundView(msgspec.Struct, frozen=True):
     cause_id: Text = ""
     why: RoundReasons | None = None
     hindered: Durations = msgspec.field(default_factory=dict)
+    away_s: Figure = 0.0
 
     @property
     def took_s(self) -> float:

@@ -111,7 +111,8 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
                 until_s=max(at_s for _, _, at_s in pushes),
                 evidence=(
                     f"{push}: its upload took {took_s:.3g} s",
-                    f"of {len(pushes)} uploads {merged} were merged, {late} of these late; the others were refused",
+                    f"of {len(pushes)} uploads {merged} were merged, {late} of these late"
+                    + ("; the others were refused" if merged < len(pushes) else ""),
                 ),
             )
         )

@@ -105,23 +105,23 @@ def stood_still(history: History, line: RoundLine, outages: Sequence[ShardOutage
 
 @dataclass(frozen=True, slots=True)
 class RoundLength:
-    """How long a round took from its call to its end, and how long it stood still before because its shard had no owner."""
+    """How long a round took from its call until it was visible, and how long it stood still before, without an owner."""
 
     line: RoundLine
-    waited_s: float
+    took_s: float
     outage_s: float
 
     @property
     def whole_s(self) -> float:
         """Return both."""
-        return self.waited_s + self.outage_s
+        return self.took_s + self.outage_s
 
 
 def round_lengths(history: History) -> list[RoundLength]:
     """Return the length of every round, the longest first."""
     outages = outages_of(history)
     lengths = [
-        RoundLength(line, line.round.waited_s, sum(each.lasted_s for each in stood_still(history, line, outages)))
+        RoundLength(line, line.round.took_s, sum(each.lasted_s for each in stood_still(history, line, outages)))
         for line in history.rounds
     ]
     return sorted(lengths, key=lambda each: each.whole_s, reverse=True)

@@ -61,13 +61,17 @@ def episodes(hindered: Iterable[HinderedWork]) -> list[list[HinderedWork]]:
 def _hindered(history: History, word: str) -> Iterator[HinderedWork]:
     """Yield the commits and uploads that waited because the broker was `word`, "full" or "away"."""
     for line in history.rounds:
-        waited_s = line.round.hindered.get(word, 0.0)
+        made = line.round
+        before_s = made.away_s if word == "away" else 0.0
+        waited_s = made.hindered.get(word, 0.0) + before_s
         if waited_s >= HINDERED_MIN_S:
-            told = (
-                f"commit/{line.round.fragment}/{line.round.version} by {line.shard}: {waited_s:.3g} s of its "
-                f"{line.round.commit_s:.3g} s to commit"
+            took_s, what = (
+                (made.took_s, "from its call until it was visible") if before_s else (made.commit_s, "to commit")
             )
-            yield HinderedWork(line.at_s - line.round.commit_s, line.at_s, waited_s, is_commit=True, told=told)
+            told = (
+                f"commit/{made.fragment}/{made.version} by {line.shard}: {waited_s:.3g} s of its {took_s:.3g} s {what}"
+            )
+            yield HinderedWork(line.at_s - took_s, line.at_s, waited_s, is_commit=True, told=told)
     if word != "full":
         return  # a learner notes only how long it waited for room
     for line, share in history.contributions():
@@ -94,7 +98,7 @@ def _episode_told(episode: Sequence[HinderedWork], cause: Cause, why: str, left_
     return finding(
         cause,
         "broker",
-        f"{len(commits)} commits and {len(uploads)} uploads waited {seconds:.3g} s in all, because {why}",
+        f"{len(commits)} rounds and {len(uploads)} uploads waited {seconds:.3g} s in all, because {why}",
         from_s=min(each.from_s for each in episode),
         until_s=max(each.until_s for each in episode),
         evidence=tuple(evidence),

@@ -137,17 +137,17 @@ def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime
         made = line.round
         met = made.why is None or bool(made.why.met_by)
         until_s = min(made.quorum_wait_s, made.waited_s) if met else made.waited_s
-        hindered_s = min(sum(made.hindered.values()), made.commit_s)
-        quorum_s, grace_s = quorum_s + until_s, grace_s + made.waited_s - until_s
+        hindered_s, before_s = min(sum(made.hindered.values()), made.commit_s), min(made.away_s, until_s)
+        quorum_s, grace_s = quorum_s + until_s - before_s, grace_s + made.waited_s - until_s
         queued_s, merge_s = queued_s + made.queued_s, merge_s + made.merge_s
-        commit_s, broker_s = commit_s + made.commit_s - hindered_s, broker_s + hindered_s
+        commit_s, broker_s = commit_s + made.commit_s - hindered_s, broker_s + hindered_s + before_s
     for what, seconds, sentence, command in (
         ("quorum", quorum_s, "waited for the quorum", "atoll why"),
         ("grace", grace_s, "waited after the quorum, for those that were still to answer", "atoll why grace"),
         ("queue", queued_s, "waited for their shard, which was busy with other rounds", "atoll why"),
         ("merge", merge_s, "were merged", "atoll why"),
         ("commit", commit_s, "were written to the broker", "atoll why"),
-        ("broker", broker_s, "could not be written, because the broker was full or away", "atoll broker status"),
+        ("broker", broker_s, "stood still, because the broker was full or away", "atoll broker status"),
     ):
         yield _lost("rounds", what, "", seconds, whole_s, sentence, command)
 

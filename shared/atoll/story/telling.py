@@ -33,7 +33,9 @@ def one_line(line: RoundLine) -> str:
     end = made.end if why is None else why.sentences()["end"]
     met = why is None or bool(why.met_by)
     quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
-    return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}"
+    after_s = made.took_s - made.waited_s
+    after = f", {after_s:.3f} s more until it was visible" if after_s > made.waited_s else ""
+    return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}{after}"
 
 
 def round_story(history: History, line: RoundLine) -> list[str]:
@@ -64,7 +66,10 @@ def long_rounds(history: History, shard: str | None = None, count: int = LATEST)
         return ["no round has ended yet"]
     bound_s = long_bound_s(every)
     own = [each for each in every if shard in (None, each.line.shard)]
-    measure = f"from the call to the end of a round and while its shard had no owner; more than {bound_s:.3g} s is long"
+    measure = (
+        "from the call of a round until its version was visible, and while its shard had no owner; "
+        f"more than {bound_s:.3g} s is long"
+    )
     long = [each for each in own if each.whole_s > bound_s]
     standing = [
         f"no round of {each.shard} has ended for {each.lasted_s:.3g} s, to the end of the event log: it has no owner"
@@ -177,9 +182,10 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
         )
     room = {"full": "the broker had no room", "away": "the broker was away"}
     held = "; ".join(f"{seconds:.3g} s of it because {room.get(word, word)}" for word, seconds in made.hindered.items())
+    away = f"; {made.away_s:.3g} s of it because {room['away']}" if made.away_s else ""
     places = [
         (why.opening.rested_s, "rest", told["rest"]),
-        (made.quorum_wait_s, "quorum", told.get("quorum", "nobody was called")),
+        (made.quorum_wait_s, "quorum", told.get("quorum", "nobody was called") + away),
         (grace_s, "grace", "; ".join(part for part in (told.get("grace"), told["end"]) if part)),
         (made.queued_s, "queue", "from the decision until the shard came to it"),
         (made.merge_s, "merge", f"of {len(made.contributors)} contributions"),

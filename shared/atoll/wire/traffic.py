@@ -41,6 +41,8 @@ class BusStats:
 
     The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Only the senders
     and readers of blobs know which are frames. So they count those bytes, and the parameters of fetched fragments.
+
+    It also knows which connections are lost, and for how long any was (`away_s`).
     """
 
     bytes_up: int = 0
@@ -57,6 +59,28 @@ class BusStats:
     frame_bytes_up: int = 0
     frame_bytes_down: int = 0
     parameters_down: int = 0
+    _lost: set[int] = field(default_factory=set)
+    _away_s: float = 0.0
+    _since_s: float = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether any connection is lost."""
+        return bool(self._lost)
+
+    def away_s(self, now_s: float) -> float:
+        """Return for how many seconds any connection was lost, up to now (monotonic)."""
+        return self._away_s + (now_s - self._since_s if self._lost else 0.0)
+
+    def lose(self, connection: int, now_s: float) -> None:
+        """Note that a connection is lost."""
+        self._away_s, self._since_s = self.away_s(now_s), now_s
+        self._lost.add(connection)
+
+    def regain(self, connection: int, now_s: float) -> None:
+        """Note that it is there (again)."""
+        self._away_s, self._since_s = self.away_s(now_s), now_s
+        self._lost.discard(connection)
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,8 +9,9 @@ nothing.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
@@ -71,12 +72,12 @@ class Hub:
 
     def hear_beat(self, beat: LearnerBeat) -> None:
         """Hear a report."""
-        self._on_fact(replace(beat, at_s=self.world.engine.now_s))
+        self._on_fact(msgspec.structs.replace(beat, at_s=self.world.engine.now_s))
 
     def receive(self, arrived: ContributionArrived) -> None:
         """Find a contribution in the queue."""
         self._unsettled.add(arrived.key)
-        self._on_fact(replace(arrived, at_s=self.world.engine.now_s))
+        self._on_fact(msgspec.structs.replace(arrived, at_s=self.world.engine.now_s))
 
     def receive_farewell(self, beat: LearnerBeat) -> None:
         """Find a farewell in the queue: a last report, then the goodbye."""

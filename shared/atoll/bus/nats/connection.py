@@ -342,6 +342,7 @@ class Connection:
         """Fail everything that waits on the lost connection."""
         if self._up.is_set():
             _log.warning("bus.disconnected", bus=self._name, error=self.complaints.text)
+        self.stats.lose(id(self), self.loop.time())
         self._up.clear()
         self._answers.lose()
         if not self.lost.done():
@@ -352,6 +353,7 @@ class Connection:
         """Allow requests again."""
         self.complaints.forget()
         self.admission.entered()
+        self.stats.regain(id(self), self.loop.time())
         self._up.set()
         if self._was_up:
             self._trunk.reconnects += 1

@@ -14,8 +14,8 @@ stays. Bytes that break the grammar become an error frame, and everything after 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 from nats.errors import ProtocolError
 
 from atoll.base.buffer_pool import room
@@ -28,8 +28,7 @@ MESSAGE_BYTES_MAX = 64 << 20
 _END = b"\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One message for subscription `sid`; a large payload is a buffer of its own."""
 
     sid: int

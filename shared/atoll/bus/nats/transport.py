@@ -271,7 +271,8 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     async def _within(self, work: Any, timeout_s: float) -> Any:  # noqa: ANN401  # whatever the loop returns
         """Return the result of `work`; after `timeout_s` leave no socket behind."""
         try:
-            return await asyncio.wait_for(work, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await work
         except BaseException:
             self.abort()
             raise

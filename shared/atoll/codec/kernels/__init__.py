@@ -14,7 +14,8 @@ fused with an addition, and a block's scale is multiplied into its share before 
 
 Our images bring the compiled set (`atoll.codec.kernels.ready`). Elsewhere compiling takes some seconds per format, or less
 than one where numba has kept the code (`atoll.codec.kernels.compiling`). It is done on a thread of its own, for formats that
-have much to do (`atoll.codec.kernels.later`). Only vectors of at least `FAST_ELEMENTS` take the compiled set.
+have much to do (`atoll.codec.kernels.later`). Only vectors of at least `FAST_ELEMENTS` ask for the compiled set; once it is
+there, all take it.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ def squares_of_scaled_floats(
 
 def kernels(form: Format, elements: int) -> Kernels:
     """Return the set for a part of a vector of so many elements in this format; it never waits for a compiler."""
-    if elements < FAST_ELEMENTS:
-        return plain_kernels(form)
-    return _compiled_later(form).found(min(elements, PART)) or plain_kernels(form)
+    later = _compiled_later(form)
+    made = later.there() if elements < FAST_ELEMENTS else later.found(min(elements, PART))
+    return made or plain_kernels(form)
 
 
 @functools.cache

@@ -68,6 +68,10 @@ class CompiledLater(Generic[T]):
         self._done = False
         self._lock = threading.Lock()
 
+    def there(self) -> T | None:
+        """Return the compiled form if it is there; never make it."""
+        return self._made if self._done or self._is_brought() else None
+
     def found(self, elements: int) -> T | None:
         """Return the compiled form, or None while the plain form has to do these `elements`."""
         if self._done or self._is_brought():

@@ -142,7 +142,8 @@ def _bound(name: str, machine_code: Any, declared: Declared) -> Callable[..., An
                 raise ProtocolMisuse(f"kernel {name} takes no such vector", got=f"{value.dtype}, {value.shape}")
             if one.written and not flags.writeable:
                 raise ProtocolMisuse(f"kernel {name} writes to a vector that may not be written")
-            words += (None, None, value.size, value.itemsize, value.ctypes.data, value.size, value.itemsize)
+            address = value.ctypes.data if value.size else None  # NumPy takes a microsecond to say it
+            words += (None, None, value.size, value.itemsize, address, value.size, value.itemsize)
         if status := machine_code(*words):
             raise EnvironmentFault(f"kernel {name} has failed", got=f"status {status}", todo="is there memory?")
         return returned.value
