@@ -233,7 +233,7 @@ def ask_after_the_end(run_dir: Path) -> None:
     fates = verbs.invoke(build(), ["fates", "--out", str(run_dir)])
     beside = verbs.invoke(build(), ["report", "compare", str(run_dir), str(run_dir / "report.json")])
 
-    assert "from the call to the end of a round" in rounds.output
+    assert "from the call of a round until its version was visible" in rounds.output
     assert "why it waited" in one.output
     assert "every token has one fate" in fates.output
     assert beside.output.count("finished") == 2

@@ -151,7 +151,7 @@ async def test_the_command_says_why_a_round_of_a_real_broker_waited(broker: Embe
     assert f"{'commit/0/1':<28} -> head/0/1" in one.output
     whole = await asyncio.to_thread(asked, "why")
     assert f" of {len(history.rounds)} rounds " in whole.output
-    assert "from the call to the end of a round and while its shard had no owner" in whole.output
+    assert "from the call of a round until its version was visible, and while its shard had no owner" in whole.output
     missing = await asyncio.to_thread(asked, "why", "--fragment", "0", "--version", "999")
     assert missing.exit_code != 0
     assert "tells of no such round" in str(missing.exception)

@@ -552,7 +552,8 @@ class IslandModel:
             return []
         wanted = self._heard(fragment, own, call.version, call.at_s)
         if own.sent is None:
-            return wanted + self._push(fragment, own)
+            too_late = call.version > own.anchor + self._settings.age_max
+            return wanted if too_late else wanted + self._push(fragment, own)
         counts = own.anchor == call.version and (fragment, own.sent) not in self._flying
         if counts and call.at_s - own.called_s >= 0.25:
             own.calls, own.called_s = own.calls + 1, call.at_s
@@ -584,7 +585,8 @@ class IslandModel:
 
     def _adopted(self, fragment: int, own: _Own, version: int, *, overwritten: bool) -> list[object]:
         carry, wanted = self._settings.adoption == "carry" and not overwritten, list[object]()
-        if not carry and not overwritten and own.sent is None:
+        too_late = version > own.anchor + self._settings.age_max
+        if not carry and not overwritten and own.sent is None and not too_late:
             wanted = self._push(fragment, own)
         if carry:
             own.begin = self._beyond(own)

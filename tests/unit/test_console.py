@@ -13,6 +13,8 @@ from atoll.base.clock import SystemClock
 from atoll.base.units import as_size
 from atoll.local import console as console_module
 from atoll.local.console import WIDE, ConsolePicture, LastingConsole, PlainConsole, draw, draw_once, status_line
+from atoll.local.console_status import aged
+from atoll.local.console_tables import TopMoment
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.timeline import TimedView
 from atoll.run.view import RunView
@@ -119,16 +121,16 @@ def test_whoever_begins_a_run_is_told_why_nothing_trains_yet() -> None:
     assert ["no step yet" in line for line in lines] == [True, False, False]
 
 
-def test_a_picture_that_is_drawn_once_has_the_age_of_the_event_log(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`atoll top --once` has no clock of the run but its first entry."""
-    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: 10_000.0))
+def test_a_picture_that_is_drawn_once_has_the_age_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """From its founding, or by its first entry; a run that has ended gets no older."""
     view = TimedView()
     view.on_event(event("joined", "a", 2_800.0, incarnation=1, founder=True, took_s=0.5))
-    draw_once(ConsolePicture(view, "r", ProtocolSettings(), 0.0, 2.0))
+    now = TopMoment(ConsolePicture(view, "r", ProtocolSettings(), 0.0, 2.0), view.timeline, 10_000.0)
+    for picture in (aged(now), aged(now, 2_740.0), aged(replace(now, closing=True), 2_740.0)):
+        draw_once(picture)
 
-    assert capsys.readouterr().out.splitlines()[-1].startswith("2:00:00 · ")
+    ages = [line.partition(" · ")[0] for line in capsys.readouterr().out.splitlines() if " · " in line]
+    assert ages == ["2:00:00", "2:01:00", "1:00"]
 
 
 def test_a_console_whose_reader_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

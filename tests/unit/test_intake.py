@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -147,17 +148,19 @@ async def test_a_heartbeat_counts_if_its_learner_is_a_member_and_sends_it_itself
     assert intake.junk.messages == 4
 
 
+async def arrived(scene: IntakeScene, count: int) -> bool:
+    """Return whether so many manifests arrived."""
+    return len(scene.arrived()) == count
+
+
 async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: IntakeScene) -> None:
     """It says more steps, or a larger total, than its learner had time for since it was heard."""
     intake = await scene.begin()
     assert intake._on_beat(CoreMessage(scene.run.subjects.beat("a"), beat(scene.run, "a")))
-    for claims in ({"steps": 1 << 30, "tokens": 1 << 47, "trained_tokens": 1 << 47}, {"push": 2}):
+    for number, claims in enumerate(({"steps": 1 << 30, "tokens": 1 << 47, "trained_tokens": 1 << 47}, {}), 1):
         await scene.send(*manifest(scene.run, "a", **claims)[:2])
-
-    async def there() -> bool:
-        return len(scene.arrived()) == 2
-
-    await until(there)
+        await until(partial(arrived, scene, number))
+        intake._pending.contributions.clear()  # as when it is settled
     facts = [fact for fact in scene.told if isinstance(fact, ContributionArrived)]
     assert [(fact.tokens, fact.absurd) for fact in facts] == [(1 << 47, True), (1000, False)]
 
@@ -168,10 +171,7 @@ async def test_of_two_manifests_of_one_contribution_the_first_says_what_is_merge
     for tokens in (1000, 1 << 20):
         await scene.send(*manifest(scene.run, "a", tokens=tokens)[:2])
 
-    async def there() -> bool:
-        return len(scene.arrived()) == 2
-
-    await until(there)
+    await until(partial(arrived, scene, 2))
     ((_, waiting),) = intake._pending.contributions.items()
     assert waiting.manifest.tokens == 1000
     assert [fact.tokens for fact in scene.told if isinstance(fact, ContributionArrived)] == [1000, 1000]

@@ -73,13 +73,13 @@ def test_a_round_that_an_outage_interrupted_is_the_longest(run: SteppedRun) -> N
     told = long_rounds(run.history)
 
     assert (longest.line.round.version, longest.line.shard) == (6, "shard-0")
-    assert (longest.outage_s, longest.whole_s) == (40.0, 41.5)
+    assert (longest.outage_s, longest.whole_s) == (40.0, 42.0)
     assert all(each.outage_s == 0.0 for each in rest)
-    assert long_bound_s([longest, *rest]) == 3.0
+    assert long_bound_s([longest, *rest]) == 4.0
     assert told[0].startswith(
-        "1 of 16 rounds are long (from the call to the end of a round and while its shard had no owner"
+        "1 of 16 rounds are long (from the call of a round until its version was visible, and while its shard had no owner"
     )
-    assert told[1].startswith("  41.500 s, of these 40.000 s without an owner: fragment 0 version 6")
+    assert told[1].startswith("  42.000 s, of these 40.000 s without an owner: fragment 0 version 6")
     assert stood_still(run.history, longest.line, outages_of(run.history))[0].until_s == 100.0
 
 
@@ -90,8 +90,8 @@ def test_no_list_is_filled_with_rounds_that_are_not_long() -> None:
         run.round(version)
     (told,) = long_rounds(run.history)
 
-    assert told.startswith("none of 5 rounds is long (from the call to the end of a round")
-    assert "more than 3 s is long), the longest is fragment 0 version" in told
+    assert told.startswith("none of 5 rounds is long (from the call of a round until its version was visible")
+    assert "more than 4 s is long), the longest is fragment 0 version" in told
 
 
 def test_a_shard_that_nobody_took_over_is_named_to_the_end() -> None:

@@ -502,6 +502,20 @@ def test_what_would_be_refused_is_not_pushed_at_an_overwrite() -> None:
     assert beach.island.superseded == 90
 
 
+@pytest.mark.parametrize(("version", "pushed"), [(2, [0]), (3, [])])
+def test_what_is_too_late_to_be_merged_is_not_pushed(version: int, pushed: list[int]) -> None:
+    """A newcomer's first step is compiled, and rounds pass meanwhile: all of its first pushes were refused as stale."""
+    beach = Beach(interval_steps=8, age_max=2)
+    beach.steps(1)
+    actions = beach.called(version=version)
+    late = [push.base_version for push in the(Push, actions) if isinstance(push, Push)]
+    rescued = the(Push, beach.tell(Adopted(at_s=0.0, fragment=0, version=version)))
+
+    assert (late, rescued) == (pushed, [])
+    assert beach.island.superseded == (0 if pushed else 10)
+    assert the(FetchFragment, actions)
+
+
 def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
     """Under carry nothing is superseded."""
     beach = Beach(adoption="carry")

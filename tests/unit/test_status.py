@@ -61,6 +61,17 @@ def test_a_run_says_all_that_it_waits_for(
     assert standing_of(PROTOCOL, states, owned, ended=ended) == expected
 
 
+def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
+    """Its disk is full: heartbeats go on, and nobody's entries reach the event log."""
+    states = ["training", "training"]
+    soon, late = (standing_of(PROTOCOL, states, {0, 1}, ended=False, unwritten_s=after_s) for after_s in (100.0, 130.0))
+
+    assert soon == Standing("training")
+    assert late.told == (
+        "waiting for a broker that stores something: for 130 s it has not. Is its disk full (`atoll broker status`)?"
+    )
+
+
 def moment(now_s: float) -> TopMoment:
     """Return a run of two learners and one of two shards, heard at 10 s."""
     view = TimedView()
@@ -70,7 +81,7 @@ def moment(now_s: float) -> TopMoment:
     view.on_event(
         event("round", "shard-1", 9.0, fragment=1, version=3, contributors=[], tokens=100, end="all answered", live=2)
     )
-    view.on_event(event("quarantined", "shard-1", 9.0, learner="c", incarnation=1, offences=3, reason="stale"))
+    view.on_event(event("quarantined", "shard-1", 1009.0, learner="c", incarnation=1, offences=3, reason="stale"))
     return TopMoment(ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s), view.timeline, 1000.0 + now_s)
 
 

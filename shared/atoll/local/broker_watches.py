@@ -18,7 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from atoll.base.logs import get
 from atoll.bus.server_log import FULL, LogReader, own_words
+
+log = get(__name__)
 
 ROOM_BYTES: Final = 64 << 20
 PROBE_EVERY_S: Final = 2.0
@@ -34,15 +37,22 @@ class RoomWatch:
         """Begin at the present end of the log."""
         self._log = LogReader(log_path)
         self._folder = log_path.parent
-        self._full = False
+        self.is_full = False
+        """Whether the server has run out of disk and was not started again since."""
 
     def is_back(self) -> bool:
         """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
-        self._full = self._full or any(FULL in word for word in own_words(self._log.news()))
-        if not self._full or shutil.disk_usage(self._folder).free < ROOM_BYTES:
+        if not self.is_full and any(FULL in word for word in own_words(self._log.news())):
+            self.is_full = True
+            todo = f"make {ROOM_BYTES >> 20} MiB of room in {self._folder}: nothing is lost, and the server starts again then"
+            log.error("broker.disk_full", free_bytes=self._free_bytes(), todo=todo)
+        if not self.is_full or self._free_bytes() < ROOM_BYTES:
             return False
-        self._full = False
+        self.is_full = False
         return True
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._folder).free
 
 
 def processor_s(pid: int) -> float | None:

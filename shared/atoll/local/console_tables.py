@@ -120,7 +120,8 @@ def standing_at(moment: TopMoment) -> Standing:
         for name, learner in sorted(picture.view.learners.items())
         if moment.state(learner) == "silent"
     )
-    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard)
+    silent_s = moment.wall_s - (moment.timeline.newest_s or moment.wall_s)
+    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard, unwritten_s=silent_s)
 
 
 def numbers(moment: TopMoment) -> list[tuple[str, str]]:

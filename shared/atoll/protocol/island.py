@@ -10,9 +10,10 @@ ends `together`, a leaving learner also pushes the residual steps that it traine
                        a: merged, merged late or refused           b: superseded by the overwrite, or carried along
 
 A learner answers a call at once from its last completed step and never waits for a step boundary. A learner with an older
-anchor than the call pushes what it has, as a late contribution, and fetches the head that it missed. A learner whose steps
-are longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its
-interval. It then pushes first, on its old base, what the overwrite would throw away; the next round takes it late.
+anchor than the call pushes what it has, as a late contribution, and fetches the head that it missed. It does not push what is
+too late to be merged (`age_max`): a newcomer's first step is compiled, and rounds pass meanwhile. A learner whose steps are
+longer than a round's interval may find the next head waiting at every boundary, before any call found tokens in its interval.
+It then pushes first, on its old base, what the overwrite would throw away; the next round takes it late.
 
 After `UNHEARD_CALLS` repeated calls for a version that it has already answered, a learner assumes that its push was refused
 and the notice lost. It adopts that version again and may push once more. Otherwise a fragment could wait for ever.
@@ -163,7 +164,7 @@ class Island:
         if interval.anchor > event.version or self.draining:
             return []
         actions = self._hear_of(event.fragment, interval, event.version, event)
-        if interval.sent is None and self.tokens > interval.from_tokens:
+        if interval.sent is None and self.tokens > interval.from_tokens and self._counts(interval, event.version):
             actions.append(self._push(event.fragment, interval, event.cause_id, final=False))
         elif interval.sent is not None and interval.anchor == event.version:
             actions += self._called_again(event.fragment, interval, interval.sent, event)
@@ -204,7 +205,7 @@ class Island:
         actions: list[Action] = []
         carried = self.settings.of(event.fragment).adoption == "carry" and not event.overwritten
         heard = carried or event.overwritten or interval.sent is not None
-        if not heard and self.tokens > interval.from_tokens:
+        if not heard and self.tokens > interval.from_tokens and self._counts(interval, event.version):
             actions.append(self._push(event.fragment, interval, event.cause_id or "rescue", final=False))
         sent_tokens, sent_steps = (interval.sent.tokens, interval.sent.steps) if interval.sent else (0, 0)
         if carried:
@@ -267,6 +268,10 @@ class Island:
         PushRefused: _on_push_refused,
         DrainOrdered: _on_drain_ordered,
     }
+
+    def _counts(self, interval: LocalInterval, version: int) -> bool:
+        """Return whether a round on `version` would merge what was trained in an interval."""
+        return version - interval.anchor <= self.settings.age_max
 
     def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
         """Push what an interval holds and was never pushed; residual steps after its push only if the run ends together.

@@ -5,6 +5,9 @@ ending     it has reached its end, and learners are still heard
 training   rounds can be merged: a quorum of learners trains and every shard is served
 waiting    something is missing; `waits_for` names all of it
 
+Every process writes into the event log twice a minute. If nothing is written although learners are heard, the broker carries
+messages and stores none: its disk is full.
+
 A learner that has not left and is not heard is *unheard*: its process is gone, or its region is cut off. A run trains on
 without it, so it is no reason to wait; `unheard` names it, with for how long, until it is back, has left or the run is over.
 """
@@ -17,11 +20,14 @@ from typing import Final, Literal
 
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.view import LearnerView
+from atoll.wire.traffic import TOLD_EVERY_S
 
 StandingWord = Literal["over", "ending", "training", "waiting"]
 NAMED_MAX: Final = 8
 HEARD: Final = ("joining", "training", "draining")
 """The states of a learner that is heard."""
+UNWRITTEN_S: Final = 4.0 * TOLD_EVERY_S
+"""After so long without an entry in the event log the broker stores nothing; clocks of two machines differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ def standing_of(
     *,
     ended: bool,
     unheard: tuple[str, ...] = (),
+    unwritten_s: float = 0.0,
 ) -> Standing:
     """Return how a run stands.
 
@@ -70,6 +77,7 @@ def standing_of(
         owned: the shards that a process that is heard owns.
         ended: whether the run has reached its end.
         unheard: the learners that are not heard, in words.
+        unwritten_s: for how long nobody has written into the event log.
     """
     told = list(states)
     heard = any(state in HEARD for state in told)
@@ -84,4 +92,8 @@ def standing_of(
     unserved = [str(shard) for shard in range(protocol.shards) if shard not in owned]
     if unserved:
         waits_for.append(f"a synchronizer for shard {', '.join(unserved)}")
+    if training and unwritten_s > UNWRITTEN_S:
+        waits_for.append(
+            f"a broker that stores something: for {unwritten_s:.0f} s it has not. Is its disk full (`atoll broker status`)?"
+        )
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)
