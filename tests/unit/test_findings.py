@@ -134,6 +134,20 @@ def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: Stepp
     assert found.evidence == ("commit/0/11 by shard-0: 38 s of its 2 s from its call until it was visible",)
 
 
+@pytest.mark.parametrize(("superseded", "rounds", "is_told"), [(60, 8, True), (15, 8, False), (60, 7, False)])
+def test_what_new_versions_overwrite_is_told(superseded: int, rounds: int, *, is_told: bool) -> None:
+    """Of 100 token-fragments, once every fragment had its rounds: goodput is high all the same."""
+    run = SteppedRun()
+    run.join("a")
+    for version in range(1, rounds + 1):
+        run.round(version, at_s=10.0 + 5.0 * version)
+    run.log("sample", "a", 200.0, incarnation=1, step=10, tokens=100, superseded=superseded)
+    found = [each for each in findings(run.history) if each.cause == "superseded"]
+
+    assert [each.culprit for each in found] == (["a"] if is_told else [])
+    assert all(each.text.startswith("60 % of what it trained was overwritten") for each in found)
+
+
 def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:
     """Their number is bounded, and the finding says how many more there were."""
     run = SteppedRun()

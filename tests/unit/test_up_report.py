@@ -98,6 +98,11 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert said.startswith("shard-1 did not close its ledger: what it merged into fragments 1 is known, ")
     assert said.endswith("counts as lost; losses and bytes do not depend on it")
     assert said in summary(report, Path("out"))
+    assert "trained nothing" not in summary(report, Path("out"))
+    report["learners"] += [{"learner": f"late-{number}", "tokens": 0} for number in range(6)]
+    assert "  trained nothing: late-0, late-1, late-2, late-3 and 2 more, ready too late or never" in summary(
+        report, Path("out")
+    )
 
     (said,) = collect(view, replace(facts, fragment_ledger=None))["fates_errors"]
     assert "what became of the tokens in fragments 1 is not known, and counts as lost" in said

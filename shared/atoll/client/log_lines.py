@@ -10,11 +10,10 @@ from typing import Final
 
 from atoll.base.logs import get
 from atoll.protocol.island import Island
+from atoll.run.event_fields import SUPERSEDED_MAX
 
 CALLS_DUE: Final = 2
 """After so many intervals of a fragment without a call nobody will call."""
-SUPERSEDED_MAX: Final = 0.2
-"""A learner whose intervals outlast its rounds stays well below this share."""
 ADOPTIONS_MIN: Final = 3
 """Of each fragment before a share is judged: what an adoption supersedes may have been trained long before."""
 

@@ -53,5 +53,6 @@ def sample_of(beat: Beat) -> dict[str, Any]:
         "loss": None if beat.loss is None else round(beat.loss, 6),
         "overhead": round(beat.overhead, 6),
         "lag_versions": beat.lag_versions,
+        "superseded": beat.superseded,
         "moved": beat.moved,
     }

@@ -17,6 +17,7 @@ from atoll.run.folder import VALIDATION, RunFile, RunFolder
 from atoll.run.view import RunView
 from atoll.story.history import History
 
+NAMED_MAX = 4
 DOUBTS_MAX = 4
 """So many reasons why the fates are not exact are in the summary; the report has all of them."""
 
@@ -70,6 +71,9 @@ def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
     goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
     ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
     bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
+    idle = [each["learner"] for each in report["learners"] if not each["tokens"]]
+    more = f" and {len(idle) - NAMED_MAX} more" if len(idle) > NAMED_MAX else ""
+    late = [f"  trained nothing: {', '.join(idle[:NAMED_MAX])}{more}, ready too late or never"] if idle else []
     doubts = [f"                 {error}" for error in report["fates_errors"][:DOUBTS_MAX]]
     of_what = " of virtual time" if report["clock"] == "virtual" else ""
     return "\n".join(
@@ -77,6 +81,7 @@ def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
             f"{report['ended']}: {report['tokens_trained']:,} tokens in {report['wall_s']:,.0f} s{of_what}",
             f"  fates:         {shown or 'none'} ({'exact' if report['fates_exact'] else 'NOT EXACT'})",
             *doubts,
+            *late,
             f"  bits per byte: {bits}",
             f"  goodput:       {goodput}, {report['commits']:,} commits",
             f"  bytes:         {_moved(report['moved'])}",

@@ -44,6 +44,9 @@ from atoll.wire.traffic import NOTHING, LinkTraffic
 
 WORDS_MAX: Final = 256
 """How many reasons, or measured values, one event names."""
+SUPERSEDED_MAX: Final = 0.2
+"""A person is told if a larger share of what a learner trains is superseded. One whose intervals outlast its rounds stays well
+below it."""
 Amounts = Annotated[dict[Word, Count], msgspec.Meta(max_length=WORDS_MAX)]
 Durations = Annotated[dict[Word, Figure], msgspec.Meta(max_length=WORDS_MAX)]
 Values = Annotated[dict[Text, Figure], msgspec.Meta(max_length=WORDS_MAX)]
@@ -229,7 +232,10 @@ class ClosedEvent(msgspec.Struct, frozen=True):
 
 
 class SampleEvent(msgspec.Struct, frozen=True):
-    """The fields of a `sample` event: what a curve needs of a learner's heartbeat (`Beat` in `atoll.wire.messages`)."""
+    """The fields of a `sample` event: what a curve needs of a learner's heartbeat (`Beat` in `atoll.wire.messages`).
+
+    `superseded` counts token-fragments.
+    """
 
     incarnation: Incarnation
     step: Steps
@@ -240,6 +246,7 @@ class SampleEvent(msgspec.Struct, frozen=True):
     loss: Figure | None = None
     overhead: Figure = 0.0
     lag_versions: Count = 0
+    superseded: TokenFragments = 0
     moved: LinkTraffic = NOTHING
 
 

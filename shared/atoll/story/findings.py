@@ -28,6 +28,7 @@ from atoll.story.learner_findings import (
     absent_learners,
     bad_directions,
     many_refusals,
+    much_superseded,
     quarantines,
     slow_learners,
     slow_links,
@@ -63,6 +64,7 @@ GRAVITY: Final[tuple[Cause, ...]] = (
     "slow link",
     "slow learner",
     "learner was gone",
+    "superseded",
     "refusals",
     "stale refusals",
     "nothing merged",
@@ -88,6 +90,7 @@ def findings(history: History) -> list[RunFinding]:
         *slow_links(history, shares),
         *slow_learners(history, shares),
         *absent_learners(history),
+        *much_superseded(history),
         *many_refusals(history),
         *without_contributions(history),
     ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from atoll.run.event_fields import QuarantineEvent, RefusedContribution
+from atoll.run.event_fields import SUPERSEDED_MAX, QuarantineEvent, RefusedContribution
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import LearnerShare, middle, of_others, points_away
 from atoll.story.history import History, Noted, push_id
@@ -20,6 +20,8 @@ SLOWER: Final = 2.0
 LINK_SLOWER: Final = 3.0
 CONTRIBUTIONS_MIN: Final = 2
 REFUSED_MIN: Final = 3
+ROUNDS_MIN: Final = 8
+"""Rounds of each fragment before what is superseded is judged."""
 TOO_LATE: Final = frozenset({"stale", "chunks_gone"})
 """Reasons of refusals that a learner meets because it is late, and for no fault in what it sent."""
 NAMED_MAX: Final = 4
@@ -216,6 +218,34 @@ def without_contributions(history: History) -> list[RunFinding]:
                     f"{refused} of its contributions were refused",
                     "the event log does not tell why the others never arrived: look at its link and its log",
                 ),
+            )
+        )
+    return found
+
+
+def much_superseded(history: History) -> list[RunFinding]:
+    """Return the learners of which new versions overwrite more than `SUPERSEDED_MAX` of what they train."""
+    fragments = len({line.round.fragment for line in history.rounds})
+    joined_s = {(each.who, each.fields.incarnation): each.at_s for each in history.joined}
+    found = []
+    for life, newest in history.newest_samples.items():
+        told, since = (
+            newest.fields,
+            [line for line in history.rounds if joined_s.get(life, 0.0) < line.at_s <= newest.at_s],
+        )
+        trained = told.tokens * fragments
+        # Each fragment some times: a first step that is compiled is another matter.
+        if len(since) < ROUNDS_MIN * fragments or told.superseded <= SUPERSEDED_MAX * trained:
+            continue
+        found.append(
+            finding(
+                "superseded",
+                newest.who,
+                f"{100 * told.superseded / trained:.0f} % of what it trained was overwritten by new versions before it was "
+                "pushed: a round takes long beside an interval",
+                from_s=joined_s.get(life, since[0].at_s),
+                until_s=newest.at_s,
+                evidence=(f"{told.superseded:,} of {trained:,} token-fragments, by its newest sample",),
             )
         )
     return found

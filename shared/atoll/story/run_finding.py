@@ -23,6 +23,7 @@ Cause = Literal[
     "slow link",
     "slow learner",
     "learner was gone",
+    "superseded",
     "nothing merged",
 ]
 
@@ -37,6 +38,7 @@ TELLS_MORE: Final[Mapping[Cause, str]] = {
     "slow link": "atoll why behind {culprit}",
     "slow learner": "atoll why behind {culprit}",
     "learner was gone": "atoll story learner {culprit}",
+    "superseded": "atoll fates",
     "nothing merged": "atoll story learner {culprit}",
 }
 """The command that tells more of each cause; it takes the run (`--out`) as well."""
