@@ -95,7 +95,7 @@ class Nesterov:
         """
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
-        alike = {(vector.shape, vector.dtype.name) for vector in vectors} == {((params.size,), "float32")}
+        alike = all(vector.shape == (params.size,) and vector.dtype == np.float32 for vector in vectors)
         if not alike or carry.size not in (0, params.size) or (former.size and not self.momentum):
             got = [(vector.shape, vector.dtype.name) for vector in (*vectors, carry)]
             raise ProtocolMisuse("values, pseudo-gradient and momentum that do not belong together", got=got)

@@ -240,7 +240,7 @@ class Shard:
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
         actions += self._fold(slot, parked, event.at_s, event.cause_id)
         actions += slot.keep(self.ledger, event.cause_id)
-        return actions + self._schedule(event.at_s) + self._advance(slot, event.at_s, event.cause_id)
+        return actions + self._schedule(event.at_s, slot) + self._advance(slot, event.at_s, event.cause_id)
 
     def _on_kept(self, event: Kept) -> list[Action]:
         slot = self.slots[event.fragment]
@@ -289,15 +289,15 @@ class Shard:
     def _over(self) -> bool:
         return self.draining or self.ledger.reached(self.settings.tokens_target)
 
-    def _schedule(self, at_s: float) -> list[Action]:
-        """Give every resting fragment its time to be called at, or an earlier one when steps have become shorter."""
+    def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Action]:
+        """Give every resting fragment, or some, the time to be called at, or an earlier one when steps have become shorter."""
         step_s = self.step_s(at_s)
         if step_s is None:
             return []
         interval_s, actions = self.settings.interval_steps * step_s, list[Action]()
-        for fragment, slot in self.slots.items():
+        for slot in only or self.slots.values():
             if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
-                actions.append(ArmTimer(name=f"due/{fragment}", due_s=slot.due_s))
+                actions.append(ArmTimer(name=f"due/{slot.round.fragment}", due_s=slot.due_s))
         return actions
 
     def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Action]:
