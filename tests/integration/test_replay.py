@@ -30,6 +30,7 @@ from atoll.wire.subjects import Subjects
 from support.memory_world import MemoryWorld, parameters, settings
 
 Change = Callable[[RoundStore, RetainedRound], None]
+FACTS = RoundStore.facts
 
 
 def heads_of(world: MemoryWorld) -> tuple[RunRecord, dict[int, Head]]:
@@ -261,6 +262,32 @@ def test_a_changed_version_and_a_changed_decision_are_found(retained: tuple[RunR
     assert undecided[0].computed
     assert not undecided[0].identical
     assert "break its machine" in str(broken[-1].differences)
+
+
+def test_facts_that_came_after_the_first_look_are_read(
+    retained: tuple[RunRecord, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on retains facts and rounds during its replay; what never comes is looked for once more, not for ever."""
+    record, folder = retained
+    rounds = RoundStore.of(FolderArchive(folder), record)
+    looks: list[int] = []
+
+    def growing(store: RoundStore, shard: int, epoch: int) -> tuple[list[bytes], str]:
+        lines, fault = FACTS(store, shard, epoch)
+        looks.append(shard)
+        return (lines[: len(lines) // 2], fault) if looks.count(shard) <= short else (lines, fault)
+
+    monkeypatch.setattr(RoundStore, "facts", growing)
+    short = 1
+    assert all(made.identical for made in RunReplay(rounds).fragment(0))
+    assert looks == [looks[0]] * 2
+
+    looks.clear()
+    short = 1000
+    made = list(RunReplay(rounds).fragment(0))
+    assert made[0].identical
+    assert not made[-1].identical
+    assert looks == [looks[0]] * 2
 
 
 def test_a_round_is_opened_and_merged_without_a_learner(retained: tuple[RunRecord, Path]) -> None:

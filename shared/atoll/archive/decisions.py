@@ -31,6 +31,10 @@ class TenureDecisions:
     facts: int
     fault: str = ""
 
+    def ends_before(self, fragment: int, base_version: int) -> bool:
+        """Return whether no commit of a fragment on this version or a later one is among them."""
+        return max((base for number, base in self.made if number == fragment), default=-1) < base_version
+
 
 def decisions_of(rounds: RoundStore, shard: int, epoch: int) -> TenureDecisions:
     """Tell a new machine what shard `shard` was told in `epoch`, and return what it decides."""

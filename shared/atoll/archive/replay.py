@@ -89,6 +89,7 @@ class RunReplay:
         protocol = self.run.protocol
         self._outer: OuterOptimizer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
         self._decisions: dict[tuple[int, int], TenureDecisions] = {}
+        self._read_to_the_end: set[tuple[int, int]] = set()
         self.bytes_read = 0
 
     def fragment(self, fragment: int, until: int | None = None) -> Iterator[ReplayedRound]:
@@ -278,11 +279,15 @@ class RunReplay:
 
     def _undecided(self, made: RetainedRound) -> list[Difference]:
         """Return in what the machine, told the same facts, decides otherwise."""
-        tenure = made.shard, made.epoch
-        if tenure not in self._decisions:
-            self._decisions[tenure] = decisions_of(self.rounds, *tenure)
-        decisions = self._decisions[tenure]
-        decision = decisions.made.get((made.head.fragment, made.head.version - 1))
+        tenure, place = (made.shard, made.epoch), (made.head.fragment, made.head.version - 1)
+        decisions = self._decisions.get(tenure)
+        # The facts of a tenure that goes on are read once more when a round comes that is newer than they are.
+        if decisions is None or (tenure not in self._read_to_the_end and decisions.ends_before(*place)):
+            former, decisions = decisions, decisions_of(self.rounds, *tenure)
+            self._decisions[tenure] = decisions
+            if former is not None and former.facts == decisions.facts:
+                self._read_to_the_end.add(tenure)
+        decision = decisions.made.get(place)
         if decision is None:
             why = decisions.fault or f"its machine, told the same {decisions.facts} facts, makes no such commit"
             return [Difference(why)]
