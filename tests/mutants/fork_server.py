@@ -235,8 +235,8 @@ class ForkServer:
 def _made_anew(file: str, tree: ast.Module) -> str:
     """Make the constants of a module and of its classes' bodies anew, wherever they are known by name.
 
-    A dataclass keeps its identity, for dispatch goes by it: it gets the new defaults of its fields. Other classes are
-    exchanged like constants.
+    A dataclass keeps its identity and gets the new defaults of its fields. Other classes are exchanged like constants, also in
+    the tables of modules and classes that dispatch by them.
     """
     module = next(one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == file)
     space = dict(vars(module))
@@ -259,7 +259,20 @@ def _made_anew(file: str, tree: ast.Module) -> str:
         for other in list(sys.modules.values()):
             if getattr(other, "__dict__", {}).get(name, other) is old[name]:
                 setattr(other, name, value)
+        if isinstance(value, type):
+            _entered(old[name], value)
     return ""
+
+
+def _entered(former: type, value: type) -> None:
+    """Put a class in the place of a former one in all tables of ours that have it as a key or as a value."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0].startswith("atoll")]
+    classes = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
+    for holder in (*modules, *classes):
+        for table in [table for table in vars(holder).values() if type(table) is dict]:
+            if former in table:
+                table[value] = table.pop(former)
+            table.update({key: value for key, kept in list(table.items()) if kept is former})
 
 
 def _alike(one: object, other: object) -> bool:

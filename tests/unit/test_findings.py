@@ -130,7 +130,7 @@ def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: Stepp
     told.round(11, at_s=160.0, quorum_s=40.0, away_s=38.0)
     (found,) = [each for each in findings(told.history) if each.cause == "broker was away"]
 
-    assert found.text == "1 rounds and 0 uploads waited 38 s in all, because it did not answer"
+    assert found.text == "1 round and 0 uploads waited 38 s in all, because it did not answer"
     assert found.evidence == ("commit/0/11 by shard-0: 38 s of its 2 s from its call until it was visible",)
 
 
@@ -146,6 +146,16 @@ def test_what_new_versions_overwrite_is_told(superseded: int, rounds: int, *, is
 
     assert [each.culprit for each in found] == (["a"] if is_told else [])
     assert all(each.text.startswith("60 % of what it trained was overwritten") for each in found)
+
+
+def test_who_adopts_again_before_any_round_is_no_finding() -> None:
+    """Below its quorum a run makes no round, and its learner begins anew from the version that it has."""
+    run = SteppedRun()
+    run.join("a")
+    run.log("sample", "a", 200.0, incarnation=1, step=10, tokens=100, superseded=60)
+    run.log("sample", "b", 200.0, incarnation=1, step=0, tokens=0, superseded=1)
+
+    assert findings(run.history) == []
 
 
 def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:

@@ -21,7 +21,7 @@ from atoll.cli.status import _moment
 from atoll.cli.watching import all_heard
 from atoll.local.console import ConsolePicture
 from atoll.local.console_status import status_lines, status_of
-from atoll.local.console_tables import TopMoment
+from atoll.local.console_tables import TopMoment, standing_at
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import ClosedEvent
@@ -136,6 +136,20 @@ def test_the_lines_for_people_say_the_same() -> None:
     assert lines[1].startswith("16:42 · 2 training")
     assert status_lines(told, founded_at_s=411.0).splitlines()[1].startswith("10:00 · ")
     assert status_lines(told, founded_at_s=2000.0).splitlines()[1].startswith("0:00 · ")
+
+
+def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() -> None:
+    """By that of whoever looks a healthy run would have a full disk, if it is minutes ahead."""
+    told = moment(11.0)
+    assert isinstance(told.picture.view, TimedView)
+    told.picture.view.on_presence(Presence(name="q", host="h", pid=2, wants=(), owns=(0,)), 10.0)
+    ahead = replace(told, wall_s=5000.0)
+    assert standing_at(ahead).word == "training"
+    for name in ("a", "b"):
+        told.picture.view.on_beat(msgspec.structs.replace(beat(name, step=50), at_s=1200.0), 10.5)
+    assert standing_at(told).waits_for == (
+        "a broker that stores something: for 191 s it has not. Is its disk full (`atoll broker status`)?",
+    )
 
 
 def test_a_run_that_has_ended_grows_no_older() -> None:

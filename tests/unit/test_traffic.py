@@ -198,3 +198,18 @@ def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.Monke
     assert len(view.hosts) <= 4
     assert view.hosts[FORMER].meter.moved == LinkTraffic(wire_up=7)
     assert byte_ledger(view, 1).sum().wire == 10
+
+
+def test_the_home_broker_is_away_while_any_connection_to_it_is_lost() -> None:
+    """Further brokers of the run do not count; a connection that is closed is not missed."""
+    stats = BusStats(home="nats://hub:4222")
+    stats.lose("nats://bulk:4222", 1, 5.0)
+    assert not stats.is_away
+    stats.lose("nats://hub:4222", 2, 10.0)
+    stats.lose("nats://hub:4222", 3, 11.0)
+    stats.regain(2, 14.0)
+    assert (stats.is_away, stats.away_s(15.0)) == (True, 5.0)
+    stats.regain(3, 16.0)
+    stats.regain(3, 18.0)
+
+    assert (stats.is_away, stats.away_s(99.0)) == (False, 6.0)

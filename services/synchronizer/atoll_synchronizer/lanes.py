@@ -124,8 +124,8 @@ class FragmentLanes:
         )
         now_s = self._clock.monotonic()
         # A request may outlast the time without a broker, and then no attempt has failed.
-        waited_s = tools.report.away_s() - away_s
-        if waited_s > 0.0:
+        waited_s = round(tools.report.away_s() - away_s, 3)
+        if waited_s:
             hindered["away"] = max(hindered["away"], waited_s)
         self.commits += 1
         known = {share.key: tools.pending.contributions.get(share.key) for share in command.shares}

@@ -17,7 +17,7 @@ from atoll.wire.traffic import BusStats
 async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> Bus:
     """Open the bus of `run` at `url` (see `atoll.bus.addresses`) as `name`; see `JetStreamBus.open`."""
     signatures = None if options.credentials is None else options.credentials.signatures
-    stats, founding = BusStats(), Founding()
+    stats, founding = BusStats(home=url), Founding()
 
     async def open_one(address: str) -> Bus:
         broker = await open_jetstream(address, run, name=name, options=options, stats=stats)

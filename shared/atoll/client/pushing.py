@@ -90,6 +90,11 @@ class Pusher:
         self._sent_fast: set[int] = set()
         """Fragments of which the last push went up fast: they may lie on different brokers."""
 
+    @property
+    def fragments_fast(self) -> int:
+        """Return of how many fragments the last push went up so fast that the next one is not compressed."""
+        return len(self._sent_fast)
+
     def adopted(self, fragment: int, version: int) -> None:
         """Note that the learner has just begun a local interval on this version."""
         # The former version stays known: a push of the values before this adoption may still be on its way.

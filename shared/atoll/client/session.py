@@ -303,7 +303,8 @@ class Session:
         step, adopted = self.driver.machine.steps, self.driver.adoption_log.taken()
         self._superseded_log.look(self.driver.machine, adopted)
         self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
-        log.info("learner.moved", step=step, fragments_adopted=adopted, **moved.told)
+        fast = self.driver.pusher.fragments_fast
+        log.info("learner.moved", step=step, fragments_adopted=adopted, fragments_uncompressed=fast, **moved.told)
 
     def _standing(self) -> TrainingStanding:
         """Return our standing: sound after several steps of this incarnation, if the last known loss is finite."""

@@ -37,18 +37,17 @@ class RoomWatch:
         """Begin at the present end of the log."""
         self._log = LogReader(log_path)
         self._folder = log_path.parent
-        self.is_full = False
-        """Whether the server has run out of disk and was not started again since."""
+        self._is_full = False
 
     def is_back(self) -> bool:
         """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
-        if not self.is_full and any(FULL in word for word in own_words(self._log.news())):
-            self.is_full = True
+        if not self._is_full and any(FULL in word for word in own_words(self._log.news())):
+            self._is_full = True
             todo = f"make {ROOM_BYTES >> 20} MiB of room in {self._folder}: nothing is lost, and the server starts again then"
             log.error("broker.disk_full", free_bytes=self._free_bytes(), todo=todo)
-        if not self.is_full or self._free_bytes() < ROOM_BYTES:
+        if not self._is_full or self._free_bytes() < ROOM_BYTES:
             return False
-        self.is_full = False
+        self._is_full = False
         return True
 
     def _free_bytes(self) -> int:

@@ -120,7 +120,8 @@ def standing_at(moment: TopMoment) -> Standing:
         for name, learner in sorted(picture.view.learners.items())
         if moment.state(learner) == "silent"
     )
-    silent_s = moment.wall_s - (moment.timeline.newest_s or moment.wall_s)
+    # Both by the clocks of those who wrote them: ours may differ.
+    silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
     return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard, unwritten_s=silent_s)
 
 

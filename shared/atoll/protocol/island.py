@@ -130,7 +130,7 @@ class Island:
         return rule(self, event)
 
     def keeps(self, fragment: int, version: int) -> bool:
-        """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed late.
+        """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed in time.
 
         Not so where more versions were missed than a late contribution may be behind (`age_max`), while more was trained than
         an interval: the learner was cut off, and has gone its own way from values that are long replaced. Carried over, that

@@ -266,7 +266,7 @@ class Shard:
         overdue = {name for name, view in self.learners.items() if view.overdue(event.at_s, self.over_s)}
         busy = any(slot.busy(overdue) for slot in self.slots.values())
         if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
-            return self._advance_all(event.at_s, "queue")
+            return self._schedule(event.at_s) + self._advance_all(event.at_s, "queue")
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
 

@@ -237,6 +237,12 @@ class RunView:
             and beat.state == "training"
         )
 
+    @property
+    def newest_beat_s(self) -> float:
+        """Return when the newest heartbeat was sent, by its learner's clock; 0 without any."""
+        lives = [learner.latest for learner in self.learners.values()]
+        return max((life.beat.at_s for life in lives if life is not None and life.beat is not None), default=0.0)
+
     def on_beat(self, beat: Beat, at_s: float) -> None:
         """Take a heartbeat that arrived at `at_s`, in seconds of any clock that never goes back."""
         if (found := self._life(beat.learner, beat.incarnation)) is None:

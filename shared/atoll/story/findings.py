@@ -41,16 +41,16 @@ from atoll.story.shard_findings import hindered_commits, shards_without_owner
 SAME_CULPRIT: Final[Mapping[Cause, tuple[Cause, ...]]] = {
     "bad direction": ("quarantine", "refusals", "nothing merged"),
     "quarantine": ("refusals", "nothing merged"),
-    "slow link": ("stale refusals", "nothing merged"),
-    "slow learner": ("stale refusals", "nothing merged"),
-    "learner was gone": ("nothing merged",),
+    "slow link": ("stale refusals", "superseded", "nothing merged"),
+    "slow learner": ("stale refusals", "superseded", "nothing merged"),
+    "learner was gone": ("superseded", "nothing merged"),
     "refusals": ("nothing merged",),
     "stale refusals": ("nothing merged",),
 }
 """What a cause explains of its own culprit."""
 SAME_TIME: Final[Mapping[Cause, tuple[Cause, ...]]] = {
-    "disk was full": ("shard without owner", "slow link", "learner was gone", "stale refusals"),
-    "broker was away": ("shard without owner", "slow link", "learner was gone", "stale refusals"),
+    "disk was full": ("shard without owner", "slow link", "learner was gone", "stale refusals", "superseded"),
+    "broker was away": ("shard without owner", "slow link", "learner was gone", "stale refusals", "superseded"),
     "shard without owner": ("stale refusals",),
 }
 """What a cause explains of everybody, if most of it fell into the time of the cause."""

@@ -1,4 +1,4 @@
-"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, nothing merged.
+"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, superseded, nothing merged.
 
 A learner is compared with the *other* learners, because there is no absolute measure of a good step time or a good link.
 """
@@ -229,20 +229,16 @@ def much_superseded(history: History) -> list[RunFinding]:
     joined_s = {(each.who, each.fields.incarnation): each.at_s for each in history.joined}
     found = []
     for life, newest in history.newest_samples.items():
-        told, since = (
-            newest.fields,
-            [line for line in history.rounds if joined_s.get(life, 0.0) < line.at_s <= newest.at_s],
-        )
-        trained = told.tokens * fragments
+        told, trained = newest.fields, newest.fields.tokens * fragments
+        since = [line for line in history.rounds if joined_s.get(life, 0.0) < line.at_s <= newest.at_s]
         # Each fragment some times: a first step that is compiled is another matter.
-        if len(since) < ROUNDS_MIN * fragments or told.superseded <= SUPERSEDED_MAX * trained:
+        if not trained or len(since) < ROUNDS_MIN * fragments or told.superseded <= SUPERSEDED_MAX * trained:
             continue
         found.append(
             finding(
                 "superseded",
                 newest.who,
-                f"{100 * told.superseded / trained:.0f} % of what it trained was overwritten by new versions before it was "
-                "pushed: a round takes long beside an interval",
+                f"{100 * told.superseded / trained:.0f} % of what it trained was overwritten by new versions, and never pushed",
                 from_s=joined_s.get(life, since[0].at_s),
                 until_s=newest.at_s,
                 evidence=(f"{told.superseded:,} of {trained:,} token-fragments, by its newest sample",),

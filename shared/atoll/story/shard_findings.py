@@ -98,11 +98,15 @@ def _episode_told(episode: Sequence[HinderedWork], cause: Cause, why: str, left_
     return finding(
         cause,
         "broker",
-        f"{len(commits)} rounds and {len(uploads)} uploads waited {seconds:.3g} s in all, because {why}",
+        f"{_counted(commits, 'round')} and {_counted(uploads, 'upload')} waited {seconds:.3g} s in all, because {why}",
         from_s=min(each.from_s for each in episode),
         until_s=max(each.until_s for each in episode),
         evidence=tuple(evidence),
     )
+
+
+def _counted(works: Sequence[HinderedWork], what: str) -> str:
+    return f"{len(works)} {what}{'' if len(works) == 1 else 's'}"
 
 
 def shards_without_owner(history: History) -> list[RunFinding]:

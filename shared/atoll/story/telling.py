@@ -34,7 +34,7 @@ def one_line(line: RoundLine) -> str:
     met = why is None or bool(why.met_by)
     quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
     after_s = made.took_s - made.waited_s
-    after = f", {after_s:.3f} s more until it was visible" if after_s > made.waited_s else ""
+    after = f", {after_s:.3f} s more until it was visible" if after_s > 0.1 * made.took_s else ""
     return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}{after}"
 
 

@@ -42,7 +42,7 @@ class BusStats:
     The bus counts payload, that of blobs, and what its sockets carry (`wire_`; 0 where it has none). Only the senders
     and readers of blobs know which are frames. So they count those bytes, and the parameters of fetched fragments.
 
-    It also knows which connections are lost, and for how long any was (`away_s`).
+    It also knows which connections to the broker `home` are lost, and for how long any was (`away_s`); without a home, to any.
     """
 
     bytes_up: int = 0
@@ -59,6 +59,7 @@ class BusStats:
     frame_bytes_up: int = 0
     frame_bytes_down: int = 0
     parameters_down: int = 0
+    home: str = ""
     _lost: set[int] = field(default_factory=set)
     _away_s: float = 0.0
     _since_s: float = 0.0
@@ -72,15 +73,17 @@ class BusStats:
         """Return for how many seconds any connection was lost, up to now (monotonic)."""
         return self._away_s + (now_s - self._since_s if self._lost else 0.0)
 
-    def lose(self, connection: int, now_s: float) -> None:
-        """Note that a connection is lost."""
-        self._away_s, self._since_s = self.away_s(now_s), now_s
-        self._lost.add(connection)
+    def lose(self, url: str, connection: int, now_s: float) -> None:
+        """Note that a connection to the broker at `url` is lost."""
+        if self.home in ("", url):
+            self._away_s, self._since_s = self.away_s(now_s), now_s
+            self._lost.add(connection)
 
     def regain(self, connection: int, now_s: float) -> None:
-        """Note that it is there (again)."""
-        self._away_s, self._since_s = self.away_s(now_s), now_s
-        self._lost.discard(connection)
+        """Note that it is there again, or closed."""
+        if connection in self._lost:
+            self._away_s, self._since_s = self.away_s(now_s), now_s
+            self._lost.discard(connection)
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -342,7 +342,7 @@ class Connection:
         """Fail everything that waits on the lost connection."""
         if self._up.is_set():
             _log.warning("bus.disconnected", bus=self._name, error=self.complaints.text)
-        self.stats.lose(id(self), self.loop.time())
+            self.stats.lose(self.url, id(self), self.loop.time())
         self._up.clear()
         self._answers.lose()
         if not self.lost.done():
@@ -392,5 +392,6 @@ class Connection:
     async def _close(self) -> None:
         """End what makes clients, then close the last one; a broker that does not let it go is left."""
         self._stopped = True
+        self.stats.regain(id(self), self.loop.time())
         await ended(self._tasks)
         await asyncio.gather(*(client.end(_CLOSE_S) for client in self._clients))
