@@ -239,7 +239,7 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     """Finite nonsense is refused as an outlier, told, counted; its learner ends; the others reach what they aim at."""
     # Steps without noise and an outer momentum pass through what they aim at: lengths go to nothing and come back, and what
     # comes back is out of all proportion. The run is long enough that the one that spoils it hears of its end before the run's.
-    protocol = settings(**MEAN, adoption="overwrite", tokens_target=25_000)
+    protocol = settings(**MEAN, adoption="overwrite", tokens_target=25_000, outlier_ratio=10.0)
     world = MemoryWorld(run, protocol)
     stopped: list[Quarantined] = []
 
