@@ -28,12 +28,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from atoll.base.redacting import redacted
 
 INTERRUPTED: Final = 130
+_ALIKE: Final = 0.7
+"""From which likeness on a name that there is may be the one that was meant."""
 
 
 class AtollError(Exception):
@@ -123,6 +126,15 @@ class SettingsError(UserError):
         """Keep `setting` beside the four parts of the message."""
         self.setting = setting
         super().__init__(what, got=got, allowed=allowed, todo=todo)
+
+    @classmethod
+    def unknown(cls, name: str, names: Sequence[str], *, todo: str = "") -> SettingsError:
+        """Return that a section has `names` and not this dotted one. What it was set to stays unsaid: it may be a secret."""
+        section, _, leaf = name.rpartition(".")
+        near = get_close_matches(leaf, names, 1, _ALIKE)
+        meant = f"did you mean {section}.{near[0]}?" if near else ""
+        said = " ".join(filter(None, (meant, todo)))
+        return cls(f"unknown setting {name}", allowed=", ".join(names), todo=said or None, setting=name)
 
 
 class DataError(UserError):

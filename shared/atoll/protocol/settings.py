@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
@@ -89,9 +88,7 @@ class _SettingsMeta(msgspec.StructMeta):
         names: tuple[str, ...] = cls.__struct_fields__
         for name in kwargs:
             if name not in names:
-                near = get_close_matches(name, names, 1)
-                todo = f"did you mean {near[0]}?" if near else None
-                raise SettingsError(f"unknown setting protocol.{name}", allowed=", ".join(names), todo=todo)
+                raise SettingsError.unknown(f"protocol.{name}", names)
         return super().__call__(*args, **kwargs)
 
 

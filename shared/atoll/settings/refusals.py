@@ -8,7 +8,6 @@ the setting's name and says where the value came from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Final, Literal, get_origin, get_type_hints
 
 import msgspec
@@ -22,7 +21,6 @@ from atoll.settings.allowed import allowed, bounds, choices, field_at, protocol_
 
 _SHOWS: Final = "`atoll config` shows every value and where it comes from"
 _LISTS: Final = "`atoll config` lists what exists"
-_ALIKE: Final = 0.7
 _NO_CHOICE: Final = "there is no such choice"
 _OUT_OF_RANGE: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _OF_KIND: Final = ("_parsing", "_parsing_size", "_type", "_from_float", "finite_number")
@@ -57,7 +55,7 @@ def refusal(
     first = error.errors(include_url=False)[0]
     name = ".".join((section, *(str(part) for part in first["loc"])))
     if first["type"] == "extra_forbidden":
-        return _unknown(name, [*more_names, *kind.model_fields])
+        return SettingsError.unknown(name, [*more_names, *kind.model_fields], todo=_LISTS)
     return _wrong(name, first, _shown(first["input"], str), field_at(kind, first["loc"]))
 
 
@@ -105,7 +103,8 @@ def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsE
     """Return what is wrong in the table `protocol`."""
     said = str(error)
     if "unknown field" in said:
-        return _unknown(f"protocol.{said.rpartition('field `')[2].rstrip('`')}", ProtocolSettings.__struct_fields__)
+        name = f"protocol.{said.rpartition('field `')[2].rstrip('`')}"
+        return SettingsError.unknown(name, ProtocolSettings.__struct_fields__, todo=_LISTS)
     if not isinstance(value, Mapping):
         return SettingsError(
             "setting protocol is wrong: not a table", allowed="a table", todo=_SHOWS, setting="protocol"
@@ -121,11 +120,3 @@ def protocol_refusal(error: msgspec.ValidationError, value: object) -> SettingsE
         todo=_SHOWS,
         setting=f"protocol.{name}",
     )
-
-
-def _unknown(name: str, names: Sequence[str]) -> SettingsError:
-    """Return that a section has `names` and not this one. What it was set to stays unsaid: it may be a secret."""
-    section, _, leaf = name.rpartition(".")
-    near = get_close_matches(leaf, names, 1, _ALIKE)
-    todo = f"did you mean {section}.{near[0]}? {_LISTS}" if near else _LISTS
-    return SettingsError(f"unknown setting {name}", allowed=", ".join(names), todo=todo, setting=name)
