@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
+from atoll.run.round_sums import OTHER
 from atoll.wire.messages import LearnerState, event
 from atoll_monitor.brokers import BrokerFigures, DiskFigures, figures_of
-from atoll_monitor.metrics import LEARNERS_MAX, OTHER, REASONS_MAX, bounded, shown_learners
+from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, bounded, shown_learners
 from atoll_monitor.round_times import BOUNDS_S, PhaseHistogram
 from atoll_monitor.watched import ROUNDS_KEPT, Watched
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run

@@ -7,6 +7,7 @@ import pytest
 from atoll.base.errors import PeerMisbehaved
 from atoll.run import view as views
 from atoll.run.links import STANDBY, as_report, byte_ledger
+from atoll.run.process_views import LearnerLife
 from atoll.run.view import FORMER, RunView
 from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
 from atoll.wire.traffic import (
@@ -158,7 +159,7 @@ def test_nobody_says_a_ratio_that_is_not_known() -> None:
 def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
     """A life that only the ledgers know would make every byte look cheaper."""
     view = trained()
-    view.learners["a"].lives[7] = views.LearnerLife(7, tokens=1_000_000)
+    view.learners["a"].lives[7] = LearnerLife(7, tokens=1_000_000)
 
     assert byte_ledger(view, 2).tokens == 400
 

@@ -18,7 +18,8 @@ from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.folder import RunFile, RunFolder
 from atoll.run.ledger import closing_ledger
-from atoll.run.view import LearnerLife, LearnerView, RunView
+from atoll.run.process_views import LearnerLife, LearnerView
+from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.story.history import History
 from atoll.story.history_view import HistoryView

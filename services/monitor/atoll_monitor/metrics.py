@@ -23,9 +23,9 @@ from prometheus_client.core import (
     Metric,
 )
 
-from atoll.protocol.balance import BEATS_PER_LEASE
 from atoll.run.links import total
-from atoll.run.view import LearnerView
+from atoll.run.process_views import LearnerView
+from atoll.run.round_sums import OTHER
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.broker_metrics import broker_families
 from atoll_monitor.watched import Watched
@@ -33,7 +33,8 @@ from atoll_monitor.watched import Watched
 LEARNERS_MAX: Final = 256
 FRAGMENTS_MAX: Final = 256
 REASONS_MAX: Final = 32
-OTHER: Final = "other"
+ENDS: Final = frozenset({"all answered", "grace over", "nobody left"})
+"""What ends a round in a run whose shards are as old as the monitor; anything else is counted as `OTHER`."""
 RUN: Final = ("run",)
 OF_LEARNER: Final = ("run", "learner", "region")
 
@@ -61,27 +62,13 @@ def is_present(learner: LearnerView) -> bool:
 
     The event log knows of a farewell whose heartbeat was lost, say while the monitor had no connection.
     """
-    return learner.heard_s is not None and not _left(learner)
-
-
-def is_live(watched: Watched, learner: LearnerView) -> bool:
-    """Return whether a learner is present and was heard within the run's `silence_s`."""
-    if learner.heard_s is None or _left(learner):
-        return False
-    return watched.clock.monotonic() - learner.heard_s <= watched.protocol.silence_s
-
-
-def _left(learner: LearnerView) -> bool:
-    return learner.latest is not None and learner.latest.left
+    return learner.heard_s is not None and not learner.has_left
 
 
 def live_hosts(watched: Watched) -> int:
-    """Return how many synchronizer processes that own a shard were heard lately: within a lease and a beat."""
-    lease_s = watched.protocol.lease_s
-    bound_s = lease_s + lease_s / BEATS_PER_LEASE
-    now_s = watched.clock.monotonic()
-    hosts = watched.view.hosts.values()
-    return sum(one.serving and one.heard_s is not None and now_s - one.heard_s <= bound_s for one in hosts)
+    """Return how many synchronizer processes that own a shard are heard."""
+    hearing = watched.hearing
+    return sum(one.serving and hearing.hears_host(one) for one in watched.view.hosts.values())
 
 
 def gauge(name: str, what: str, value: float | None, run: str) -> Iterator[Metric]:
@@ -175,9 +162,12 @@ def _rounds(watched: Watched) -> Iterator[Metric]:
     for name, histogram in times.phases.items():
         phases.add_metric([run, name], buckets=histogram.buckets(), sum_value=histogram.sum_s)
     yield phases
-    yield from by_reason("atoll_round_ends", "Rounds by what ended them.", times.ends, run)
-    yield from counter("atoll_contributions_merged", "Contributions merged.", times.contributions, run)
-    yield from counter("atoll_contributions_late", "Of those, made on an older version.", times.late, run)
+    ends = Counter[str]()
+    for end, count in view.sums.ends.items():
+        ends[end if end in ENDS else OTHER] += count
+    yield from by_reason("atoll_round_ends", "Rounds by what ended them.", ends, run)
+    yield from counter("atoll_contributions_merged", "Contributions merged.", view.sums.contributions, run)
+    yield from counter("atoll_contributions_late", "Of those, made on an older version.", view.sums.late, run)
     yield from by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
     yield from by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
     yield from counter("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined), run)
@@ -188,7 +178,7 @@ def _rounds(watched: Watched) -> Iterator[Metric]:
 def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
     live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
-    live.add_metric([watched.run], sum(is_live(watched, one) for one in watched.view.learners.values()))
+    live.add_metric([watched.run], sum(watched.hearing.hears(one) for one in watched.view.learners.values()))
     yield live
     up = GaugeMetricFamily("atoll_learner_up", "Whether a learner is heard (1) or silent (0).", labels=OF_LEARNER)
     texts = {
@@ -204,7 +194,7 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
         if not is_present(one) or life is None or life.beat is None:
             continue
         labels, beat = _labels(watched, one), life.beat
-        heard = is_live(watched, one)
+        heard = watched.hearing.hears(one)
         up.add_metric(labels, float(heard))
         if not heard:
             continue

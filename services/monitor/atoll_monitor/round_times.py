@@ -1,4 +1,4 @@
-"""How long rounds took, in each of their phases, and what ended them: sums and buckets, taken from the event log.
+"""How long rounds took, in each of their phases: sums and buckets, taken from the event log.
 
     called ──quorum_wait──► quorum ──grace──► decided ──queued──► merging ──merge──► merged ──commit──► visible
 
@@ -8,7 +8,6 @@ A histogram per phase, with the same bounds for all: they reach from a fragment 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,8 +17,6 @@ from atoll.wire.messages import Event
 
 BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 PHASES: Final = ("quorum_wait", "grace", "queued", "merge", "commit")
-ENDS: Final = frozenset({"all answered", "grace over", "nobody left"})
-OTHER: Final = "other"
 
 
 @dataclass(slots=True)
@@ -45,13 +42,10 @@ class PhaseHistogram:
 
 @dataclass(slots=True)
 class RoundTimes:
-    """The phases of all rounds that were heard of, what ended them, and when the newest version became visible."""
+    """The phases of all rounds that were heard of, and when the newest version became visible."""
 
     phases: dict[str, PhaseHistogram] = field(default_factory=lambda: {name: PhaseHistogram() for name in PHASES})
-    ends: Counter[str] = field(default_factory=Counter)
     committed_at_s: dict[int, float] = field(default_factory=dict)
-    contributions: int = 0
-    late: int = 0
 
     def on_event(self, event: Event) -> None:
         """Take an entry of the event log; others than rounds are skipped, and one that cannot be read says nothing."""
@@ -63,10 +57,7 @@ class RoundTimes:
             return
         for name, duration_s in phases_of(line).items():
             self.phases[name].take(duration_s)
-        self.ends[line.end if line.end in ENDS else OTHER] += 1
         self.committed_at_s[line.fragment] = max(event.at_s, self.committed_at_s.get(line.fragment, 0.0))
-        self.contributions += len(line.contributors)
-        self.late += sum(one.age > 0 for one in line.contributors)
 
 
 def phases_of(line: RoundView) -> dict[str, float]:

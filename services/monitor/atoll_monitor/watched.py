@@ -14,6 +14,7 @@ from typing import Final
 from atoll.base.clock import Clock
 from atoll.bus.nats.stream_states import StreamState
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.hearing import Hearing
 from atoll.run.view import RoundLine, RunView
 from atoll.wire.messages import Event, RunRecord
 from atoll_monitor.brokers import BrokerFigures, DiskFigures
@@ -110,6 +111,11 @@ class Watched:
     def connected(self) -> bool:
         """Return whether the broker has answered lately."""
         return self.answered_s is not None and self.clock.monotonic() - self.answered_s <= ANSWERED_S_MAX
+
+    @property
+    def hearing(self) -> Hearing:
+        """Return what judges who is heard at this moment."""
+        return Hearing(self.protocol, self.clock.monotonic(), self.clock.wall(), self.began_s, self.over)
 
     @property
     def over(self) -> bool:

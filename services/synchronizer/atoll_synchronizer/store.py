@@ -21,7 +21,6 @@ names nothing of a former epoch, the store sweeps away what that epoch left.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of
-from atoll.run.heads import head_info
+from atoll.run.heads import head_info, head_nonce
 from atoll.run.ledger import read_fragment_ledger
 from atoll.run.outer_state import read_version, update_in
 from atoll.run.record import the_run
@@ -149,7 +148,7 @@ class ShardStore:
             got = (command.fragment, held.head.version, command.base_version)
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         attempt = self._attempts.get(command.fragment)
-        if attempt is None or attempt.nonce != self._nonce(fragment_ledger):
+        if attempt is None or attempt.nonce != head_nonce(self.epoch, fragment_ledger):
             attempt = self._attempts[command.fragment] = await self._begun(
                 command, held, pseudo_gradient, held.state | (memory or {}), compress=compress
             )
@@ -191,7 +190,11 @@ class ShardStore:
         self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State, *, compress: bool
     ) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""
-        fragment, version, nonce = command.fragment, command.base_version + 1, self._nonce(command.fragment_ledger)
+        fragment, version, nonce = (
+            command.fragment,
+            command.base_version + 1,
+            head_nonce(self.epoch, command.fragment_ledger),
+        )
         protocol, subjects = self._run.protocol.of(fragment), self._subjects
         update = self.update_of(fragment)
         new = await off_loop(held.values.size, update.step, held.values, pseudo_gradient, state)
@@ -215,7 +218,7 @@ class ShardStore:
         held, reconnects = self.holdings[fragment], self._bus.reconnects(self._subjects.head(fragment))
         durable = parsed(fragment_ledger, FragmentLedger)
         blob = await self._bus.put_blob(
-            self._subjects.ledger_stem(fragment, self._nonce(fragment_ledger)), fragment_ledger
+            self._subjects.ledger_stem(fragment, head_nonce(self.epoch, fragment_ledger)), fragment_ledger
         )
         head = msgspec.structs.replace(held.head, fragment_ledger=blob)
         held.revision = await self._write(head, held.revision, head_info(head), reconnects)
@@ -223,10 +226,6 @@ class ShardStore:
         self.fragment_ledger[fragment] = durable
         if former is not None and former.stem != blob.stem:
             await self.garbage_collector.remove(*_chunks(former))
-
-    def _nonce(self, fragment_ledger: bytes) -> str:
-        """Return a name that keeps our chunks apart from another owner's; a repeated attempt gets the same one."""
-        return f"{self.epoch}.{hashlib.blake2b(fragment_ledger, digest_size=6).hexdigest()}"
 
     def ledger(self, told: Ledger) -> Ledger:
         """Return the durable fates of this shard's ledgers, with the newest reports that learners have `told`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from atoll.archive.decisions import Decision
@@ -10,6 +9,7 @@ from atoll.archive.round_parts import key_of
 from atoll.archive.rounds import RetainedFold, RetainedRound
 from atoll.base.errors import AtollError
 from atoll.protocol.events import PushKey
+from atoll.run.heads import head_nonce
 from atoll.wire.messages import Included
 
 
@@ -45,8 +45,7 @@ def otherwise(made: RetainedRound, decision: Decision) -> list[Difference]:
         counted = fold.weight, fold.staleness_weight, fold.age
         if key in decided and counted != decided[key]:
             found.append(Difference("it was folded with other weights than were decided", key, counted, decided[key]))
-    # The head's nonce ends in a digest of its ledger (`ShardStore._nonce`).
-    due_nonce = f"{made.epoch}.{hashlib.blake2b(decision.commit.fragment_ledger, digest_size=6).hexdigest()}"
+    due_nonce = head_nonce(made.epoch, decision.commit.fragment_ledger)
     if made.head.nonce != due_nonce:
         found.append(Difference("the fragment's ledger is another one", None, made.head.nonce, due_nonce))
     return found

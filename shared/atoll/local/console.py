@@ -23,17 +23,16 @@ from atoll.base.clock import Clock
 from atoll.base.exits import say_no_more
 from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
-from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of, total
-from atoll.run.view import HostView, LearnerView, RunView
+from atoll.run.process_views import HostView
+from atoll.run.view import RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
 log = get(__name__)
 
 STATUS_EVERY_S: Final = 10.0
-BEATS_UNHEARD: Final = 2.0
-"""How many usual pauses between heartbeats one who has just begun to listen waits before it calls a learner silent."""
 FRAGMENTS_SHOWN: Final = 48
 WIDE: Final = 100
 _HEADINGS: Final = (
@@ -95,26 +94,14 @@ class ConsolePicture:
         speed = self.tokens_per_s
         return max(0, self.target - self.view.run_tokens) / speed if self.target and speed > 0 else None
 
-    def state(self, learner: LearnerView) -> str:
-        """Return what a learner is doing, or that it is silent."""
-        life = learner.latest
-        if life is None or life.left:
-            return "left"
-        if life.beat is None:
-            return "silent" if self.has_listened else "joining"
-        silent = learner.heard_s is None or self.now_s - learner.heard_s > self.silence_s
-        return "silent" if silent else life.beat.state
-
     @property
-    def has_listened(self) -> bool:
-        """Return whether every live learner must have been heard by now: what says nothing since we listen is silent."""
-        return self.now_s - self.began_s >= BEATS_UNHEARD * self.silence_s / BEATS_PER_SILENCE
+    def hearing(self) -> Hearing:
+        """Return what judges who is heard."""
+        return Hearing(self.protocol, self.now_s, None, self.began_s, over=0 < self.target <= self.view.run_tokens)
 
     def hosts(self) -> list[HostView]:
-        """Return the synchronizer processes heard of lately, by the shards that they have owned."""
-        heard = [host for host in self.view.hosts.values() if host.heard_s is not None]
-        since_s = self.now_s - max(self.protocol.silence_s, self.protocol.lease_s)
-        return sorted((host for host in heard if (host.heard_s or 0.0) >= since_s), key=name_of)
+        """Return the synchronizer processes that are heard, by the shards that they have owned."""
+        return sorted(filter(self.hearing.hears_host, self.view.hosts.values()), key=name_of)
 
 
 class RunConsole(Protocol):
@@ -259,7 +246,7 @@ def process_table(picture: ConsolePicture, *, wide: bool) -> Table:
 def _learner_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
     for name, learner in sorted(picture.view.learners.items()):
         life = learner.latest
-        state = picture.state(learner)
+        state = picture.hearing.state(learner)
         style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
         row = {"process": Text(name), "state": Text(state, style=style)}
         if life is not None:
@@ -300,7 +287,7 @@ def status_line(picture: ConsolePicture) -> str:
     goodput = "" if picture.goodput is None else f" · goodput{now} {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
-    states = [picture.state(learner) for learner in view.learners.values()]
+    states = [picture.hearing.state(learner) for learner in view.learners.values()]
     training, silent = states.count("training"), states.count("silent")
     unheard = f" · {silent} not heard" if silent else ""
     quorum = picture.protocol.quorum

@@ -7,8 +7,8 @@ from dataclasses import replace
 from atoll.local.console import ConsolePicture, status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
 from atoll.run.links import byte_ledger
+from atoll.run.process_views import LearnerView
 from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
-from atoll.run.view import LearnerView
 
 
 def status_of(moment: TopMoment, broker: str) -> RunStatus:
@@ -77,7 +77,7 @@ def _learner(moment: TopMoment, learner: LearnerView) -> LearnerStatus:
     heard_s = None if heard_at_s is None else max(0.0, moment.wall_s - heard_at_s)
     return LearnerStatus(
         learner=learner.learner,
-        state=moment.state(learner),
+        state=moment.hearing.state(learner),
         incarnation=0 if life is None else life.incarnation,
         tokens=learner.tokens,
         step=None if told is None else told.step,

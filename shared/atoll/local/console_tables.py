@@ -10,15 +10,17 @@ cut. What is left out stands in the row's detail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.base.units import as_bytes, as_count, as_duration, as_time
 from atoll.local.console import ConsolePicture
+from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
+from atoll.run.process_views import HostView, LearnerView
 from atoll.run.standing import Standing, heard_at_s, standing_of
 from atoll.run.timeline import Timeline, TimeMark
-from atoll.run.view import HostView, LearnerView, RoundLine
+from atoll.run.view import RoundLine
 
 ROUNDS_SHOWN: Final = 200
 LEARNERS_MAPPED: Final = 64
@@ -44,19 +46,15 @@ class TopMoment:
     closing: bool = False
     unanswered_s: float = 0.0
 
-    def state(self, learner: LearnerView) -> str:
-        """Return what a learner does; a life that only the event log tells of is silent, unless it or we began just now."""
-        life = learner.latest
-        if life is None or life.left or life.beat is not None:
-            return self.picture.state(learner)
-        if life.joined_at_s is not None and self.wall_s - life.joined_at_s <= self.picture.silence_s:
-            return "joining"
-        return "silent" if self.picture.has_listened and not self.has_ended else "ended"
-
     @property
     def has_ended(self) -> bool:
         """Return whether the run has reached its end."""
         return self.closing or 0 < self.picture.target <= self.picture.view.run_tokens
+
+    @property
+    def hearing(self) -> Hearing:
+        """Return what judges who is heard."""
+        return replace(self.picture.hearing, wall_s=self.wall_s, over=self.has_ended)
 
     def heard_at_s(self, learner: LearnerView) -> float | None:
         """Return when a learner was last heard, by date."""
@@ -113,12 +111,12 @@ def heading(moment: TopMoment) -> str:
 def standing_at(moment: TopMoment) -> Standing:
     """Return how the run stands."""
     picture = moment.picture
-    states = [moment.state(learner) for learner in picture.view.learners.values()]
+    states = [moment.hearing.state(learner) for learner in picture.view.learners.values()]
     owned = {shard for host in picture.hosts() for shard in host.owns}
     unheard = tuple(
         f"{name} for {moment.ago(moment.heard_at_s(learner))}"
         for name, learner in sorted(picture.view.learners.items())
-        if moment.state(learner) == "silent"
+        if moment.hearing.state(learner) == "silent"
     )
     # Both by the clocks of those who wrote them: ours may differ.
     silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
@@ -129,7 +127,7 @@ def numbers(moment: TopMoment) -> list[tuple[str, str]]:
     """Return the run in numbers, each with its name."""
     picture, view = moment.picture, moment.picture.view
     per_token = byte_ledger(view, picture.protocol.fragments).per_token("learner")
-    training = sum(moment.state(learner) == "training" for learner in view.learners.values())
+    training = sum(moment.hearing.state(learner) == "training" for learner in view.learners.values())
     of = f" of {as_count(picture.target)}" if picture.target else ""
     told = [
         ("bits/byte", f"{view.validations[-1].validation.bits_per_byte:.3f}" if view.validations else UNKNOWN),
@@ -162,7 +160,7 @@ def learners(moment: TopMoment) -> Panel:
 
 
 def _learner(moment: TopMoment, name: str, learner: LearnerView) -> Row:
-    state, life = moment.state(learner), learner.latest
+    state, life = moment.hearing.state(learner), learner.latest
     told = learner.told
     incarnation = 0 if life is None else life.incarnation
     heard_s = moment.heard_at_s(learner)
@@ -307,7 +305,7 @@ def faults(moment: TopMoment) -> Panel:
     silent = {
         name: since_s + learner.heard_s
         for name, learner in picture.view.learners.items()
-        if moment.state(learner) == "silent" and learner.heard_s is not None
+        if moment.hearing.state(learner) == "silent" and learner.heard_s is not None
     }
     silent |= {name_of(host): since_s + (host.heard_s or 0.0) for host in silent_hosts(picture)}
     rows = []

@@ -27,7 +27,8 @@ from atoll.report.over_time import curves_of_run, slow_parts
 from atoll.run.curves import first_s, thinned
 from atoll.run.folder import SessionRecord
 from atoll.run.links import as_report, byte_ledger
-from atoll.run.view import LearnerLife, LearnerView, RunView
+from atoll.run.process_views import LearnerLife, LearnerView
+from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.wire.traffic import NOTHING

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from atoll.run.process_views import LearnerView
 from atoll.run.samples import SampleLine
-from atoll.run.view import LearnerView, RunView
+from atoll.run.view import RunView
 
 BINS_MAX: Final = 180
 BIN_S_MIN: Final = 2.0

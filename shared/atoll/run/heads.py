@@ -7,6 +7,7 @@ it was read from and to the layout of the run.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
 
 from atoll.base import spans
@@ -24,6 +25,7 @@ FOUNDER_PATIENCE_S = 30.0
 FOUNDER_BYTES_PER_S = 1 << 20
 """A founder that sends more slowly counts as gone."""
 FLOAT_BYTES = 4
+NONCE_BYTES = 6
 POLL_S = 0.2
 READ_ATTEMPTS = 8
 
@@ -40,6 +42,14 @@ class GlobalFragment:
 def founder_patience_s(run: RunRecord) -> float:
     """Return how long a founder that lives may take from one head to the next, its largest fragment on its way."""
     return FOUNDER_PATIENCE_S + max(run.layout.fragment_sizes(), default=0) * FLOAT_BYTES / FOUNDER_BYTES_PER_S
+
+
+def head_nonce(epoch: int, fragment_ledger: bytes) -> str:
+    """Return what tells the chunks of a commit from those of another owner: its tenure, and a digest of the ledger it writes.
+
+    A repeated attempt gets the same one.
+    """
+    return f"{epoch}.{hashlib.blake2b(fragment_ledger, digest_size=NONCE_BYTES).hexdigest()}"
 
 
 async def wait_for_heads(bus: Bus, run: RunRecord, clock: Clock) -> dict[int, Head] | None:

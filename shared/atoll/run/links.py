@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
-from atoll.run.view import HostView, RunView
+from atoll.run.process_views import HostView
+from atoll.run.view import RunView
 from atoll.wire.traffic import NOTHING, LinkTraffic, bits_per_parameter, data_parallel_bytes
 
 Role = Literal["learner", "synchronizer"]

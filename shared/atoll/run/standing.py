@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.view import LearnerView
+from atoll.run.process_views import LearnerView
 from atoll.wire.traffic import TOLD_EVERY_S
 
 StandingWord = Literal["over", "ending", "training", "waiting"]

@@ -28,8 +28,9 @@ from atoll.run.event_fields import (
     ValidationEvent,
     fields_of,
 )
+from atoll.run.process_views import LearnerView
 from atoll.run.samples import SampleLine
-from atoll.run.view import LEARNERS_KEPT, LearnerView, RunView
+from atoll.run.view import LEARNERS_KEPT, RunView
 from atoll.wire.messages import Event
 
 MARKS_MAX: Final = 400

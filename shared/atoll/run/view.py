@@ -8,12 +8,7 @@ the table of learners does not forget: on an open broker anybody invents names, 
 
 **Goodput** is the share of learner-seconds spent stepping. A learner id is *present* from its first heartbeat of this
 session until it says that it left. A gap between two incarnations (killed, restarted, compiling) counts as presence
-without stepping, so faults show.
-
-Between two heartbeats of one incarnation, stepping is the number of new steps times the step time it reports. It is at
-most the time that was open: since the heartbeat before, plus up to one step's time before that, because a step may be
-longer than the pause between heartbeats and is reported at its end. A throttled learner's longer step counts as
-stepping.
+without stepping, so faults show. `atoll.run.process_views` has the rule for a single heartbeat.
 """
 
 from __future__ import annotations
@@ -40,10 +35,10 @@ from atoll.run.event_fields import (
     ValidationEvent,
     fields_of,
 )
+from atoll.run.process_views import HostView, LearnerLife, LearnerView
 from atoll.run.round_sums import NAMES_KEPT, OTHER, RoundSums, count
-from atoll.run.samples import Curve, SampleLine
+from atoll.run.samples import SampleLine
 from atoll.wire.messages import Beat, Event, Presence
-from atoll.wire.traffic import TrafficMeter
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000
@@ -86,75 +81,6 @@ class IsolationLine:
 
     at_s: float
     event: QuarantineEvent
-
-
-@dataclass(slots=True)
-class LearnerLife:
-    """One incarnation of a learner; `beat` is its latest heartbeat, if one was heard.
-
-    `meter` is that of its link. `open_s` is the time, at most one step's, that it may have spent on a step that has not
-    ended.
-    """
-
-    incarnation: int
-    joined_at_s: float | None = None
-    took_s: float = 0.0
-    founder: bool = False
-    left: bool = False
-    tokens: int = 0
-    steps: int = 0
-    beat: Beat | None = None
-    meter: TrafficMeter = field(default_factory=TrafficMeter)
-    open_s: float = 0.0
-
-    def stepped(self, former: Beat, beat: Beat, between_s: float) -> float:
-        """Return the seconds of steps that ended between two heartbeats that arrived `between_s` apart."""
-        step_s = max(0.0, beat.step_s)
-        heard_s = self.open_s + between_s
-        stepped_s = min(heard_s, max(0, beat.step - former.step) * step_s)
-        self.open_s = min(heard_s - stepped_s, step_s)
-        return stepped_s
-
-
-@dataclass(slots=True)
-class LearnerView:
-    """A learner id: its incarnations, when it was last heard (arrival, seconds), its learner-seconds, and its curve."""
-
-    learner: str
-    lives: dict[int, LearnerLife] = field(default_factory=dict)
-    heard_s: float | None = None
-    present_s: float = 0.0
-    stepping_s: float = 0.0
-    curve: Curve = field(default_factory=Curve)
-
-    @property
-    def latest(self) -> LearnerLife | None:
-        """Return the newest incarnation known."""
-        return self.lives[max(self.lives)] if self.lives else None
-
-    @property
-    def told(self) -> Beat | SampleEvent | None:
-        """Return what it said last of its steps: the newest life's heartbeat, else its newest sample in the event log."""
-        life, newest = self.latest, self.curve.newest
-        if life is not None and life.beat is not None:
-            return life.beat
-        return None if newest is None else newest.sample
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of all its incarnations, as far as known."""
-        return at_most(RUN_TOKENS_MAX, sum(life.tokens for life in self.lives.values()))
-
-
-@dataclass(slots=True)
-class HostView:
-    """A synchronizer process: shards it has owned, those it owns, its link, last heard (arrival, seconds)."""
-
-    shards: set[int] = field(default_factory=set)
-    owns: tuple[int, ...] = ()
-    serving: bool = False
-    meter: TrafficMeter = field(default_factory=TrafficMeter)
-    heard_s: float | None = None
 
 
 @dataclass(slots=True)

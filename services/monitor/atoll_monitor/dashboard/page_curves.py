@@ -16,7 +16,7 @@ from atoll.run.samples import SampleLine
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
-from atoll_monitor.dashboard.page_facts import PageFacts, learner_state, shown_learners
+from atoll_monitor.dashboard.page_facts import PageFacts, shown_learners
 
 STEPPING: Final = ("training", "draining")
 
@@ -65,7 +65,7 @@ def _silences(view: RunView, lines: Mapping[str, Sequence[SampleLine]], facts: P
     """
     if facts.saved or facts.over or not facts.answered:
         return
-    states = {name: learner_state(one, facts) for name, one in view.learners.items()}
+    states = {name: facts.hearing.state(one) for name, one in view.learners.items()}
     known_s = [lines[name][-1].at_s for name, state in states.items() if state in STEPPING and lines[name]]
     until_s = min(facts.wall_s, max(known_s, default=facts.wall_s))
     for name, state in states.items():

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.protocol.balance import BEATS_PER_LEASE
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.hearing import Hearing
 from atoll.run.links import name_of
+from atoll.run.process_views import HostView, LearnerView
 from atoll.run.timeline import Timeline
-from atoll.run.view import HostView, LearnerView, RunView
+from atoll.run.view import RunView
 from atoll_monitor.alerts import HoldingAlert
 from atoll_monitor.watched import NodeSeen
 
@@ -33,6 +34,7 @@ class PageFacts:
         over: whether the run has reached its end.
         saved: whether it is read from its folder: nothing will come any more, and nothing holds now.
         clock: the clock of its times: "wall", or "virtual" for a simulated run.
+        listens_since_s: when the monitor began, by the clock of `now_s`.
         fates: whole tokens by fate, None while nobody has read the ledger.
         others: the names of all runs shown.
         nodes: the nodes of its broker by address, if that has several addresses.
@@ -51,6 +53,7 @@ class PageFacts:
     over: bool = False
     saved: bool = False
     clock: str = "wall"
+    listens_since_s: float = 0.0
     fates: Mapping[str, int] | None = None
     others: tuple[str, ...] = ()
     region_of: Callable[[str], str] = field(default=lambda _: "")
@@ -63,6 +66,11 @@ class PageFacts:
     def protocol(self) -> ProtocolSettings:
         """Return what the run agreed on; the defaults where that is not known."""
         return ProtocolSettings() if self.agreement is None else self.agreement
+
+    @property
+    def hearing(self) -> Hearing:
+        """Return what judges who is heard."""
+        return Hearing(self.protocol, self.now_s, self.wall_s, self.listens_since_s, self.over or self.saved)
 
     def began_s(self, timeline: Timeline) -> float:
         """Return when the run began, seconds since the epoch."""
@@ -77,28 +85,9 @@ def shown_learners(view: RunView) -> list[LearnerView]:
     return sorted(order, key=lambda one: one.learner)
 
 
-def learner_state(learner: LearnerView, facts: PageFacts) -> str:
-    """Return what a learner does: "joining", "training", "draining", "silent", "left", or "ended" where nobody heard how."""
-    life = learner.latest
-    if life is None or life.left:
-        return "left"
-    if life.beat is None:
-        # A life that only the event log tells of is over unless it has just begun.
-        fresh = life.joined_at_s is not None and facts.wall_s - life.joined_at_s <= facts.protocol.silence_s
-        return "joining" if fresh and not facts.saved else "ended"
-    heard = learner.heard_s is not None and facts.now_s - learner.heard_s <= facts.protocol.silence_s
-    return life.beat.state if heard else "silent"
-
-
-def is_heard(host: HostView, facts: PageFacts) -> bool:
-    """Return whether a synchronizer process was heard within a lease and two beats."""
-    bound_s = facts.protocol.lease_s * (1.0 + 2.0 / BEATS_PER_LEASE)
-    return host.heard_s is not None and facts.now_s - host.heard_s <= bound_s
-
-
 def is_over(view: RunView, facts: PageFacts) -> bool:
     """Return whether the run has reached its end, or all its learners have left."""
-    states = [learner_state(one, facts) for one in view.learners.values()]
+    states = [facts.hearing.state(one) for one in view.learners.values()]
     return bool(states) and (facts.over or all(state == "left" for state in states))
 
 
@@ -112,7 +101,7 @@ def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
 
     A process that has finished its shards in a run that is over is left out, as on a page that is opened afterwards.
     """
-    heard = [host for host in view.hosts.values() if is_heard(host, facts)]
+    heard = [host for host in view.hosts.values() if facts.hearing.hears_host(host)]
     served = {shard for host in heard if host.serving for shard in host.shards}
     silent = [
         host

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.run.links import name_of
 from atoll.run.view import RunView
-from atoll_monitor.dashboard.page_facts import PageFacts, is_heard, learner_state, shown_learners
+from atoll_monitor.dashboard.page_facts import PageFacts, shown_learners
 
 
 def links_of(view: RunView, told: Mapping[str, Any], facts: PageFacts) -> list[dict[str, Any]]:
@@ -15,10 +15,10 @@ def links_of(view: RunView, told: Mapping[str, Any], facts: PageFacts) -> list[d
     learners = {one.learner for one in shown_learners(view)}
     paces: dict[str, tuple[float, float]] = {}
     for name, one in view.learners.items():
-        if one.latest is not None and learner_state(one, facts) in ("joining", "training", "draining"):
+        if one.latest is not None and facts.hearing.state(one) in ("joining", "training", "draining"):
             paces[name] = one.latest.meter.pace()
     for host in view.hosts.values():
-        if is_heard(host, facts):
+        if facts.hearing.hears_host(host):
             former, pace = paces.get(name_of(host), (0.0, 0.0)), host.meter.pace()
             paces[name_of(host)] = former[0] + pace[0], former[1] + pace[1]
     rows = []

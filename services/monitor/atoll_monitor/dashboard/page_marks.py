@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RunView
-from atoll_monitor.dashboard.page_facts import PageFacts, is_heard, learner_state
+from atoll_monitor.dashboard.page_facts import PageFacts
 
 MARKS_SHOWN: Final = 120
 
@@ -15,12 +15,17 @@ def marks_of(view: RunView, timeline: Timeline, facts: PageFacts) -> list[TimeMa
     """Return all marks in order of time, those of processes that are silent at this moment among them."""
     found = list(timeline.marks)
     for one in view.learners.values():
-        if learner_state(one, facts) == "silent" and one.heard_s is not None:
+        if facts.hearing.state(one) == "silent" and one.heard_s is not None:
             at_s = facts.wall_s - (facts.now_s - one.heard_s)
             found.append(TimeMark(at_s, "fault", "silent", one.learner, "is silent: its last heartbeat"))
-    alive = {shard for host in view.hosts.values() if is_heard(host, facts) and host.serving for shard in host.shards}
+    alive = {
+        shard
+        for host in view.hosts.values()
+        if facts.hearing.hears_host(host) and host.serving
+        for shard in host.shards
+    }
     for host in view.hosts.values():
-        if host.serving and host.heard_s is not None and not is_heard(host, facts) and not facts.over:
+        if host.serving and host.heard_s is not None and not facts.hearing.hears_host(host) and not facts.over:
             at_s = facts.wall_s - (facts.now_s - host.heard_s)
             found += [
                 TimeMark(at_s, "fault", "silent", f"shard-{shard}", "is silent: the last word of its process")

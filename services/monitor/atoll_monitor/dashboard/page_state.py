@@ -14,14 +14,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from atoll.run.links import as_report, byte_ledger, name_of
+from atoll.run.process_views import HostView, LearnerLife, LearnerView
 from atoll.run.timeline import Timeline
-from atoll.run.view import HostView, LearnerLife, LearnerView, RunView
+from atoll.run.view import RunView
 from atoll_monitor.dashboard.page_facts import (
     FRAGMENTS_MAX,
     PageFacts,
-    is_heard,
     is_over,
-    learner_state,
     shown_hosts,
     shown_learners,
 )
@@ -96,14 +95,14 @@ def _status(view: RunView, facts: PageFacts) -> str:
         return "away"
     if facts.agreement is None:
         return "awaited"
-    states = [learner_state(one, facts) for one in view.learners.values()]
+    states = [facts.hearing.state(one) for one in view.learners.values()]
     if any(state in ("joining", "training", "draining") for state in states):
         return "live"
     return "over" if is_over(view, facts) else "still"
 
 
 def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:
-    state, life = learner_state(learner, facts), learner.latest
+    state, life = facts.hearing.state(learner), learner.latest
     told = learner.told
     heard_s = None if learner.heard_s is None else facts.wall_s - (facts.now_s - learner.heard_s) - began_s
     isolated = [q for q in view.quarantined if q.learner == learner.learner and _is_of(life, q.incarnation)]
@@ -129,5 +128,5 @@ def _is_of(life: LearnerLife | None, incarnation: int) -> bool:
 
 
 def _host(host: HostView, facts: PageFacts) -> dict[str, Any]:
-    state = ("serving" if host.serving else "standby") if is_heard(host, facts) else "silent"
+    state = ("serving" if host.serving else "standby") if facts.hearing.hears_host(host) else "silent"
     return {"name": name_of(host), "state": state}

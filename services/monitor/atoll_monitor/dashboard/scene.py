@@ -129,6 +129,7 @@ class RunScene:
             founded_at_s=None if record is None else record.founded_at_s,
             answered=watched.connected,
             over=watched.over,
+            listens_since_s=watched.began_s,
             fates=self.fates,
             others=self.others,
             region_of=watched.region_of,

@@ -37,7 +37,7 @@ from atoll.protocol.events import (
     StepDone,
 )
 from atoll.protocol.island import Island
-from atoll.protocol.pacing import StepTimes
+from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll_simulator.fleet.chance import slowest, stream
 from atoll_simulator.fleet.links import FleetLink
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from atoll_simulator.fleet.hub import Hub
     from atoll_simulator.fleet.rounds import Rounds
 
-BEATS_PER_SILENCE = 4.0
 MOMENT_BYTES = 8.0
 
 
@@ -76,6 +75,8 @@ class FleetLearner:
         self.since_s = 0.0
         self._last_s = 0.0
         self._steps = StepTimes()
+        self._heartbeats = Heartbeats(world.settings.silence_s)
+        self._beats = 0
         self._parts = 0
         self._farewells = 0
 
@@ -192,6 +193,8 @@ class FleetLearner:
         self._epoch += 1
         self.world.trained(tokens)
         self._step()
+        if self._heartbeats.is_news(self._steps.mean_s):
+            self._beat_for_ever()
 
     def _drain(self) -> None:
         self.state = "draining"
@@ -227,12 +230,18 @@ class FleetLearner:
             self.down.ask(self.hear_head, fragment, version, True)
 
     def _beat_for_ever(self) -> None:
+        """Beat as production does: at once when the step time is news, and seldom when it is not."""
         if not self.trains:
             return
         if not self.stalled:
             for hub in self.world.hubs:
                 self.up.core_message(hub.hear_beat, self.beat())
-        self.world.engine.after(self.world.settings.silence_s / BEATS_PER_SILENCE, self._beat_for_ever)
+        self._beats += 1
+        self.world.engine.after(self._heartbeats.told(self._steps.mean_s), self._beat_again, self._beats)
+
+    def _beat_again(self, number: int) -> None:
+        if number == self._beats:
+            self._beat_for_ever()
 
     def beat(self) -> LearnerBeat:
         """Return a report of this moment."""

@@ -16,7 +16,6 @@ import msgspec
 
 from atoll.codec import Framing
 from atoll.protocol.events import Commit
-from atoll.protocol.pacing import Heartbeats
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import stream
 from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
@@ -136,8 +135,6 @@ class RecordedTrainer(FleetLearner):
         self._dice = stream(world.seed, "stretches", *purpose)
         self._warm_s = life.warm_s
         self._left_of_stretch, self._pace_s = 0, 0.0
-        self._heartbeats = Heartbeats(world.settings.silence_s)
-        self._beats = 0
 
     def die(self) -> None:
         """Fall silent: the step under way is lost, and so is what was not pushed."""
@@ -154,24 +151,6 @@ class RecordedTrainer(FleetLearner):
 
     def _step_tokens(self) -> int:
         return self.learner.step_tokens
-
-    def _step_done(self, epoch: int) -> None:
-        super()._step_done(epoch)
-        if self._heartbeats.is_news(self._steps.mean_s):
-            self._beat_for_ever()
-
-    def _beat_for_ever(self) -> None:
-        """Beat as production does: at once when the step time is news, and seldom when it is not."""
-        if not self.trains:
-            return
-        for hub in self.world.hubs:
-            self.up.core_message(hub.hear_beat, self.beat())
-        self._beats += 1
-        self.world.engine.after(self._heartbeats.told(self._steps.mean_s), self._beat_again, self._beats)
-
-    def _beat_again(self, number: int) -> None:
-        if number == self._beats:
-            self._beat_for_ever()
 
 
 class RecordedLine(FleetLink):
