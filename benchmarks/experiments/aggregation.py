@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from atoll_simulator.confidence import Spread, paired, spread
 from benchmarks.experiments.cells import Record
 from benchmarks.experiments.grid import GridRow
 from benchmarks.experiments.questions import Experiment, Goal, Labels, matches
-from benchmarks.lib.confidence import Spread, paired, spread
 from benchmarks.lib.results import Figure
 
 Records = Mapping[str, Record]

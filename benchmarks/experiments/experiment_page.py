@@ -17,11 +17,11 @@ import zstandard
 
 from atoll.base.atomic_files import write_whole
 from atoll.report.charts import Series, lines_file
+from atoll_simulator.confidence import Spread
 from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
 from benchmarks.experiments.cells import duration
 from benchmarks.experiments.grid import FORMER_STANDING, GridRow, choices, rows, standing_settings
 from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, matches, parse
-from benchmarks.lib.confidence import Spread
 
 PREFIX: Final = "experiment-"
 RAW_BYTES_MAX: Final = 256 << 20

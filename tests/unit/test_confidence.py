@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.lib.confidence import inside, paired, quantile, spread
+from atoll_simulator.confidence import inside, paired, quantile, spread
 
 
 @pytest.mark.parametrize(

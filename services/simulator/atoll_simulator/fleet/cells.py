@@ -12,7 +12,6 @@ Workers ignore Ctrl-C, which a terminal sends to all processes of a command: the
 from __future__ import annotations
 
 import gc
-import math
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from typing import TypeVar
 
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.units import count, within
+from atoll_simulator import confidence
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import slowest_mean
 from atoll_simulator.fleet.chips import Chips, Lived, Rigid
@@ -41,7 +41,6 @@ SEEDS_MAX = 1000
 FAILURES_MAX = 50_000_000
 WORKERS_PER_CORE = 4
 T = TypeVar("T")
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +230,8 @@ def size_text(chips: int) -> str:
 
 def spread(values: Sequence[float]) -> SeedSpread:
     """Return mean and half the width of Student's 95 % interval."""
-    count = len(values)
-    mean = sum(values) / count
-    if count == 1:
-        return SeedSpread(mean, None)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    freedom = count - 1
-    # Beyond the table the quantile is this to within half a thousandth.
-    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.4 / freedom + 2.8 / freedom**2
-    return SeedSpread(mean, t * math.sqrt(variance / count))
+    found = confidence.spread(values)
+    return SeedSpread(found.mean, None if found.count == 1 else found.half)
 
 
 def per_cent(share: SeedSpread) -> str:
