@@ -306,3 +306,38 @@ def test_runs_whose_brokers_are_away_are_listed_and_removed(broker: EmbeddedBrok
     assert "is away" in refused.stderr
     forced = atoll("runs", "remove", run, "--yes", "--force", *at)
     assert forced.returncode == 0, forced.stderr
+
+
+class SlowToClose(MemoryBus):
+    """A bus that takes a turn of the loop, and more, to be closed."""
+
+    async def close(self) -> None:
+        """Let others run first."""
+        await asyncio.sleep(0.01)
+        await super().close()
+
+
+async def test_no_bus_is_left_at_a_former_address() -> None:
+    """While the former ones are closed somebody else needs a bus; and several learn of the new addresses at once."""
+    opened: list[str] = []
+
+    async def open_at(address: str) -> Bus:
+        opened.append(address)
+        await asyncio.sleep(0)
+        return SlowToClose("r", MemoryBroker())
+
+    bus = SpreadBus(SlowToClose("r", MemoryBroker()), "r", open_at)
+    subjects = Subjects("r")
+    await bus.provision(1 << 20, ["old-1", "old-2"])
+    learning = [asyncio.create_task(bus.provision(1 << 20, ["new-1", "new-2"])) for _ in range(2)]
+    await asyncio.sleep(0)
+    await bus.get_record(subjects.head(1))
+    await asyncio.gather(*learning)
+    before = len(opened)
+    await bus.get_record(subjects.head(1))
+    await bus.get_record(subjects.head(2))
+    await bus.close()
+
+    assert opened[:2] == ["old-1", "old-2"]
+    assert set(opened[2:]) == {"new-1", "new-2"}
+    assert len(opened) == before

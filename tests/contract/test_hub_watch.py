@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import AccessDenied
 from atoll.bus.nats import hub_watch
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.hub_watch import HubWatch
@@ -37,12 +38,22 @@ async def test_a_hub_that_is_away_does_not_answer(tmp_path: Path, monkeypatch: p
         await connection.call(connection.connect(WITHIN_S))
         watch = HubWatch(connection)
         assert not watch.answers
-        asyncio.run_coroutine_threadsafe(watch.watch(), connection.loop)
+        watching = asyncio.run_coroutine_threadsafe(watch.watch(), connection.loop)
         await until(lambda: _so(lambda: watch.answers))
         there.cut()
         await until(lambda: _so(lambda: not watch.answers))
         there.heal()
         await until(lambda: _so(lambda: watch.answers))
+        refused: list[str] = []
+
+        async def refuse(question: str, **_: float) -> None:
+            refused.append(question)
+            raise AccessDenied("the leaf's certificate does not hold at this time")
+
+        with monkeypatch.context() as shut:
+            shut.setattr(connection, "request", refuse)
+            await until(lambda: _so(lambda: len(refused) > 2))
+        assert not watching.done()  # the certificate is renewed
         monkeypatch.setattr(hub_watch, "STALE_S", SILENT_S)
         there.link.blackhole("down")
         await until(lambda: _so(lambda: not watch.answers))

@@ -283,6 +283,22 @@ class QueueContract:
         assert await consumer.drained()
         assert not await consumer.drained()
 
+    async def test_a_reader_that_gave_up_takes_no_news_from_the_next(self, make_bus: MakeBus, run: str) -> None:
+        """It was cancelled while it waited."""
+        bus, subjects = await make_bus(), Subjects(run)
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        first = asyncio.create_task(consumer.next(10 * SOON_S))
+        await asyncio.sleep(NEVER_S)  # it waits for news now
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.create_task(consumer.next(10 * SOON_S))
+        await asyncio.sleep(NEVER_S)
+        await bus.publish(subjects.contribution(0, 0, "a"), b"x", msg_id="m")
+
+        async with asyncio.timeout(SOON_S):
+            delivery = await second
+        assert delivery is not None
+
     async def test_a_broker_that_is_there_is_reached(self, make_bus: MakeBus) -> None:
         """An answer means that what was sent before has come through."""
         assert await (await make_bus()).reach(SOON_S)

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 import pytest
 
-from atoll.base.buffer_pool import Vector
 from atoll.base.clock import SystemClock
 from atoll.base.errors import RecordConflict
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.founding import found_or_join, publish_origin
 from atoll.merge.outer import make_outer
-from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
-from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import Info
-from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
 from support.protocol_world import one_commit
+from support.small_run import founded
 
 DEADLINE_S = 240.0
-
-
-async def founded(broker: MemoryBroker, run: str) -> RunRecord:
-    """Found a run of one shard and one fragment."""
-    bus = MemoryBus(run, broker)
-    protocol = msgspec.convert({"fragments": 1, "shards": 1}, ProtocolSettings)
-    layout = plan_layout([TensorSpec("w", (4,), "float32")], 1)
-    offer = RunRecord(run=run, founder="a", nonce="n", founded_at_s=0.0, layout=layout, protocol=protocol)
-    record, _ = await found_or_join(bus, offer)
-    origin: Mapping[int, Vector] = {0: np.zeros(4, dtype=np.float32)}
-    await publish_origin(bus, record, origin)
-    return record
 
 
 class DeafBus(MemoryBus):

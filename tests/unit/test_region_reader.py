@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,12 +149,15 @@ async def test_a_region_refuses_nothing(desk: Opened, reason: str) -> None:
 
 
 async def test_a_region_that_is_not_done_is_asked_at_a_pace(desk: Opened) -> None:
-    """It answers at once, again and again; the shard has other things to do."""
+    """It answers at once, again and again; the shard has other things to do.
+
+    A question that a busy machine sends late is followed sooner by the next: the pace is that of all of them.
+    """
     one = desk(said(done=False))
     assert await one.take() is False
     times = [at_s for at_s, _ in one.bus.asked]
     assert len(times) > 10
-    assert min(later - sooner for sooner, later in itertools.pairwise(times)) >= 0.9 * regions.TURN_S
+    assert times[-1] - times[0] >= 0.9 * regions.TURN_S * (len(times) - 1)
 
 
 async def test_silence_is_borne_for_a_while(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

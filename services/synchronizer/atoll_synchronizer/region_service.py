@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
-from atoll.base.retry import patiently
+from atoll.base.retry import ended, patiently
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.merge.correction import MomentumReference
 from atoll.merge.fold import FragmentFold, PartialMerge
@@ -74,14 +74,22 @@ class RegionService:
 
     async def serve(self, stop: asyncio.Event) -> str:
         """Answer shards; return why that has ended: `stopped`, the run is `over`, or `replaced` by another founding of it."""
-        feed = await patiently(lambda: self._bus.listen(self._run.subjects.premerge(self._region)), "what shards ask")
-        log.info("region.serving", region=self._region)
-        self._background.spawn(self._keep_forgetting(), self._hear(feed), self._watch_run(), self._until(stop))
+        self._background.spawn(self._until(stop))
+        asks = self._run.subjects.premerge(self._region)
+        listening = asyncio.ensure_future(patiently(lambda: self._bus.listen(asks), "what shards ask"))
+        either: set[asyncio.Future[Any]] = {listening, self._ended}
         try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended.done():
+                feed = listening.result()
+                log.info("region.serving", region=self._region)
+                self._background.spawn(self._keep_forgetting(), self._hear(feed), self._watch_run())
             return await self._ended
         finally:
             await self._background.stop()
-            await feed.close()
+            await ended([listening])
+            if not listening.cancelled() and listening.exception() is None:
+                await listening.result().close()
             for work in self._works.values():
                 work.task.cancel()
 

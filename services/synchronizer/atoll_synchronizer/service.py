@@ -22,7 +22,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
-from atoll.base.retry import patiently
+from atoll.base.retry import ended, patiently
 from atoll.bus.interface import Bus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
@@ -194,13 +194,14 @@ class ShardService:
         """Do `work`, but raise at once when something ends this candidacy."""
         doing = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {doing, self._ended}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            doing.cancel()
-            await asyncio.wait({doing})
-            self._ended.result()
-            raise RecordConflict("this candidacy ended before it began to serve")
-        doing.result()
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self._ended.result()
+                raise RecordConflict("this candidacy ended before it began to serve")
+            doing.result()
+        finally:
+            await ended([doing])
 
     def order_drain(self) -> None:
         """Finish when the last learner has left and the queue is empty; a standby leaves when the shard has an owner."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from atoll import __version__
 from atoll.base import fact_dumps
+from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.identity import Identity, this_process
@@ -84,12 +85,16 @@ class Host:
             AtollError: the reason why a candidacy ended, if neither the run nor another owner ended it.
         """
         candidacies = [asyncio.create_task(self._want(shard)) for shard in self._shards]
-        talk = [asyncio.create_task(work) for work in (self._listen(), self._tell(), self._write_down_moved())]
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        talk = BackgroundTasks(lambda error: None if failed.done() else failed.set_exception(error))
+        talk.spawn(self._listen(), self._tell(), self._write_down_moved())
         stopping = asyncio.create_task(stop.wait())
         all_done = asyncio.gather(*candidacies)
         try:
-            either: set[asyncio.Future[Any]] = {all_done, stopping}
+            either: set[asyncio.Future[Any]] = {all_done, stopping, failed}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
             if not all_done.done():
                 stop.clear()
                 await self._leave(all_done, stop)
@@ -98,11 +103,11 @@ class Host:
                 async with asyncio.timeout(CLOSE_S):
                     await self._record_moved()
         finally:
-            for task in (*talk, stopping, *candidacies, *self._moving.values()):
-                task.cancel()
-            await asyncio.gather(
-                *talk, stopping, *candidacies, *self._moving.values(), all_done, return_exceptions=True
-            )
+            works: list[asyncio.Future[Any]] = [failed, stopping, *candidacies, *self._moving.values()]
+            for work in works:
+                work.cancel()
+            await talk.stop()
+            await asyncio.gather(*works, all_done, return_exceptions=True)
 
     # --- one shard ----------------------------------------------------------------------------------------------------
 
@@ -195,7 +200,7 @@ class Host:
 
     async def _listen(self) -> None:
         """Hear the other hosts; give up what exceeds our share, and look at leases when a host gives one up."""
-        feed = await self._bus.listen(self._subjects.presence("*"))
+        feed = await patiently(lambda: self._bus.listen(self._subjects.presence("*")), "presence")
         try:
             async for core_message in feed:
                 try:

@@ -8,6 +8,7 @@ uvloop was measured to be no faster.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         """Start the thread; it does not keep the process alive."""
         self.loop = asyncio.new_event_loop()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -34,20 +36,27 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel what still runs on the loop, end it, wait for the thread; idempotent."""
-        if self.loop.is_closed():
-            return
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(STOP_S)
+        if not self._is_stopping:
+            self._is_stopping = True  # once: a second stop would end what the first one waits for
+            with contextlib.suppress(RuntimeError):  # its loop has been left, and is closed
+                self.loop.call_soon_threadsafe(self.loop.stop)
+        self.join(STOP_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout_s)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        unfinished = asyncio.all_tasks(self.loop)
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            # Not longer than this: nats-py may swallow a cancellation while a send is stalled.
-            self.loop.run_until_complete(asyncio.wait(unfinished, timeout=CANCEL_S))
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        self.loop.close()
+        try:
+            self.loop.run_forever()
+            unfinished = asyncio.all_tasks(self.loop)
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                # Not longer than this: nats-py may swallow a cancellation while a send is stalled.
+                self.loop.run_until_complete(asyncio.wait(unfinished, timeout=CANCEL_S))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        finally:
+            self.loop.close()

@@ -82,10 +82,11 @@ class SpreadBus:
                 todo="correct broker.bulk, or leave it away if the founder's addresses are good here, too",
             )
         addresses = self._own_addresses or tuple(bulk)
-        if self._addresses is not None and addresses != self._addresses:
-            for number in self._open.keys() - {HOME}:
-                await self._open.pop(number).close()
-        self._addresses = addresses
+        former, self._addresses = self._addresses, addresses
+        if former is not None and addresses != former:
+            # Taken out before anything is awaited: another task may look for a bus, or learn the same, meanwhile.
+            for bus in [self._open.pop(number) for number in self._open.keys() - {HOME}]:
+                await bus.close()
 
     async def _look(self, record: bytes) -> None:
         """Learn from a run record that passes; one that cannot be read is its reader's trouble."""
@@ -103,8 +104,15 @@ class SpreadBus:
         """Return the bus to one of the brokers; raise `BrokerUnavailable` if it is away when it is needed first."""
         if number not in self._open:
             async with self._opening.setdefault(number, asyncio.Lock()):
-                if number not in self._open:
-                    self._open[number] = await self._opener((self._addresses or ())[number - 1])
+                while number not in self._open:
+                    addresses = self._addresses or ()
+                    if number > len(addresses):
+                        raise BrokerUnavailable("the run lies on fewer brokers than it did", got=number)
+                    opened = await self._opener(addresses[number - 1])
+                    if self._addresses == addresses:
+                        self._open[number] = opened
+                    else:
+                        await opened.close()
         return self._open[number]
 
     async def _numbers(self, subject_filter: str) -> list[int]:

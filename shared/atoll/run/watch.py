@@ -123,15 +123,18 @@ class Watch:
             except AtollError as error:
                 log.info("core_messages.unheard", subject=subject_of("*"), reason=str(error))
                 await asyncio.sleep(POLL_S)
-        async for core_message in feed:
-            try:
-                message = decode(kind, core_message.data)
-                check_own(kind.__name__, core_message.subject, subject_of(sender_of(message)))
-            except PeerMisbehaved as error:
-                self._refuse(core_message.subject, error)
-                self._name_strange()
-            else:
-                take(message, self._clock.monotonic())
+        try:
+            async for core_message in feed:
+                try:
+                    message = decode(kind, core_message.data)
+                    check_own(kind.__name__, core_message.subject, subject_of(sender_of(message)))
+                except PeerMisbehaved as error:
+                    self._refuse(core_message.subject, error)
+                    self._name_strange()
+                else:
+                    take(message, self._clock.monotonic())
+        finally:
+            await feed.close()
 
     def _refuse(self, subject: str, error: PeerMisbehaved) -> None:
         self.view.refuse(subject.rpartition(".")[2][:NAME_CHARS_MAX], f"{error.what}: {error.got}")

@@ -108,9 +108,15 @@ class MemoryConsumer:
                 return None
             news: asyncio.Future[None] = loop.create_future()
             self._place.waiting.append(news)
-            await asyncio.wait({news}, timeout=left)
-            if not news.done():
-                self._place.waiting.remove(news)
+            try:
+                await asyncio.wait({news}, timeout=left)
+            except asyncio.CancelledError:
+                if news.done():  # the news was for us alone: let another reader look
+                    self.stream.wake(self._place.subject_filter)
+                raise
+            finally:
+                if not news.done():
+                    self._place.waiting.remove(news)
         return None
 
     async def arrived(self, most: int) -> list[MemoryDelivery]:

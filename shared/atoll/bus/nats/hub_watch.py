@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from nats.errors import NoRespondersError
 
+from atoll.base.errors import AtollError
+from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.nats.region import STALE_S
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from atoll.bus.nats.connection import Connection
 
 LOOK_S: Final = 2.0
+
+log = get(__name__)
 
 
 class HubWatch:
@@ -39,13 +43,17 @@ class HubWatch:
         return time.monotonic() - self._heard_s <= STALE_S
 
     async def watch(self) -> None:
-        """Ask without end: cancel it."""
-        question = f"{JetStream(self._connection).root}.INFO"
+        """Ask without end: cancel it. A leaf that does not let us in is asked on: a certificate may be renewed."""
+        question, refused = f"{JetStream(self._connection).root}.INFO", False
         while True:
             try:
                 await self._connection.request(question, timeout_s=STALE_S)
-                self._heard_s = time.monotonic()
+                self._heard_s, refused = time.monotonic(), False
             except Unanswered as reason:
                 if isinstance(reason.__cause__, NoRespondersError):
                     self._heard_s = float("-inf")
+            except AtollError as reason:
+                if not refused:
+                    log.warning("region.unwatched", reason=str(reason))
+                refused = True
             await asyncio.sleep(LOOK_S)

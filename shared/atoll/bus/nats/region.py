@@ -37,6 +37,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, told
+from atoll.bus.nats.outbox_order import OutboxOrder
 from atoll.bus.nats.records import newest
 from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
@@ -85,7 +86,7 @@ class RegionBus:
         self._global = stream_of(stream_plan(hub.subjects.run), hub.subjects.run_record).name
         self._asking = asyncio.Lock()
         self._asked_s, self._is_kept = float("-inf"), False
-        self._has_waiting = False
+        self._order = OutboxOrder(self._waiting)
         self._folds = hub.connection.options.region == self._domain
 
     # --- what the leaf keeps ----------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class RegionBus:
         self, directly: Callable[[], Coroutine[None, None, object]], later: Callable[[], Awaitable[object]]
     ) -> None:
         """Send directly, or keep it for later as soon as the hub is away."""
-        if not await self._must_wait():
+        if not await self._order.must_wait():
             if not await self._kept():
                 await directly()
                 return
@@ -232,16 +233,16 @@ class RegionBus:
             log.warning(
                 "region.hub_away", region=self._domain, waits="contributions and events, in the region's outbox"
             )
-            self._has_waiting = True
-        await later()
+        with self._order.entering():
+            await later()
 
-    async def _must_wait(self) -> bool:
-        """Return whether something that this process wrote before may still be in the outbox."""
-        if self._has_waiting:
-            outbox = await self._connection.call(self._told(outbox_plan(self._subjects.run, self._domain).name))
-            with contextlib.suppress(Unanswered):
-                self._has_waiting = bool(outbox) and told(outbox, int, "state", "messages") > 0
-        return self._has_waiting
+    async def _waiting(self) -> int | None:
+        """Return how many messages the outbox holds, None if the leaf does not say."""
+        outbox = await self._connection.call(self._told(outbox_plan(self._subjects.run, self._domain).name))
+        try:
+            return told(outbox, int, "state", "messages") if outbox else 0
+        except Unanswered:
+            return None
 
     async def _is_through(self, sending: asyncio.Task[object]) -> bool:
         """Return True once `sending` is done, False once the hub was away for `AWAY_LOOKS` looks in a row."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 
 from atoll.base.errors import (
+    AccessDenied,
     AtollError,
     BrokerUnavailable,
     PeerMisbehaved,
@@ -77,14 +78,14 @@ log = get(__name__)
 class KeptRun:
     """One run at a leaf. Everything runs in the connection's loop."""
 
-    def __init__(self, run: str, connection: Connection) -> None:
-        """Do nothing yet; `keep` does."""
+    def __init__(self, run: str, connection: Connection, bulk: Iterator[JetStream]) -> None:
+        """Do nothing yet; `keep` does. `bulk` carries the chunks of all runs of the keeper."""
         self.run = run
         self.wanted_s = connection.loop.time()
         self.ready = asyncio.Event()
         """Set while mirror and outbox are there."""
         self._far, self._near = JetStream(connection), JetStream(connection, nearby=True)
-        self._bulk = blobs.bulk_connections(connection)
+        self._bulk = bulk
         self._subjects, self._domain = Subjects(run), connection.domain
         self._global = stream_of(stream_plan(run), self._subjects.run_record).name
         self._outbox, self._kept = outbox_plan(run, self._domain), kept_plan(run, self._domain)
@@ -263,6 +264,7 @@ class RegionKeeper:
         """Prepare for the leaf at `url`; `start` does the work."""
         options = BusOptions(patience_s=_CONNECT_S, credentials=credentials)
         self._connection = Connection(url, "region-keeper", options, BusStats())
+        self._bulk = blobs.bulk_connections(self._connection)
         self._hub = HubWatch(self._connection)
         self._serving: Future[None] | None = None
         self._runs: dict[str, tuple[KeptRun, asyncio.Task[None]]] = {}
@@ -288,9 +290,11 @@ class RegionKeeper:
 
     async def _serve(self) -> None:
         connection = self._connection
-        await patiently(lambda: connection.connect(_CONNECT_S), "the leaf", on=(TimeoutError, BrokerUnavailable))
-        await patiently(self._hear, "the leaf", on=(Unanswered,))
-        for run in await patiently(self._mirrored, "the leaf", on=(BrokerUnavailable,)):
+        # A leaf that does not let us in is tried again: its certificate, or our own, may be renewed.
+        closed = (TimeoutError, BrokerUnavailable, Unanswered, AccessDenied)
+        await patiently(lambda: connection.connect(_CONNECT_S), "the leaf", on=closed)
+        await patiently(self._hear, "the leaf", on=closed)
+        for run in await patiently(self._mirrored, "the leaf", on=closed):
             self._kept(run)
         await self._hub.watch()
 
@@ -315,16 +319,17 @@ class RegionKeeper:
     def _kept(self, run: str) -> KeptRun:
         """Return a run that is kept from now on."""
         if run not in self._runs or self._runs[run][1].done():
-            kept = KeptRun(run, self._connection)
+            kept = KeptRun(run, self._connection, self._bulk)
             self._runs[run] = kept, asyncio.create_task(self._keep(kept))
         return self._runs[run][0]
 
     async def _keep(self, kept: KeptRun) -> None:
-        """Keep a run until it is over, whatever goes wrong with it."""
+        """Keep a run until it is over, whatever goes wrong with it, and forget it."""
         try:
             await kept.keep()
         except AtollError as reason:
             log.warning("region.not_kept", run=kept.run, reason=str(reason))
+        self._runs.pop(kept.run, None)
 
     def _on_message(self, answer: Callable[[Msg], Coroutine[Any, Any, None]]) -> Callable[[Msg], None]:
         """Return what is done on a message: `answer` it in a task of its own."""
