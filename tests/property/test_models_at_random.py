@@ -19,17 +19,17 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
 from atoll.protocol.balance import Balance
 from atoll.protocol.events import (
-    Action,
     Adopted,
     ArmTimer,
     CallHeard,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     ContributionReady,
     ContributionSpoiled,
     DrainOrdered,
-    Event,
+    Fact,
     Fetch,
     FetchFailed,
     FetchFragment,
@@ -111,7 +111,7 @@ class IslandAtRandom:
         self.asked: list[FetchFragment] = []
         self.now_s = 0.0
 
-    def tell(self, fact: Event) -> list[Action]:
+    def tell(self, fact: Fact) -> list[Command]:
         """Hand a fact over and compare."""
         actions = self.island.handle(fact)
         self.model.see(fact, actions)
@@ -233,7 +233,7 @@ class ShardAtRandom:
         self.writes: dict[int, list[Commit | Keep]] = {fragment: [] for fragment in self.versions}
         self.arrived: list[ContributionArrived] = []
 
-    def tell(self, fact: Event) -> list[Action]:
+    def tell(self, fact: Fact) -> list[Command]:
         """Hand a fact over and compare."""
         actions = self.shard.handle(fact)
         self.watch.see(actions)
@@ -389,7 +389,7 @@ class CandidateModel:
         self.lease_s, self.seen, self.since_s = lease_s, -1, 0.0
         self.epoch, self.standing, self.renewed_s = 0, "waiting", 0.0
 
-    def sees(self, fact: LeaseSeen) -> list[Action]:
+    def sees(self, fact: LeaseSeen) -> list[Command]:
         """Return what a look at the lease must lead to."""
         if self.standing == "deposed":
             return []

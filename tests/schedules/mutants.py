@@ -33,12 +33,12 @@ from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.protocol.data import DataLedger, LeaseWatch
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     ArmTimer,
+    Command,
     Commit,
     ContributionReady,
     Dismiss,
-    Event,
+    Fact,
     Keep,
     LearnerLeft,
     PushKey,
@@ -106,26 +106,26 @@ def any_base(self: FragmentRound, offer: Offer) -> str:
     return ""
 
 
-def acknowledge_when_ready(self: Shard, event: Event) -> list[Action]:
+def acknowledge_when_ready(self: Shard, event: Fact) -> list[Command]:
     """A contribution is acknowledged when it becomes ready, before its commit."""
     actions = HANDLE(self, event)
     early = [Acknowledge(key=event.key, fate="merged")] if isinstance(event, ContributionReady) else []
     return [*early, *actions]
 
 
-def fold_twice(self: FragmentRound, offer: Offer, cause_id: str) -> Action:
+def fold_twice(self: FragmentRound, offer: Offer, cause_id: str) -> Command:
     """A folded contribution is listed twice."""
     command = FOLD(self, offer, cause_id)
     self.shares.append(self.shares[-1])
     return command
 
 
-def open_too_early(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
+def open_too_early(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Command]:
     """A final contribution opens its round before the others that waited with it are folded."""
     return [action for offer in ready for action in FOLD_ALL(self, slot, [offer], at_s, cause_id)]
 
 
-def acknowledge_unkept(self: Shard, event: Event) -> list[Action]:
+def acknowledge_unkept(self: Shard, event: Fact) -> list[Command]:
     """Refusals are acknowledged before anything durable knows of them."""
     actions = HANDLE(self, event)
     if isinstance(event, LearnerLeft):
@@ -135,7 +135,7 @@ def acknowledge_unkept(self: Shard, event: Event) -> list[Action]:
     return [*(each for each in actions if not isinstance(each, Keep)), *early]
 
 
-def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
+def dismiss_unkept(self: Shard, event: Fact) -> list[Command]:
     """Farewells are dismissed before anything durable knows of them."""
     actions = HANDLE(self, event)
     if not isinstance(event, LearnerLeft):
@@ -144,7 +144,7 @@ def dismiss_unkept(self: Shard, event: Event) -> list[Action]:
     return [*(each for each in actions if not isinstance(each, Keep)), early]
 
 
-def ledger_of_later(self: Shard, event: Event) -> list[Action]:
+def ledger_of_later(self: Shard, event: Fact) -> list[Command]:
     """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
         msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
@@ -165,7 +165,7 @@ def reports_forgotten(self: FragmentLedger, ledger: Ledger) -> bytes:
     return msgspec.json.encode(FragmentLedger(self.settled))
 
 
-def early_timer_lost(self: Shard, event: Event) -> list[Action]:
+def early_timer_lost(self: Shard, event: Fact) -> list[Command]:
     """A due timer that fires a tick early is not armed again: the fragment rests for ever. It was real."""
     actions = HANDLE(self, event)
     if isinstance(event, TimerFired) and event.name.startswith("due/") and len(actions) == 1:
@@ -173,12 +173,12 @@ def early_timer_lost(self: Shard, event: Event) -> list[Action]:
     return actions
 
 
-def steal(self: Tenure, fact: LeaseSeen) -> list[Action]:
+def steal(self: Tenure, fact: LeaseSeen) -> list[Command]:
     """A candidate takes any lease it sees, however fresh, and does not fence (see `no_fence`)."""
     return SEEN(self, msgspec.structs.replace(fact, released=fact.released or not fact.ours))
 
 
-def never_expires(self: Tenure, fact: LeaseSeen) -> list[Action]:
+def never_expires(self: Tenure, fact: LeaseSeen) -> list[Command]:
     """Only a lease that was released is taken; that of a dead owner is respected for ever."""
     self.moved_s = fact.at_s
     return SEEN(self, fact)

@@ -19,7 +19,7 @@ import structlog
 
 from atoll.base.errors import AtollError
 from atoll.client.pushing import Pusher
-from atoll.protocol.events import Event, Push, PushKey
+from atoll.protocol.events import Fact, Push, PushKey
 from atoll.protocol.invariants import ShardWatch, check_island, check_shard
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -162,7 +162,7 @@ def watched(world: World) -> Iterator[None]:
         process = _group.get()
         return getattr(process, "name", "nobody")
 
-    def on_shard(self: Shard, event: Event) -> list[Any]:
+    def on_shard(self: Shard, event: Fact) -> list[Any]:
         try:
             actions = shard_handle(self, event)
             watch = self.__dict__.setdefault("watch", ShardWatch())
@@ -174,7 +174,7 @@ def watched(world: World) -> Iterator[None]:
             raise
         return actions
 
-    def on_island(self: Island, event: Event) -> list[Any]:
+    def on_island(self: Island, event: Fact) -> list[Any]:
         try:
             actions = island_handle(self, event)
             world.note(name(), event, "->", actions)

@@ -17,10 +17,10 @@ from atoll.base.parsing import parsed
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     Adopted,
     ArmTimer,
     CallHeard,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -28,7 +28,7 @@ from atoll.protocol.events import (
     ContributionSpoiled,
     Dismiss,
     DrainOrdered,
-    Event,
+    Fact,
     Fetch,
     FetchFailed,
     FetchFragment,
@@ -127,7 +127,7 @@ class ProtocolWorld:
         self.last_beats: dict[tuple[str, int], LearnerBeat] = {}
         self.reading: list[PushKey] = []
         self.core_messages: list[Callable[[], None]] = []
-        self.lanes: dict[int, list[Action]] = {fragment: [] for fragment in self.heads}
+        self.lanes: dict[int, list[Command]] = {fragment: [] for fragment in self.heads}
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
@@ -324,7 +324,7 @@ class ProtocolWorld:
             self.read()
             self.work()
 
-    def _tell_shard(self, fact: Event) -> None:
+    def _tell_shard(self, fact: Fact) -> None:
         actions = self.shard.handle(fact)
         self._note("shard", fact, actions)
         self.watch.see(actions)
@@ -335,7 +335,7 @@ class ProtocolWorld:
         for action in actions:
             self._do(action)
 
-    def _tell(self, life: LearnerIncarnation, fact: Event) -> None:
+    def _tell(self, life: LearnerIncarnation, fact: Fact) -> None:
         actions = life.island.handle(fact)
         self._note(f"{life.name}/{life.incarnation}", fact, actions)
         invariants.check_island(life.island)
@@ -344,7 +344,7 @@ class ProtocolWorld:
         for action in actions:
             self._do_for(life, action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Command) -> None:
         if isinstance(action, ArmTimer):
             self.timers[action.name] = action.due_s
         elif isinstance(action, Fetch):
@@ -363,7 +363,7 @@ class ProtocolWorld:
         elif isinstance(action, Finish):
             self.finished = action.reason
 
-    def _execute(self, action: Action) -> None:
+    def _execute(self, action: Command) -> None:
         """Do what a lane holds; the same order as the driver's: durable first, then told."""
         if isinstance(action, Commit):
             self.durable.see_commit(action)
@@ -382,7 +382,7 @@ class ProtocolWorld:
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
 
-    def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
+    def _do_for(self, life: LearnerIncarnation, action: Command) -> None:
         if isinstance(action, Push):
             arrived = ContributionArrived(
                 at_s=self.now_s,
@@ -446,7 +446,7 @@ class ProtocolWorld:
 
         self.core_messages.append(heard)
 
-    def _note(self, who: str, fact: Event, actions: list[Action]) -> None:
+    def _note(self, who: str, fact: Fact, actions: list[Command]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         self.log.append(logbook_line(who, fact, actions, self.now_s))
 

@@ -22,15 +22,15 @@ from typing import Final
 
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     Adopted,
     ArmTimer,
     CallHeard,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     DrainOrdered,
-    Event,
+    Fact,
     Fetch,
     FetchFailed,
     FetchFragment,
@@ -139,7 +139,7 @@ class RoundModel:
         self._trained: dict[tuple[str, int], int] = {}
         self._told = 0
 
-    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
         self._told = max(self._told, getattr(fact, "run_tokens", 0))
         self._take(fact)
@@ -176,7 +176,7 @@ class RoundModel:
 
     # --- facts ----------------------------------------------------------------------------------------------------------
 
-    def _take(self, fact: Event) -> None:
+    def _take(self, fact: Fact) -> None:
         if isinstance(fact, LearnerBeat):
             self._take_beat(fact)
         elif isinstance(fact, LearnerLeft):
@@ -254,7 +254,7 @@ class RoundModel:
         if self._bases.get(key) == now.version:
             now.answered.add(key.learner)
 
-    def _see_call(self, call: PublishCall, at_s: float, actions: list[Action]) -> None:
+    def _see_call(self, call: PublishCall, at_s: float, actions: list[Command]) -> None:
         now = self._rounds[call.fragment]
         now.called_s, now.attempt = at_s if now.called_s is None else now.called_s, now.attempt + 1
         require((call.version, call.attempt) == (now.version, now.attempt), "a call is for its round", call)
@@ -316,7 +316,7 @@ class FateModel:
         """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
 
-    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands."""
         if isinstance(fact, ContributionArrived):
             self._arrived[fact.key] = fact
@@ -465,7 +465,7 @@ class IslandModel:
         self._draining = False
         self._left = False
 
-    def see(self, fact: Event, actions: Iterable[Action]) -> None:
+    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands."""
         actions = list(actions)
         if self._left:
@@ -502,7 +502,7 @@ class IslandModel:
 
     # --- the rules ------------------------------------------------------------------------------------------------------
 
-    def _wanted(self, fact: Event) -> list[object]:
+    def _wanted(self, fact: Fact) -> list[object]:
         """Change the ledgers as a fact asks, and return the commands it must lead to."""
         if isinstance(fact, StepDone):
             self._tokens.append(fact.tokens)
@@ -513,7 +513,7 @@ class IslandModel:
             return self._drained()
         return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
 
-    def _told_of(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+    def _told_of(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
         """Take a fact of one fragment."""
         wanted: list[object] = []
         if isinstance(fact, CallHeard):
@@ -534,7 +534,7 @@ class IslandModel:
             raise TypeError(f"the model does not know {fact}")
         return wanted
 
-    def _fetched(self, fragment: int, own: _Own, fact: Event) -> list[object]:
+    def _fetched(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
         if isinstance(fact, FetchFailed):
             return []
         if isinstance(fact, NothingNewer):
@@ -666,7 +666,7 @@ class IslandModel:
         return [("leave",)]
 
 
-def _told(action: Action) -> object:
+def _told(action: Command) -> object:
     """Return what matters of a learner's command."""
     if isinstance(action, Push):
         told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from atoll.protocol.events import Action, Event, Keep, Kept
+from atoll.protocol.events import Command, Fact, Keep, Kept
 from atoll.protocol.shard import Shard
 
 
-def told(shard: Shard, fact: Event) -> list[Action]:
+def told(shard: Shard, fact: Fact) -> list[Command]:
     """Tell the shard a fact, and that each ledger is kept that it asks for; return all its commands."""
     actions = shard.handle(fact)
     for action in actions:  # the list grows while it is read

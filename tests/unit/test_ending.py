@@ -21,13 +21,13 @@ from atoll.merge.norms import slice_norms
 from atoll.model.layout import FragmentSlice
 from atoll.protocol import invariants
 from atoll.protocol.events import (
-    Action,
     Adopted,
+    Command,
     Commit,
     ContributionArrived,
     ContributionReady,
     DrainOrdered,
-    Event,
+    Fact,
     Fold,
     LearnerBeat,
     Push,
@@ -71,7 +71,7 @@ class Numbers(ProtocolWorld):
         self.now[name] = self.now[name] + axis
         super().step(name, tokens)
 
-    def _tell(self, life: LearnerIncarnation, fact: Event) -> None:
+    def _tell(self, life: LearnerIncarnation, fact: Fact) -> None:
         super()._tell(life, fact)
         if isinstance(fact, Adopted):
             name, values = life.name, self.versions[fact.version]
@@ -81,7 +81,7 @@ class Numbers(ProtocolWorld):
             self.anchor[name] = values
             self.sent.pop(name, None)
 
-    def _do_for(self, life: LearnerIncarnation, action: Action) -> None:
+    def _do_for(self, life: LearnerIncarnation, action: Command) -> None:
         if isinstance(action, Push):
             name = life.name
             origin = self.sent[name] if action.onward else self.anchor[name]
@@ -89,7 +89,7 @@ class Numbers(ProtocolWorld):
             self.sent[name] = self.now[name]
         super()._do_for(life, action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Command) -> None:
         if isinstance(action, Fold):
             size = len(NAMES)
             interval = FragmentSlice("w", 0, size, 0, size, direct=False)
@@ -98,7 +98,7 @@ class Numbers(ProtocolWorld):
             self.fold.add(pushed, slice_norms((interval,), pushed), action.weight, action.staleness_weight)
         super()._do(action)
 
-    def _execute(self, action: Action) -> None:
+    def _execute(self, action: Command) -> None:
         if isinstance(action, Commit):
             assert self.fold is not None
             self.versions.append(self.versions[-1] - self.fold.result().pseudo_gradient)

@@ -11,9 +11,9 @@ from atoll.protocol import island
 from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     Adopted,
     CallHeard,
+    Command,
     Commit,
     ContributionArrived,
     ContributionReady,
@@ -295,7 +295,7 @@ def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_
     folded = desk.handle(ContributionReady(at_s=0.6, key=PushKey("a", 1, 0, 1), norm=1.0))
     assert any(isinstance(action, Fold) for action in folded)
     desk.handle(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
-    told: list[Action] = []
+    told: list[Command] = []
     for second in range(2, 2 * int(OVERDUE_S)):
         told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second)))
         if any(isinstance(action, Commit) for action in told):

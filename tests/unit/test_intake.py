@@ -13,7 +13,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
-from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, QueueDrained
+from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
 from atoll.wire.messages import Lease, RunRecord, encode
@@ -34,11 +34,11 @@ class IntakeScene:
 
     run: RunRecord
     bus: MemoryBus
-    told: list[Event] = field(default_factory=list)
+    told: list[Fact] = field(default_factory=list)
     breaks: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def tell(self, fact: Event) -> None:
+    def tell(self, fact: Fact) -> None:
         """Take a fact, or break as a machine with a mistake does."""
         if self.breaks and isinstance(fact, ContributionArrived):
             raise ZeroDivisionError("a mistake of ours")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from atoll.protocol.events import (
-    Action,
     ArmTimer,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     ContributionReady,
-    Event,
+    Fact,
     Fetch,
     LearnerBeat,
     LearnerLeft,
@@ -37,11 +37,11 @@ class RandomFleet:
     now_s: float = 0.0
     pushes: dict[tuple[str, int], int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
-    waiting: list[Event] = field(default_factory=list)
+    waiting: list[Fact] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
-    facts: list[Event] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
 
-    def next(self) -> Event:
+    def next(self) -> Fact:
         """Return the next fact."""
         self.now_s += self.dice.choice((0.01, 0.1, 0.4))
         due = [name for name, due_s in self.timers.items() if due_s <= self.now_s]
@@ -70,7 +70,7 @@ class RandomFleet:
         key = PushKey(learner, 1, fragment, number)
         return ContributionArrived(at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10)
 
-    def heed(self, actions: list[Action]) -> None:
+    def heed(self, actions: list[Command]) -> None:
         """Take what the shard commands."""
         for action in actions:
             if isinstance(action, ArmTimer):

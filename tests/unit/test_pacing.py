@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.events import (
-    Action,
     ArmTimer,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     ContributionReady,
-    Event,
+    Fact,
     Fetch,
     LearnerBeat,
     LearnerLeft,
@@ -90,7 +90,7 @@ class PacedFleet:
         self.away = False
         self._pushes = 0
         self._timers: dict[str, float] = {}
-        self._due: list[tuple[float, int, Event]] = []
+        self._due: list[tuple[float, int, Fact]] = []
         self._order = 0
 
     def run(self, from_s: float, until_s: float) -> None:
@@ -113,7 +113,7 @@ class PacedFleet:
         self.learners.discard(who)
         self._at(at_s + 0.02, LearnerLeft(at_s=0.0, learner=who, incarnation=1))
 
-    def _do(self, at_s: float, actions: list[Action]) -> None:
+    def _do(self, at_s: float, actions: list[Command]) -> None:
         for action in actions:
             if isinstance(action, ArmTimer):
                 due_s = max(action.due_s, at_s) + self.late_s
@@ -138,7 +138,7 @@ class PacedFleet:
         )
         self._at(at_s, arrived)
 
-    def _at(self, at_s: float, fact: Event) -> None:
+    def _at(self, at_s: float, fact: Fact) -> None:
         self._order += 1
         heapq.heappush(self._due, (at_s, self._order, fact))
 

@@ -11,10 +11,10 @@ from atoll.protocol import grace, invariants, island, ledger, shard
 from atoll.protocol import round as rounds
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     Adopted,
     ArmTimer,
     CallHeard,
+    Command,
     Commit,
     CommitRefused,
     Committed,
@@ -69,7 +69,7 @@ class RulesDesk:
         self.shard = shard.Shard(settings(**changes), 0, dict.fromkeys(range(settings(**changes).fragments), 0))
         self.watch = invariants.ShardWatch()
 
-    def tell(self, fact: object) -> list[Action]:
+    def tell(self, fact: object) -> list[Command]:
         """Hand a fact over and check everything that must hold."""
         actions = told(self.shard, fact)  # type: ignore[arg-type]
         self.watch.see(actions)
@@ -78,7 +78,7 @@ class RulesDesk:
 
     def beat(
         self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True, step_s: float = STEP_S
-    ) -> list[Action]:
+    ) -> list[Command]:
         """Let a learner report."""
         return self.tell(
             LearnerBeat(
@@ -86,12 +86,14 @@ class RulesDesk:
             )
         )
 
-    def call(self, at_s: float) -> list[Action]:
+    def call(self, at_s: float) -> list[Command]:
         """Let the due timer of fragment 0 fire, as if it had been armed for now."""
         self.shard.slots[0].due_s = at_s
         return self.tell(TimerFired(at_s=at_s, name="due/0"))
 
-    def offer(self, who: PushKey, at_s: float, base: int = 0, *, final: bool = False, tokens: int = 80) -> list[Action]:
+    def offer(
+        self, who: PushKey, at_s: float, base: int = 0, *, final: bool = False, tokens: int = 80
+    ) -> list[Command]:
         """Let a contribution arrive and become ready."""
         arrived = self.tell(
             ContributionArrived(
@@ -103,7 +105,7 @@ class RulesDesk:
         return arrived
 
 
-def the(kind: type, actions: list[Action]) -> list[Action]:
+def the(kind: type, actions: list[Command]) -> list[Command]:
     """Return the commands of one kind."""
     return [action for action in actions if isinstance(action, kind)]
 
@@ -421,7 +423,7 @@ class Beach:
         """Start at version 0 of one fragment."""
         self.island = island.Island(settings(**changes), {0: 0})
 
-    def tell(self, fact: object) -> list[Action]:
+    def tell(self, fact: object) -> list[Command]:
         """Hand a fact over."""
         actions = self.island.handle(fact)  # type: ignore[arg-type]
         invariants.check_island(self.island)
@@ -432,7 +434,7 @@ class Beach:
         for _ in range(count):
             self.tell(StepDone(at_s=0.0, tokens=10))
 
-    def called(self, version: int = 0, attempt: int = 1) -> list[Action]:
+    def called(self, version: int = 0, attempt: int = 1) -> list[Command]:
         """Hear a call."""
         return self.tell(CallHeard(at_s=0.0, fragment=0, version=version, attempt=attempt))
 

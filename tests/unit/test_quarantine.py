@@ -9,7 +9,7 @@ from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -67,7 +67,7 @@ class QuarantineBench:
             ),
         )
 
-    def push(self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1) -> list[Action]:
+    def push(self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1) -> list[Command]:
         """Let a contribution arrive and be read; commit what is decided."""
         push = self.pushes[learner, incarnation] = self.pushes.get((learner, incarnation), 0) + 1
         key = PushKey(learner, incarnation, 0, push)
@@ -98,7 +98,7 @@ class QuarantineBench:
                 told(self.shard, Committed(at_s=self.at_s, fragment=0, version=version))
 
 
-def refusals(actions: list[Action]) -> list[str]:
+def refusals(actions: list[Command]) -> list[str]:
     """Return the reasons of the refusals among `actions`."""
     return [action.reason for action in actions if isinstance(action, Acknowledge) and action.fate == "refused"]
 

@@ -9,7 +9,7 @@ from atoll.protocol.events import (
     Commit,
     ContributionArrived,
     ContributionReady,
-    Event,
+    Fact,
     LearnerBeat,
     LearnerLeft,
     PublishCall,
@@ -33,7 +33,7 @@ class Told:
         self.calls: list[PublishCall] = []
         self.commits: list[Commit] = []
 
-    def tell(self, fact: Event) -> None:
+    def tell(self, fact: Fact) -> None:
         """Tell one fact."""
         actions = self.shard.handle(fact)
         self.calls += [action for action in actions if isinstance(action, PublishCall)]

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.protocol.events import Event, PushKey
+from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Head, decode, encode
 from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
@@ -61,7 +61,7 @@ class RegionDesk:
     bus: AnsweringBus
     reader: RegionReader
     manifest: Contribution
-    facts: list[Event] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
 
     async def take(self) -> bool:
         """Have the contribution taken."""
@@ -83,7 +83,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
         run = run_record(unique_run())
         bus, clock = AnsweringBus(run.run, *answers), SystemClock()
         sure: list[asyncio.Task[None]] = []
-        facts: list[Event] = []
+        facts: list[Fact] = []
         slices = run.layout.slices(0)
         blob = BlobRef(run.subjects.global_stem(0, 0, "f"), 1, 8, DIGEST)
         fingerprint = run.layout.fingerprint

@@ -7,14 +7,14 @@ import pytest
 
 from atoll.protocol import invariants
 from atoll.protocol.events import (
-    Action,
     ArmTimer,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     ContributionReady,
     ContributionSpoiled,
-    Event,
+    Fact,
     Fold,
     LearnerBeat,
     PushKey,
@@ -32,7 +32,7 @@ class CommitDesk:
         base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1, "silence_s": 5.0}
         self.shard = Shard(msgspec.convert(base | changes, ProtocolSettings).check(), 0, {0: 0})
 
-    def tell(self, fact: Event) -> list[Action]:
+    def tell(self, fact: Fact) -> list[Command]:
         """Hand a fact over."""
         actions = self.shard.handle(fact)
         invariants.check_shard(self.shard)
@@ -40,7 +40,7 @@ class CommitDesk:
 
     def beat(
         self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100, step_s: float = 0.5
-    ) -> list[Action]:
+    ) -> list[Command]:
         """Let a learner report."""
         fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=step_s, tokens=tokens)
         return self.tell(fact)
@@ -55,15 +55,15 @@ class CommitDesk:
         )
         return key
 
-    def ready(self, key: PushKey, at_s: float) -> list[Action]:
+    def ready(self, key: PushKey, at_s: float) -> list[Command]:
         """Let it be read."""
         return self.tell(ContributionReady(at_s=at_s, key=key))
 
-    def called(self, at_s: float) -> list[Action]:
+    def called(self, at_s: float) -> list[Command]:
         """Let the timer of the next round fire."""
         return self.tell(TimerFired(at_s=at_s, name="due/0"))
 
-    def graced(self, at_s: float) -> list[Action]:
+    def graced(self, at_s: float) -> list[Command]:
         """Let the grace window end."""
         return self.tell(TimerFired(at_s=at_s, name="grace/0"))
 

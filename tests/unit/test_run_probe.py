@@ -13,7 +13,7 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
-from atoll.protocol.events import ContributionArrived, Event, Refuse
+from atoll.protocol.events import ContributionArrived, Fact, Refuse
 from atoll.protocol.shard import Shard
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
@@ -97,7 +97,7 @@ async def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str
     """Also of a learner that says the right founding: `future_base`."""
     record = rebuilt(run)
     shard = Shard(record.protocol, 0, dict.fromkeys(record.protocol.fragments_of(0), 5))
-    context, told = ShardContext(MemoryBus(run, MemoryBroker()), record, 0, SystemClock()), list[Event]()
+    context, told = ShardContext(MemoryBus(run, MemoryBroker()), record, 0, SystemClock()), list[Fact]()
     event_log = EventLog(context.bus, context.subjects, context.name, context.clock)
     pending = PendingAcknowledgements(context.bus, context.subjects, event_log, GarbageCollector(context.bus))
     await claim(context.bus, context.subjects, "a", SystemClock())

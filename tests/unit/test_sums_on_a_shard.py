@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
-    Action,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -39,7 +39,7 @@ class SumDesk:
         """Hear a heartbeat."""
         self.shard.handle(LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=100))
 
-    def arrive(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[Action]:
+    def arrive(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[Command]:
         """Let manifests arrive."""
         return [
             action
@@ -56,7 +56,7 @@ class SumDesk:
             )
         ]
 
-    def ready(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float | None = None) -> list[Action]:
+    def ready(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float | None = None) -> list[Command]:
         """Let the sum of contributions arrive."""
         first, *others = (PushKey(name, 1, 0, push) for name in names)
         norm = 1.0 if norms is None else norms
@@ -64,7 +64,7 @@ class SumDesk:
         return self.shard.handle(ContributionReady(at_s=at_s, key=first, norm=norm, others=rest))
 
 
-def of(kind: type[Fetch | Fold | Refuse], actions: list[Action]) -> list[str]:
+def of(kind: type[Fetch | Fold | Refuse], actions: list[Command]) -> list[str]:
     """Return the learners of commands of a kind."""
     return [action.key.learner for action in actions if isinstance(action, kind)]
 

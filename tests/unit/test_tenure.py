@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
+from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
 
 LEASE_S = 3.0
@@ -35,7 +35,7 @@ class Candidate:
         """Begin to wait."""
         self.machine = Tenure(LEASE_S)
 
-    def look(self, now_s: float, *, lose_answer: bool = False) -> list[Action]:
+    def look(self, now_s: float, *, lose_answer: bool = False) -> list[Command]:
         """Read the record and do what the machine says; perhaps the answer to a write is lost."""
         record, at_s = self.record, now_s + self.ahead_s
         seen = LeaseSeen(

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from atoll.protocol.events import (
-    Action,
+    Command,
     Commit,
     ContributionArrived,
     ContributionReady,
     DrainOrdered,
-    Event,
+    Fact,
     Finish,
     Fold,
     Keep,
@@ -39,11 +39,11 @@ class Desk:
         settings = {"fragments": 1, "shards": 1, "interval_steps": 8, "quorum": 3, "robust": "gate"} | changes
         self.shard = Shard(ProtocolSettings(**settings).check(), 0, {0: 0})  # type: ignore[arg-type]
         self.watch = ShardWatch()
-        self.done: list[Action] = []
+        self.done: list[Command] = []
 
-    def tell(self, *facts: Event) -> list[Action]:
+    def tell(self, *facts: Fact) -> list[Command]:
         """Tell facts, keep ledgers at once, and return the commands."""
-        told: list[Action] = []
+        told: list[Command] = []
         for fact in facts:
             actions = self.shard.handle(fact)
             while actions:
@@ -59,14 +59,14 @@ class Desk:
         """Return a heartbeat."""
         return LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=10)
 
-    def push(self, name: str, at_s: float) -> list[Action]:
+    def push(self, name: str, at_s: float) -> list[Command]:
         """Let a learner's contribution arrive and be ready."""
         key = PushKey(name, 1, 0, 1)
         arrived = ContributionArrived(at_s=at_s, key=key, base_version=0, tokens=10, steps=8, trained_tokens=10)
         return self.tell(arrived, ContributionReady(at_s=at_s, key=key))
 
 
-def refused(actions: list[Action]) -> Counter[str]:
+def refused(actions: list[Command]) -> Counter[str]:
     """Return the reasons of refusals."""
     return Counter(action.reason for action in actions if isinstance(action, Refuse))
 

@@ -26,7 +26,7 @@ from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
 from atoll.protocol.claims import Claim, ClaimJudge, PushClaim
-from atoll.protocol.events import ContributionArrived, Event, LearnerBeat, LearnerLeft, PushKey, QueueDrained
+from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, PushKey, QueueDrained
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
@@ -65,7 +65,7 @@ class FactIntake:
         context: ShardContext,
         pending: PendingAcknowledgements,
         event_log: EventLog,
-        tell: Callable[[Event], None],
+        tell: Callable[[Fact], None],
         known_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
         """Receive nothing yet; `open` subscribes. `known_tokens` says how far the run is by the machine's own books."""
@@ -223,11 +223,11 @@ class FactIntake:
         self._dropped.append(delivery)
         return False
 
-    def _facts(self, delivery: Delivery) -> list[Event] | None:
+    def _facts(self, delivery: Delivery) -> list[Fact] | None:
         """Return what a queued message says; None where its incarnation is not known to be a member's."""
         return self._farewell(delivery) if ".bye." in delivery.subject else self._arrived(delivery)
 
-    def _arrived(self, delivery: Delivery) -> list[Event] | None:
+    def _arrived(self, delivery: Delivery) -> list[Fact] | None:
         context = self._context
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         if not self._roll.admits(manifest.learner, manifest.incarnation):
@@ -255,7 +255,7 @@ class FactIntake:
         )
         return [arrived]
 
-    def _farewell(self, delivery: Delivery) -> list[Event] | None:
+    def _farewell(self, delivery: Delivery) -> list[Fact] | None:
         context = self._context
         beat = self._beat(delivery.data, delivery.subject, partial(context.subjects.farewell, context.shard))
         if beat is None:

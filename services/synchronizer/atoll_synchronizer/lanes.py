@@ -22,7 +22,7 @@ from atoll.protocol.events import (
     CommitRefused,
     Committed,
     Dismiss,
-    Event,
+    Fact,
     Fold,
     Keep,
     Kept,
@@ -51,7 +51,7 @@ class LaneTools:
 class FragmentLanes:
     """The lanes of one tenure; `tell` receives the results of commits."""
 
-    def __init__(self, fragments: Iterable[int], tools: LaneTools, clock: Clock, tell: Callable[[Event], None]) -> None:
+    def __init__(self, fragments: Iterable[int], tools: LaneTools, clock: Clock, tell: Callable[[Fact], None]) -> None:
         """Begin with empty lanes; `work` empties one."""
         self._tools = tools
         self._clock = clock

@@ -30,7 +30,7 @@ from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, Recor
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
-from atoll.protocol.events import Action, RenewLease, StandDown, TakeLease
+from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
@@ -176,7 +176,7 @@ class LeaseKeeper:
         heads = [await self._bus.get_record(subject) for subject in self._heads]
         return max(revision, *(0 if head is None else decode(Head, head.data).epoch for head in heads))
 
-    async def _do(self, action: Action, ledger: Ledger | None) -> None:
+    async def _do(self, action: Command, ledger: Ledger | None) -> None:
         if isinstance(action, StandDown):
             log.warning("shard.deposed", reason=action.reason)
         elif isinstance(action, TakeLease | RenewLease):

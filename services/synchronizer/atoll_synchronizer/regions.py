@@ -42,7 +42,7 @@ from atoll.base.retry import patiently
 from atoll.merge.fold import PartialMerge, SliceLength
 from atoll.merge.norms import are_plausible
 from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
-from atoll.protocol.events import ContributionReady, Event, PushKey
+from atoll.protocol.events import ContributionReady, Fact, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, Head, decode, encode
@@ -94,7 +94,7 @@ class Surroundings:
     """What a tenure offers: tasks that end with it, a region's live learners, the median step, a fragment's head and norm."""
 
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    tell: Callable[[Event], None]
+    tell: Callable[[Fact], None]
 
     region_of: Callable[[str], str]
     live_of: Callable[[str], set[str]]

@@ -27,14 +27,14 @@ from atoll.bus.interface import Bus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     ArmTimer,
+    Command,
     Commit,
     ContributionReady,
     ContributionSpoiled,
     Dismiss,
     DrainOrdered,
-    Event,
+    Fact,
     Fetch,
     Finish,
     Fold,
@@ -233,7 +233,7 @@ class ShardService:
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
-    def _on_fact(self, fact: Event) -> None:
+    def _on_fact(self, fact: Fact) -> None:
         if self._heir:
             return
         if self.retention:
@@ -241,7 +241,7 @@ class ShardService:
         for action in self.recorder.handle(fact):
             self._do(action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Command) -> None:
         if isinstance(action, ArmTimer):
             self.background.arm(
                 action.name,

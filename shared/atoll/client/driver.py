@@ -53,7 +53,7 @@ from atoll.protocol.events import (
     Adopted,
     CallHeard,
     DrainOrdered,
-    Event,
+    Fact,
     FetchFailed,
     FetchFragment,
     FragmentFetched,
@@ -303,7 +303,7 @@ class IslandDriver:
         elif control.verb == "drain":
             self._proof_wanted.set()
 
-    def _on_fact(self, fact: Event) -> None:
+    def _on_fact(self, fact: Fact) -> None:
         """Let the machine handle a fact and start what it commands."""
         if self.recorder.broke:
             return

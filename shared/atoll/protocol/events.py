@@ -352,7 +352,3 @@ class FetchFragment(Command, frozen=True, kw_only=True):
 
 class Leave(Command, frozen=True, kw_only=True):
     """Everything is pushed: say goodbye and stop."""
-
-
-Event = Fact
-Action = Command

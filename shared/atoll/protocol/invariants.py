@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.base.errors import AtollError
 from atoll.base.parsing import parsed
-from atoll.protocol.events import Acknowledge, Action, Commit, Dismiss, Fetch, Fold, PushKey, Unfold
+from atoll.protocol.events import Acknowledge, Command, Commit, Dismiss, Fetch, Fold, PushKey, Unfold
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
@@ -47,7 +47,7 @@ class ShardWatch:
         self.folded: set[PushKey] = set()
         self.fates: dict[PushKey, str] = {}
 
-    def see(self, actions: Iterable[Action]) -> None:
+    def see(self, actions: Iterable[Command]) -> None:
         """Check the commands that one fact led to."""
         for action in actions:
             if isinstance(action, Fetch):

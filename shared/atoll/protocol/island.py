@@ -33,11 +33,10 @@ from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
-    Action,
     Adopted,
     CallHeard,
+    Command,
     DrainOrdered,
-    Event,
     Fact,
     FetchFailed,
     FetchFragment,
@@ -120,7 +119,7 @@ class Island:
         self.draining = False
         self.left = False
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Fact) -> list[Command]:
         """Take one fact in and return what to do about it."""
         if self.left:
             return []
@@ -152,14 +151,14 @@ class Island:
         due = len(self.intervals) * self.tokens
         return due - self.pushed - self.superseded - self.refused_local - sum(self.in_flight.values())
 
-    def _on_step_done(self, event: StepDone) -> list[Action]:
+    def _on_step_done(self, event: StepDone) -> list[Command]:
         if self.draining:
             raise ProtocolMisuse("a draining learner takes no step")
         self.tokens += event.tokens
         self.steps += 1
         return []
 
-    def _on_call_heard(self, event: CallHeard) -> list[Action]:
+    def _on_call_heard(self, event: CallHeard) -> list[Command]:
         interval = self.intervals[event.fragment]
         if interval.anchor > event.version or self.draining:
             return []
@@ -170,13 +169,13 @@ class Island:
             actions += self._called_again(event.fragment, interval, interval.sent, event)
         return actions
 
-    def _on_head_heard(self, event: HeadHeard) -> list[Action]:
+    def _on_head_heard(self, event: HeadHeard) -> list[Command]:
         interval = self.intervals[event.fragment]
         if event.proven:
             interval.known = max(interval.known, event.version)
         return self._hear_of(event.fragment, interval, event.version, event)
 
-    def _on_fragment_fetched(self, event: FragmentFetched) -> list[Action]:
+    def _on_fragment_fetched(self, event: FragmentFetched) -> list[Command]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
         if event.version > interval.newest:
@@ -187,22 +186,22 @@ class Island:
         interval.ready = event.version
         return self._look_on(event.fragment, interval, event)
 
-    def _on_nothing_newer(self, event: NothingNewer) -> list[Action]:
+    def _on_nothing_newer(self, event: NothingNewer) -> list[Command]:
         interval = self.intervals[event.fragment]
         interval.fetching = False
         interval.vain += 1
         interval.look_s = event.at_s + min(LOOK_S_MAX, LOOK_S * 2.0 ** min(interval.vain, 16))
         return self._look_on(event.fragment, interval, event)
 
-    def _on_fetch_failed(self, event: FetchFailed) -> list[Action]:
+    def _on_fetch_failed(self, event: FetchFailed) -> list[Command]:
         self.intervals[event.fragment].fetching = False
         return []
 
-    def _on_adopted(self, event: Adopted) -> list[Action]:
+    def _on_adopted(self, event: Adopted) -> list[Command]:
         interval = self.intervals[event.fragment]
         if event.version < interval.anchor:
             raise ProtocolMisuse("an adoption went back", got=event.version, allowed=f"{interval.anchor} or later")
-        actions: list[Action] = []
+        actions: list[Command] = []
         carried = self.settings.of(event.fragment).adoption == "carry" and not event.overwritten
         heard = carried or event.overwritten or interval.sent is not None
         if not heard and self.tokens > interval.from_tokens and self._counts(interval, event.version):
@@ -222,11 +221,11 @@ class Island:
             interval.ready = None
         return actions
 
-    def _on_push_settled(self, event: PushSettled) -> list[Action]:
+    def _on_push_settled(self, event: PushSettled) -> list[Command]:
         tokens = self.in_flight.pop((event.fragment, event.push))
         interval = self.intervals[event.fragment]
         ours = interval.sent is not None and interval.sent.push == event.push
-        actions: list[Action] = []
+        actions: list[Command] = []
         if not event.reason:
             self.pushed += tokens
             actions = self._last(event.fragment, interval, event.cause_id) if ours and self.draining else []
@@ -239,13 +238,13 @@ class Island:
             self.superseded += tokens
         return actions + self._leave_when_done(event.cause_id)
 
-    def _on_push_refused(self, event: PushRefused) -> list[Action]:
+    def _on_push_refused(self, event: PushRefused) -> list[Command]:
         interval = self.intervals[event.fragment]
         if interval.sent is None or interval.sent.push != event.push:
             return []
         return self._begin_again(event.fragment, interval, event)
 
-    def _on_drain_ordered(self, event: DrainOrdered) -> list[Action]:
+    def _on_drain_ordered(self, event: DrainOrdered) -> list[Command]:
         if self.draining:
             return []
         self.draining = True
@@ -256,7 +255,7 @@ class Island:
         ]
         return actions + self._leave_when_done(event.cause_id)
 
-    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Action]]]] = {
+    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Command]]]] = {
         StepDone: _on_step_done,
         CallHeard: _on_call_heard,
         HeadHeard: _on_head_heard,
@@ -273,7 +272,7 @@ class Island:
         """Return whether a round on `version` would merge what was trained in an interval."""
         return version - interval.anchor <= self.settings.age_max
 
-    def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Action]:
+    def _last(self, fragment: int, interval: LocalInterval, cause_id: str) -> list[Command]:
         """Push what an interval holds and was never pushed; residual steps after its push only if the run ends together.
 
         Residual steps go on from the push, so their base is the version that the push becomes part of: the next one, unless a
@@ -291,7 +290,7 @@ class Island:
         interval.ready = None
         return [self._push(fragment, interval, cause_id, final=True, onward=True)]
 
-    def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, event: Event) -> list[Action]:
+    def _called_again(self, fragment: int, interval: LocalInterval, sent: Sent, event: Fact) -> list[Command]:
         """Count a call that a durable push of ours has answered; after some of them, begin anew from the anchor."""
         apart = sent.called_s is None or event.at_s - sent.called_s >= RECALL_S_MIN / 2.0
         if (fragment, sent.push) in self.in_flight or not apart:
@@ -299,7 +298,7 @@ class Island:
         sent.calls, sent.called_s = sent.calls + 1, event.at_s
         return self._begin_again(fragment, interval, event) if sent.calls % UNHEARD_CALLS == 0 else []
 
-    def _begin_again(self, fragment: int, interval: LocalInterval, event: Event) -> list[Action]:
+    def _begin_again(self, fragment: int, interval: LocalInterval, event: Fact) -> list[Command]:
         """Fetch the version that we hold, or a newer one, to begin anew from it; the more often, the later."""
         if interval.again_s is not None and event.at_s < interval.again_s:
             return []
@@ -309,7 +308,7 @@ class Island:
             interval.again_s = event.at_s + min(AGAIN_S_MAX, AGAIN_S * 2.0 ** min(interval.again, 16))
         return actions
 
-    def _hear_of(self, fragment: int, interval: LocalInterval, version: int, event: Event) -> list[Action]:
+    def _hear_of(self, fragment: int, interval: LocalInterval, version: int, event: Fact) -> list[Command]:
         """Fetch a version that we hear of, unless it is here or on its way, or we have just looked in vain."""
         if max(version, interval.known) <= interval.newest or self.draining:
             return []
@@ -321,13 +320,13 @@ class Island:
             return []
         return self._fetch(fragment, interval, event.cause_id, version=version)
 
-    def _look_on(self, fragment: int, interval: LocalInterval, event: Event) -> list[Action]:
+    def _look_on(self, fragment: int, interval: LocalInterval, event: Fact) -> list[Command]:
         """Look once more if a newer version was heard of during the look that has just ended."""
         return self._hear_of(fragment, interval, interval.hinted, event)
 
     def _fetch(
         self, fragment: int, interval: LocalInterval, cause_id: str, *, version: int = 0, again: bool = False
-    ) -> list[Action]:
+    ) -> list[Command]:
         if interval.fetching or self.draining:
             return []
         interval.fetching, interval.hinted = True, 0
@@ -352,7 +351,7 @@ class Island:
             cause_id=cause_id,
         )
 
-    def _leave_when_done(self, cause_id: str) -> list[Action]:
+    def _leave_when_done(self, cause_id: str) -> list[Command]:
         """Close the ledger once nothing is in flight: tokens trained after the last push are superseded."""
         if not self.draining or self.in_flight:
             return []

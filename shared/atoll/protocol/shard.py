@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     ArmTimer,
+    Command,
     CommitRefused,
     Committed,
     ContributionArrived,
@@ -39,7 +39,6 @@ from atoll.protocol.events import (
     ContributionSpoiled,
     Dismiss,
     DrainOrdered,
-    Event,
     Fact,
     Fetch,
     Finish,
@@ -98,7 +97,7 @@ class Shard:
         self.looked_s: float | None = None
         self.committing_since: dict[int, float] = {}
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Fact) -> list[Command]:
         """Take one fact in and return what to do about it."""
         if self.finished:
             return []
@@ -148,7 +147,7 @@ class Shard:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def _on_learner_beat(self, event: LearnerBeat) -> list[Action]:
+    def _on_learner_beat(self, event: LearnerBeat) -> list[Command]:
         view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
@@ -161,7 +160,7 @@ class Shard:
         cause_id = id_of("beat", event.learner, event.incarnation)
         return self._schedule(event.at_s) + self._advance_all(event.at_s, cause_id)
 
-    def _on_learner_left(self, event: LearnerLeft) -> list[Action]:
+    def _on_learner_left(self, event: LearnerLeft) -> list[Command]:
         self.ledger.account(event.learner, event.incarnation).left = True
         view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
         if view.incarnation == event.incarnation:
@@ -171,7 +170,7 @@ class Shard:
         self.slots[where].unkept.farewells.append(dismiss)
         return self.slots[where].keep(self.ledger, cause_id) + self._advance_all(event.at_s, cause_id)
 
-    def _on_contribution_arrived(self, event: ContributionArrived) -> list[Action]:
+    def _on_contribution_arrived(self, event: ContributionArrived) -> list[Command]:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
@@ -193,10 +192,10 @@ class Shard:
         slot.round.loading.add(event.key)
         return [Fetch(key=event.key, cause_id=event.cause_id)]
 
-    def _on_contribution_ready(self, event: ContributionReady) -> list[Action]:
+    def _on_contribution_ready(self, event: ContributionReady) -> list[Command]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
         bad, again = slot.unfit(ready, event.base_norm, event.cause_id)
-        actions: list[Action] = [*again]
+        actions: list[Command] = [*again]
         for each in bad:
             actions += self._refuse(slot, each.offer, each.reason, event.cause_id, (each.norm, each.norm_max))
         if not bad:
@@ -209,12 +208,12 @@ class Shard:
                 view.pushed_s = event.at_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
-    def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Action]:
+    def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Command]:
         slot = self.slots[event.key.fragment]
         actions = self._refuse(slot, slot.offers[event.key], event.reason, event.cause_id)
         return actions + self._advance(slot, event.at_s, event.cause_id)
 
-    def _on_timer_fired(self, event: TimerFired) -> list[Action]:
+    def _on_timer_fired(self, event: TimerFired) -> list[Command]:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
@@ -223,9 +222,9 @@ class Shard:
             return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 
-    def _on_committed(self, event: Committed) -> list[Action]:
+    def _on_committed(self, event: Committed) -> list[Command]:
         slot = self.slots[event.fragment]
-        old, actions = slot.round, list[Action]()
+        old, actions = slot.round, list[Command]()
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
             raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
         self.sync.add(event.at_s - self.committing_since.pop(event.fragment, event.at_s))
@@ -242,19 +241,19 @@ class Shard:
         actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s, slot) + self._advance(slot, event.at_s, event.cause_id)
 
-    def _on_kept(self, event: Kept) -> list[Action]:
+    def _on_kept(self, event: Kept) -> list[Command]:
         slot = self.slots[event.fragment]
         return [*slot.kept(), *slot.keep(self.ledger, event.cause_id)]
 
-    def _on_commit_refused(self, event: CommitRefused) -> list[Action]:
+    def _on_commit_refused(self, event: CommitRefused) -> list[Command]:
         self.finished = True
         return [StandDown(reason=f"fragment {event.fragment}: {event.reason}", cause_id=event.cause_id)]
 
-    def _on_drain_ordered(self, event: DrainOrdered) -> list[Action]:
+    def _on_drain_ordered(self, event: DrainOrdered) -> list[Command]:
         self.draining = True
         return self._advance_all(event.at_s, event.cause_id)
 
-    def _on_queue_drained(self, event: QueueDrained) -> list[Action]:
+    def _on_queue_drained(self, event: QueueDrained) -> list[Command]:
         """Finish when the run is over: told so or at its token target, nobody present, nothing queued or in our hands.
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
@@ -270,7 +269,7 @@ class Shard:
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
 
-    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Action]]]] = {
+    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Command]]]] = {
         LearnerBeat: _on_learner_beat,
         LearnerLeft: _on_learner_left,
         ContributionArrived: _on_contribution_arrived,
@@ -289,18 +288,18 @@ class Shard:
     def _over(self) -> bool:
         return self.draining or self.ledger.reached(self.settings.tokens_target)
 
-    def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Action]:
+    def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Command]:
         """Give every resting fragment, or some, the time to be called at, or an earlier one when steps have become shorter."""
         step_s = self.step_s(at_s)
         if step_s is None:
             return []
-        interval_s, actions = self.settings.interval_steps * step_s, list[Action]()
+        interval_s, actions = self.settings.interval_steps * step_s, list[Command]()
         for slot in only or self.slots.values():
             if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
                 actions.append(ArmTimer(name=f"due/{slot.round.fragment}", due_s=slot.due_s))
         return actions
 
-    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Action]:
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Command]:
         """Call the round, and see to it that it is called again while it stays below quorum."""
         now = slot.round
         if now.phase not in (Phase.RESTING, Phase.COLLECTING):
@@ -319,14 +318,14 @@ class Shard:
         again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
-    def _advance_all(self, at_s: float, cause_id: str) -> list[Action]:
+    def _advance_all(self, at_s: float, cause_id: str) -> list[Command]:
         self.looked_s = at_s
         live = self.live(at_s)  # once for all fragments: nothing that one of them does changes it
         return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
-    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Action]:
+    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Command]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
-        now, actions = slot.round, list[Action]()
+        now, actions = slot.round, list[Command]()
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
@@ -354,9 +353,9 @@ class Shard:
             actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
         return actions
 
-    def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Action]:
+    def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
         """Refuse all that is folded: nobody is left who could judge it."""
-        actions: list[Action] = [Unfold(fragment=slot.round.fragment, cause_id=cause_id)]
+        actions: list[Command] = [Unfold(fragment=slot.round.fragment, cause_id=cause_id)]
         folded, slot.round.shares = [slot.offers[share.key] for share in slot.round.shares], []
         for offer in folded:
             actions += self._refuse(slot, offer, "unjudged", cause_id)
@@ -369,12 +368,12 @@ class Shard:
         held = Counter(key.learner for key in slot.offers)
         return {name for name in self.present(at_s) if held[name] < PLACES}
 
-    def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Action]:
+    def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Command]:
         """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.
 
         All are folded before the round opens: without grace, opening may commit it on the spot.
         """
-        actions, final = list[Action](), ""
+        actions, final = list[Command](), ""
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
@@ -387,7 +386,7 @@ class Shard:
 
     def _refuse(
         self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str, norms: tuple[float, float] | None = None
-    ) -> list[Action]:
+    ) -> list[Command]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.events import Action, Fact, RenewLease, StandDown, TakeLease
+from atoll.protocol.events import Command, Fact, RenewLease, StandDown, TakeLease
 
 RENEWALS_PER_LEASE = 3.0
 
@@ -59,7 +59,7 @@ class Tenure:
         self.moved_s = 0.0
         self.renewed_s = 0.0
 
-    def handle(self, fact: Fact) -> list[Action]:
+    def handle(self, fact: Fact) -> list[Command]:
         """Take one fact in and return what to do about it."""
         if self.standing is LeaseStanding.DEPOSED:
             return []
@@ -74,7 +74,7 @@ class Tenure:
         """Return how often to look at the lease, seconds."""
         return self.lease_s / (2.0 * RENEWALS_PER_LEASE)
 
-    def _seen(self, fact: LeaseSeen) -> list[Action]:
+    def _seen(self, fact: LeaseSeen) -> list[Command]:
         if self.standing is LeaseStanding.OWNING:
             if not fact.ours:
                 self.standing = LeaseStanding.DEPOSED
@@ -94,7 +94,7 @@ class Tenure:
         self.standing, self.epoch = LeaseStanding.TAKING, fact.epoch + 1
         return [TakeLease(revision=fact.revision, epoch=self.epoch)]
 
-    def _written(self, fact: LeaseWritten) -> list[Action]:
+    def _written(self, fact: LeaseWritten) -> list[Command]:
         if self.standing is LeaseStanding.WAITING:
             raise ProtocolMisuse("a lease was written that nobody asked for", got=fact.revision)
         self.standing = LeaseStanding.OWNING

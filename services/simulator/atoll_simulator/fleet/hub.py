@@ -17,15 +17,15 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
-    Action,
     ArmTimer,
+    Command,
     Commit,
     Committed,
     ContributionArrived,
     ContributionReady,
     Dismiss,
     DrainOrdered,
-    Event,
+    Fact,
     Fetch,
     Finish,
     Fold,
@@ -63,7 +63,7 @@ class Hub:
         self.finished = False
         self._unsettled: set[PushKey | tuple[str, int]] = set()
         self._timers: Counter[str] = Counter()
-        self._lanes: dict[int, deque[Action]] = {fragment: deque() for fragment in self.versions}
+        self._lanes: dict[int, deque[Command]] = {fragment: deque() for fragment in self.versions}
         self._committing: set[int] = set()
         self._watch = invariants.ShardWatch() if watched else None
         self._durable = invariants.Durable(self.versions) if watched else None
@@ -96,7 +96,7 @@ class Hub:
             self._on_fact(QueueDrained(at_s=self.world.engine.now_s, proven=not self._unsettled))
             self.world.engine.after(IDLE_S, self._look_at_queue)
 
-    def _on_fact(self, fact: Event) -> None:
+    def _on_fact(self, fact: Fact) -> None:
         actions = self.machine.handle(fact)
         if self._watch is not None:
             self._watch.see(actions)
@@ -106,7 +106,7 @@ class Hub:
 
     # --- commands -------------------------------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Command) -> None:
         engine = self.world.engine
         if isinstance(action, ArmTimer):
             self._timers[action.name] += 1
@@ -137,13 +137,13 @@ class Hub:
     def _on_fetched(self, key: PushKey) -> None:
         self._on_fact(ContributionReady(at_s=self.world.engine.now_s, key=key))
 
-    def _in_lane(self, fragment: int, action: Action) -> None:
+    def _in_lane(self, fragment: int, action: Command) -> None:
         if fragment in self._committing:
             self._lanes[fragment].append(action)
         else:
             self._execute(fragment, action)
 
-    def _execute(self, fragment: int, action: Action) -> None:
+    def _execute(self, fragment: int, action: Command) -> None:
         if isinstance(action, Commit):
             self._committing.add(fragment)
             self.world.engine.after(self.world.commit_s(), self._commit, action)

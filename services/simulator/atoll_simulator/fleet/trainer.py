@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol import invariants
 from atoll.protocol.events import (
-    Action,
     Adopted,
     CallHeard,
+    Command,
     ContributionArrived,
     DrainOrdered,
-    Event,
+    Fact,
     FetchFragment,
     FragmentFetched,
     HeadHeard,
@@ -261,14 +261,14 @@ class FleetLearner:
 
     # --- facts and commands -------------------------------------------------------------------------------------------------
 
-    def _on_fact(self, fact: Event) -> None:
+    def _on_fact(self, fact: Fact) -> None:
         actions = self.island.handle(fact)
         if self._watched:
             invariants.check_island(self.island)
         for action in actions:
             self._do(action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Command) -> None:
         if isinstance(action, Push):
             arrived = ContributionArrived(
                 at_s=0.0,
