@@ -84,7 +84,7 @@ async def test_a_killed_broker_loses_nothing_acknowledged(fragile: EmbeddedBroke
     data = np.random.default_rng(0).bytes(48 * MIB)
     before = await stream_state(bus, f"atoll_{run}_GL")
     writing = asyncio.create_task(bus.put_blob(stem, data))
-    await until(lambda: bus.stats.messages_up >= 5)
+    await until(lambda: bus.stats.blob_bytes_up >= 5 * MIB)
 
     await asyncio.to_thread(fragile.kill)
     assert not writing.done()

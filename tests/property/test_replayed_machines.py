@@ -81,7 +81,7 @@ def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: li
         replay = Replay(list(one.lines("a test")))
         again = [commands for _, commands in replay.play()]
 
-        assert one.facts_kept <= 2 * max(facts_min, len(freeze(one.machine)) // 256 + 1) + facts_min
+        assert replay.header.facts <= 2 * max(facts_min, len(freeze(one.machine)) // 256 + 1) + facts_min
         assert again == (answered[-len(again) :] if again else [])
         assert replay.header.facts_before == len(answered) - len(again)
         assert freeze(replay.machine) == freeze(one.machine)

@@ -60,7 +60,6 @@ from atoll.run.record import readable
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.messages import Head, Lease, Member, decode, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer import store as _store
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -76,7 +75,6 @@ driver: Any = _driver
 session: Any = _session
 rebuild: Any = _rebuild
 delta_chain: Any = _chain
-store_module: Any = _store
 outer_state: Any = _outer
 memory_bus: Any = _bus
 heads: Any = _heads

@@ -21,7 +21,7 @@ from atoll.codec.arrays import unpack_arrays
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.invariants import require
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import Head, Included
+from atoll.wire.messages import Included
 
 # HeLoCo's constants, from its paper (arXiv 2606.00271) and not from the code that is checked here.
 COSINE, SHRINK, SHRINK_MAX, ROTATE, DOUBT = 0.2, 0.5, 0.5, 1.0, 3.0
@@ -299,8 +299,3 @@ def initial_state(settings: ProtocolSettings, values: Vector, *, derived: bool) 
     if settings.average_versions:
         state["average"], state["average_weight"] = values, np.zeros(())
     return state
-
-
-def is_keyframe(head: Head) -> bool:
-    """Return whether a head's version is stored whole."""
-    return head.key_version == head.version

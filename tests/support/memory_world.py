@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,10 +32,7 @@ from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
 from support.islands import check_heads
 
-Opener = Callable[[], Coroutine[Any, Any, Bus]]
-
 STEP_S = 0.004
-
 
 MEAN = {"merge": "mean", "outer_lr": 1.0, "outer_momentum": 0.0, "correction": "none"}
 """The outer step that takes the mean of what learners reached, for tests that rest on exact values."""

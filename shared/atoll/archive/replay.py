@@ -53,7 +53,6 @@ class ReplayedRound:
     pushes: tuple[PushKey, ...]
     computed: bool
     differences: tuple[Difference, ...] = ()
-    anchored: bool = False
     digest: str = ""
 
     @property
@@ -212,7 +211,6 @@ class RunReplay:
             tuple(key_of(fold.manifest) for fold in made.folds),
             computed,
             (*decided, *inputs, *results),
-            anchored=made.anchor is not None,
             digest=head.digest,
         )
 

@@ -51,8 +51,7 @@ class RoundPart:
 
     Attributes:
         weight_share: its share of all weight, 0..1, after the staleness weight.
-        length: the L2 norm of what it sent, of several contributions the mean.
-        aligned: the cosine of what it sent with the merge; None where one of the two has no direction.
+        aligned: the cosine with the merge of what it sent, of several contributions the mean; None where one has no direction.
         step_without: how long the fragment's step would be without it, over how long it was; None where there was no step.
         turned_without: the cosine between these two steps; None where one of the two has no length.
     """
@@ -61,7 +60,6 @@ class RoundPart:
     contributions: int
     tokens: int
     weight_share: float
-    length: float
     aligned: float | None
     step_without: float | None
     turned_without: float | None
@@ -119,7 +117,6 @@ class OpenRound:
                     len(own),
                     sum(each.fold.manifest.tokens for each in own),
                     sum(each.weight for each in own) / total if total else 0.0,
-                    l2_norm(sent),
                     cosine(sent, direction),
                     l2_norm(other) / length if length else None,
                     cosine(other, step),

@@ -27,7 +27,6 @@ class NodeTold:
     """One answer: the name and version of a nats-server, what its operator has it say, and which nodes it is connected to."""
 
     name: str
-    cluster: str
     version: str
     tags: tuple[str, ...]
     peers: tuple[str, ...]
@@ -50,7 +49,6 @@ def told(data: bytes) -> NodeTold | None:
     tags, connections = server.get("tags"), state.get("connections")
     return NodeTold(
         name=name,
-        cluster=str(server.get("cluster", "")),
         version=str(server.get("ver", "")),
         tags=tuple(map(str, tags if isinstance(tags, list) else ())),
         peers=tuple(sorted(peers)),

@@ -93,11 +93,6 @@ class FactRecorder:
             self.broke = f"{type(error).__name__}: {error}"
             raise
 
-    @property
-    def facts_kept(self) -> int:
-        """Return how many facts a dump would hold."""
-        return len(self._former.facts) + len(self._now.facts)
-
     def lines(self, why: str) -> Iterator[bytes]:
         """Yield the lines of a dump of this moment."""
         former, now = self._former, self._now

@@ -47,8 +47,6 @@ class BusStats:
 
     bytes_up: int = 0
     bytes_down: int = 0
-    messages_up: int = 0
-    messages_down: int = 0
     retries: int = 0
     reconnects: int = 0
     core_messages_dropped: int = 0

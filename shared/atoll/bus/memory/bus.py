@@ -188,12 +188,10 @@ class MemoryBus:
 
     def _count_up(self, data: Buffer) -> None:
         """Count a message that left."""
-        self.stats.messages_up += 1
         self.stats.bytes_up += len(data)
 
     def _count_down(self, data: Buffer) -> None:
         """Count a message that arrived."""
-        self.stats.messages_down += 1
         self.stats.bytes_down += len(data)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:

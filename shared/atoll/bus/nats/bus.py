@@ -325,7 +325,6 @@ class JetStreamBus:
         except Unanswered:
             self.stats.core_messages_dropped += 1
         else:
-            self.stats.messages_up += 1
             self.stats.bytes_up += len(data)
 
     async def reach(self, timeout_s: float) -> bool:
@@ -353,7 +352,6 @@ class JetStreamBus:
             connection = self._resting[late_s_max]
 
         def on_message(message: Msg) -> None:
-            self.stats.messages_down += 1
             self.stats.bytes_down += len(message.data)
             feed.push(CoreMessage(message.subject, message.data, message.reply or None, message.headers or {}))
 
@@ -384,7 +382,6 @@ class JetStreamBus:
             answer = await self._connection.call(asking)
         except Unanswered:
             return None
-        self.stats.messages_down += 1
         return bytes(answer.data)
 
     async def close(self) -> None:

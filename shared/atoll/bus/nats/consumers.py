@@ -222,9 +222,7 @@ class QueueConsumer:
             return None
         delivery = QueueDelivery(self, message.subject, message.data, attempts > 1, message.reply)
         self.unsettled[_place(message.reply)] = message.reply
-        stats = self.connection.stats
-        stats.messages_down += 1
-        stats.bytes_down += len(message.data)
+        self.connection.stats.bytes_down += len(message.data)
         return delivery
 
     async def _pull(self, left_s: float) -> Msg | None:

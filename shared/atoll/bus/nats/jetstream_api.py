@@ -216,7 +216,6 @@ class JetStream:
             except (Unanswered, ApiRefusal) as reason:
                 await patience.after(subject, reason)
             else:
-                self.connection.stats.messages_up += 1
                 self.connection.stats.bytes_up += len(payload)
                 return
 
@@ -251,7 +250,6 @@ class JetStream:
             or not (sequence.isascii() and sequence.isdigit())
         ):
             raise Unanswered(f"direct get of {subject}: {headers.get(STATUS, '')} {headers.get(DESCRIPTION, '')}")
-        self.connection.stats.messages_down += 1
         self.connection.stats.bytes_down += len(message.data)
         return StoredEvent(int(sequence), subject, message.data)
 
@@ -297,7 +295,6 @@ class JetStream:
             return Page([], 0, 0, too_many=True)
         if status not in ("204", "404"):
             raise Unanswered(f"batched get from {stream}: {status} {end.get(DESCRIPTION, '')}")
-        connection.stats.messages_down += len(messages)
         connection.stats.bytes_down += sum(len(message.data) for message in messages)
         try:
             return Page(messages, int(end.get("Nats-Num-Pending", 0)), int(end.get("Nats-UpTo-Sequence", 0)))

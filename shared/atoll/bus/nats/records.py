@@ -84,7 +84,6 @@ async def put(
                 ) from reason
             await patience.after(subject, reason)
         else:
-            connection.stats.messages_up += 1
             connection.stats.bytes_up += len(data)
             return revision
 
@@ -101,7 +100,6 @@ async def last(jetstream: JetStream, stream: str, subject: str) -> tuple[Record,
     if message is None:
         return None
     headers = headers_of(message)
-    jetstream.connection.stats.messages_down += 1
     jetstream.connection.stats.bytes_down += len(message.data)
     return Record(subject, message.data, message.seq), headers.get("Nats-Msg-Id", "")
 

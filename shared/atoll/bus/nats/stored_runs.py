@@ -23,9 +23,9 @@ _KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in (*stream_plan
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What a broker keeps of one run: streams, messages, bytes on disk, the sum of the bounds; times since the epoch.
+    """What a broker keeps of one run: streams, messages, bytes on disk, the sum of the bounds.
 
-    `written_s` is when the newest message was stored, None if there is none.
+    `written_s` is when the newest message was stored, in seconds since the epoch, None if there is none.
     """
 
     run: str
@@ -33,7 +33,6 @@ class StoredRun:
     messages: int
     size_bytes: int
     bounds_bytes: int
-    created_s: float
     written_s: float | None
 
     def beside(self, other: StoredRun) -> StoredRun:
@@ -90,7 +89,6 @@ def _run(name: str, streams: list[Mapping[str, Any]]) -> StoredRun:
         messages=sum(int(state.get("messages", 0)) for state in states),
         size_bytes=sum(int(state.get("bytes", 0)) for state in states),
         bounds_bytes=sum(max(0, int(stream["config"].get("max_bytes", 0))) for stream in streams),
-        created_s=min(_at_s(stream.get("created", "")) for stream in streams),
         written_s=max(written, default=None),
     )
 
