@@ -34,7 +34,7 @@ from atoll.protocol.data import (
     sums_by_learner,
     take,
 )
-from atoll.wire.messages import MESSAGE_BYTES_MAX, encode
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode
 
 BLOCKS = 5
 PER_BLOCK = 2
@@ -250,7 +250,7 @@ def test_a_thousand_learners_over_many_epochs_fit_into_the_record() -> None:
         ledger, grant = take(ledger, name, 1, 1)
         ledger = renew(ledger, name, 1, {grant.key: (8, 8)})
 
-    assert len(encode(ledger)) < MESSAGE_BYTES_MAX // 4
+    assert len(encode(ledger)) < DOCUMENT_BYTES_MAX // 4
     assert set(sums_by_learner(ledger).values()) == {EPOCHS_KEPT + 4}
     assert {sums.finished for sums in sums_by_epoch(ledger)} == {1000}
 
@@ -269,7 +269,7 @@ def test_ids_that_never_come_back_do_not_make_the_record_grow() -> None:
     read = sums_by_learner(ledger)
 
     assert len(ledger.finished) <= LEARNERS_NAMED_MAX + 2
-    assert len(encode(ledger)) < MESSAGE_BYTES_MAX // 2
+    assert len(encode(ledger)) < DOCUMENT_BYTES_MAX // 2
     assert sum(read.values()) == 2 * pods + 1 == sums_by_epoch(ledger)[0].finished
     assert (read["z-holds"], read[OTHERS]) == (1, 2 * 52)
 

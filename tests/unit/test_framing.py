@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nats.errors import ProtocolError
 
-from atoll.bus.nats.framing import MESSAGE_BYTES_MAX, ROOM_BYTES, SMALL_BYTES, Frame, Framer, Message
+from atoll.bus.nats.framing import FRAMED_BYTES_MAX, ROOM_BYTES, SMALL_BYTES, Frame, Framer, Message
 
 STATUS = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\n\r\n"
 HEADER = b"NATS/1.0\r\nNats-Sequence: 7\r\n\r\n"
@@ -110,7 +110,7 @@ def test_a_large_payload_is_received_where_it_stays() -> None:
         b"MSG a 1 -1\r\n",
         b"MSG a 1 r too 1\r\n",
         b"HMSG a 1 3 2\r\n",
-        b"MSG a 1 %d\r\n" % (MESSAGE_BYTES_MAX + 1),
+        b"MSG a 1 %d\r\n" % (FRAMED_BYTES_MAX + 1),
         b"MSG a 1 2\r\nlonger\r\n",
         bytes(ROOM_BYTES),
     ],

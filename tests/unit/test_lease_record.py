@@ -15,7 +15,7 @@ from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.record import recorded_progress
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import MESSAGE_BYTES_MAX, Head, Lease, RunRecord, decode, encode
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, Head, Lease, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.lease import LeaseKeeper
 from support.clocks import HandClock
@@ -112,7 +112,7 @@ async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: 
     record = await bus.get_record(Subjects(run).lease(0))
 
     assert record is not None
-    assert len(record.data) < MESSAGE_BYTES_MAX
+    assert len(record.data) < DOCUMENT_BYTES_MAX
     assert decode(Lease, record.data).epoch == second.epoch == 2
     assert inherited is not None
     assert len(inherited.accounts) == ACCOUNTS_MAX

@@ -16,7 +16,7 @@ from atoll.base.quantities import TOKENS_MAX
 from atoll.wire.blobs import BlobRef
 from atoll.wire.event_log import event_info
 from atoll.wire.messages import (
-    MESSAGE_BYTES_MAX,
+    DOCUMENT_BYTES_MAX,
     Beat,
     Call,
     Contribution,
@@ -83,9 +83,9 @@ def test_a_claim_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
 def test_what_nobody_could_read_is_not_written() -> None:
     """The bound of the reader is the writer's too: the largest message survives, one byte more does not leave."""
     most = msgspec.structs.replace(MANIFEST, cause_id="")
-    room = MESSAGE_BYTES_MAX - len(encode(most))
+    room = DOCUMENT_BYTES_MAX - len(encode(most))
 
-    assert len(encode(msgspec.structs.replace(most, cause_id="a" * room))) == MESSAGE_BYTES_MAX
+    assert len(encode(msgspec.structs.replace(most, cause_id="a" * room))) == DOCUMENT_BYTES_MAX
     with pytest.raises(ProtocolMisuse, match="too large"):
         encode(msgspec.structs.replace(most, cause_id="a" * (room + 1)))
 
@@ -102,7 +102,7 @@ def test_what_nobody_could_read_is_not_written() -> None:
         b'{"learner":"\x80"}',
         b"[" * 5000,
         b'{"learner":NaN}',
-        b" " * (MESSAGE_BYTES_MAX + 1),
+        b" " * (DOCUMENT_BYTES_MAX + 1),
     ],
 )
 def test_what_is_no_message_is_refused(kind: type[msgspec.Struct], data: bytes) -> None:

@@ -134,7 +134,7 @@ async def test_claims_that_cannot_be_are_read_here(desk: Opened, norms: tuple[fl
 
 async def test_a_question_that_is_too_large_ends_no_shard(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """The contribution is read here."""
-    monkeypatch.setattr("atoll.wire.messages.MESSAGE_BYTES_MAX", 64)
+    monkeypatch.setattr("atoll.wire.messages.DOCUMENT_BYTES_MAX", 64)
     one = desk(b"")
     assert await one.take() is False
     assert one.bus.asked == []

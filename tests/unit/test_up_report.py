@@ -23,7 +23,7 @@ from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.story.history import History
 from atoll.story.history_view import HistoryView
-from atoll.wire.messages import MESSAGE_BYTES_MAX, encode, event
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode, event
 from atoll.wire.traffic import LinkTraffic
 from atoll_synchronizer.shard_context import EventLog
 from support.founded_run import run_record
@@ -149,7 +149,7 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     ]
     view = RunView()
     for one in told:
-        assert len(encode(one)) <= MESSAGE_BYTES_MAX
+        assert len(encode(one)) <= DOCUMENT_BYTES_MAX
         view.on_event(one)
 
     assert len(told) == 4

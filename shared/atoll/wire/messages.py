@@ -54,7 +54,7 @@ from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
 from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, SCHEMA_OF_DERIVED_STATE, check_spoken
 
-MESSAGE_BYTES_MAX: Final = 1 << 20
+DOCUMENT_BYTES_MAX: Final = 1 << 20
 NORMS_MAX: Final = 1 << 16
 BULK_MAX: Final = 63
 DELTAS_MAX: Final = 2 * KEYFRAME_VERSIONS_MAX
@@ -358,11 +358,11 @@ def encode(message: msgspec.Struct) -> bytes:
             waits for it, and no restart helps.
     """
     data = msgspec.json.encode(message)
-    if len(data) > MESSAGE_BYTES_MAX:
+    if len(data) > DOCUMENT_BYTES_MAX:
         raise ProtocolMisuse(
             f"a {type(message).__name__} is too large to be read again",
             got=f"{len(data)} bytes",
-            allowed=f"{MESSAGE_BYTES_MAX} bytes",
+            allowed=f"{DOCUMENT_BYTES_MAX} bytes",
             todo="nothing was written; please report this with the number of learners and shards of the run",
         )
     if isinstance(message, RECORDS):
@@ -381,8 +381,8 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(kind: type[M], data: bytes) -> M:
     """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that. A signature is taken off."""
     data = without_signature(kind.__name__, data)
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=MESSAGE_BYTES_MAX)
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=DOCUMENT_BYTES_MAX)
     try:
         message = parsed(data, kind)
     except msgspec.MsgspecError as error:

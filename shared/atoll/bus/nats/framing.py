@@ -23,7 +23,7 @@ from atoll.base.buffer_pool import room
 ROOM_BYTES = 32 << 10
 """The buffer for lines and small parts, and so the longest line."""
 SMALL_BYTES = 8 << 10
-MESSAGE_BYTES_MAX = 64 << 20
+FRAMED_BYTES_MAX = 64 << 20
 """More than any broker of ours allows, headers included; a line that announces more is refused."""
 _END = b"\r\n"
 
@@ -146,7 +146,7 @@ class Framer:
             self._refuse(f"{line[:80]!r}")
             return
         header, total = (0, int(sizes[0])) if numbers == 1 else (int(sizes[0]), int(sizes[1]))
-        if header <= total <= MESSAGE_BYTES_MAX:
+        if header <= total <= FRAMED_BYTES_MAX:
             self._head, self._sizes = head, (header, total - header, len(_END))
         else:
             self._refuse(f"{line[:80]!r}")
