@@ -320,7 +320,7 @@ class Safety:
             require(head.epoch == before.epoch, "a ledger is written by the owner that has fenced", (before, head))
             require(head.fragment_ledger is not None, "a ledger is never dropped", head)
             if head.fragment_ledger is not None:
-                self.durable.see_books(head.fragment, b"".join(self._blob(head.fragment_ledger)))
+                self.durable.see_ledger(head.fragment, b"".join(self._blob(head.fragment_ledger)))
         elif head.epoch > before.epoch:
             self.tally["fences"] += 1
         held = self.versions[head.fragment]

@@ -373,7 +373,7 @@ class ProtocolWorld:
                 self._tell_head(life, action.fragment, version)
             self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
         elif isinstance(action, Keep):
-            self.durable.see_books(action.fragment, action.fragment_ledger)
+            self.durable.see_ledger(action.fragment, action.fragment_ledger)
             self._tell_shard(Kept(at_s=self.now_s, fragment=action.fragment))
         elif isinstance(action, Dismiss):
             self.durable.see_dismissed(action)

@@ -32,8 +32,8 @@ from atoll.protocol.pacing import (
     SEEN_S_MIN,
     SLOWER_MAX,
     STEP_S_MAX,
-    beat_s,
     comes_earlier,
+    due_of_call_s,
     plausible,
     recall_s,
 )
@@ -45,14 +45,14 @@ STEP_S, FRAGMENTS, STEPS = 0.5, 8, 16
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.floats(0.1, 1e3))
 def test_a_call_stands_for_the_nearest_beat(at_s: float, due_s: float, interval_s: float) -> None:
-    beat = beat_s(at_s, due_s, interval_s)
+    beat = due_of_call_s(at_s, due_s, interval_s)
     assert abs(beat - at_s) <= interval_s * (0.5 + 1e-6)
     beats = (beat - due_s) / interval_s
     assert beats == pytest.approx(round(beats), abs=1e-4)
 
 
 def test_a_first_call_begins_the_rhythm() -> None:
-    assert beat_s(7.25, None, 16.0) == 7.25
+    assert due_of_call_s(7.25, None, 16.0) == 7.25
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_first_call_begins_the_rhythm() -> None:
 )
 def test_a_call_between_beats_takes_no_others_place(at_s: float, beat: float) -> None:
     """The last push of a learner that leaves calls every fragment; those whose beat is not near keep it."""
-    assert beat_s(at_s, 100.0, 16.0, between=True) == beat
-    assert beat_s(7.25, None, 16.0, between=True) == 7.25
+    assert due_of_call_s(at_s, 100.0, 16.0, between=True) == beat
+    assert due_of_call_s(7.25, None, 16.0, between=True) == 7.25
 
 
 def test_only_much_shorter_steps_move_a_beat_up() -> None:

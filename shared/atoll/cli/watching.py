@@ -43,7 +43,7 @@ class WatchedRun:
 
     async def hear(self) -> None:
         """Wait until nobody is missing any more (`all_heard`); for a silent process so long as it takes to tell."""
-        until_s = self.clock.monotonic() + BEATS_HEARD * beat_s(self.record.protocol)
+        until_s = self.clock.monotonic() + BEATS_HEARD * heartbeat_pause_s_max(self.record.protocol)
 
         def hears_on() -> bool:
             waits = self.clock.monotonic() < until_s and not self.following.done()
@@ -74,8 +74,8 @@ def all_heard(record: RunRecord, view: RunView) -> bool:
     return bool(there or ended) and heard and known >= set(range(protocol.shards))
 
 
-def beat_s(protocol: ProtocolSettings) -> float:
-    """Return the longest interval between two signs of life that a live process may have, in seconds."""
+def heartbeat_pause_s_max(protocol: ProtocolSettings) -> float:
+    """Return the longest pause between two heartbeats of a live process, learner or host, in seconds."""
     from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
     from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
 

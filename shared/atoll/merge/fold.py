@@ -210,7 +210,7 @@ class FragmentFold:
             take = self._share(number, length, share)
             if self._radially[number] and tensor_slice.size <= SMALL:
                 values = pseudo_gradient.part(*tensor_slice.bounds)
-                self._keep(number, self._bent(number, values, corrections, correction), share)
+                self._keep(number, self._corrected(number, values, corrections, correction), share)
             if correction is not None:
                 added = take * correction.add if correction.add else None
                 steps.append(AccumulateStep(1.0 - share, take * correction.keep, added))
@@ -299,17 +299,17 @@ class FragmentFold:
             return 0.0 if before.unit else share
         return share * unit / length.unit
 
-    def _bent(
+    def _corrected(
         self, number: int, values: Vector, corrections: Corrections | None, correction: SliceCorrection | None
     ) -> Vector:
         """Return the values of a small slice as they enter."""
         if correction is None:
             return values
-        bent: Vector = np.float32(correction.keep) * values
+        corrected: Vector = np.float32(correction.keep) * values
         if corrections is not None and correction.add:
             bounds = self._slices[number].bounds
-            bent = bent + np.float32(correction.add) * corrections.momentum[slice(*bounds)]
-        return bent
+            corrected = corrected + np.float32(correction.add) * corrections.momentum[slice(*bounds)]
+        return corrected
 
     def _keep(self, number: int, values: Vector, share: float) -> None:
         """Enter a small slice into the mean of its values."""

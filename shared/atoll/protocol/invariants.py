@@ -107,13 +107,13 @@ class Durable:
             require(share.key not in self.fates, "what is acknowledged is not merged again", share.key)
             self.merged.add(share.key)
             self.tokens[commit.fragment] += share.tokens
-        self.see_books(commit.fragment, commit.fragment_ledger)
+        self.see_ledger(commit.fragment, commit.fragment_ledger)
         for share in commit.shares:
             require(
                 self.fragment_ledger[commit.fragment].knows(share.key), "the ledger knows what it merged", share.key
             )
 
-    def see_books(self, fragment: int, fragment_ledger: bytes) -> None:
+    def see_ledger(self, fragment: int, fragment_ledger: bytes) -> None:
         """Check a ledger that has become durable."""
         self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
         sums = sum(account.merged + account.merged_late for account in self.fragment_ledger[fragment].settled.values())

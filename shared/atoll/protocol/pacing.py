@@ -186,8 +186,8 @@ def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:
     return looked_s is None or at_s - looked_s >= max(LOOK_S, LOOK_S_PER_LEARNER * learners)
 
 
-def beat_s(at_s: float, due_s: float | None, interval_s: float, *, between: bool = False) -> float:
-    """Return the beat that a call at `at_s` counts for: the nearest; the first call begins the rhythm.
+def due_of_call_s(at_s: float, due_s: float | None, interval_s: float, *, between: bool = False) -> float:
+    """Return when a call at `at_s` was due: at the beat that it counts for, the nearest. The first call begins the rhythm.
 
     A call `between` beats, for the last push of a learner that leaves, counts for the one before it, unless the next is near:
     a leaving learner has all fragments called at once, and else none would be called for most of an interval after that.

@@ -102,12 +102,12 @@ class FragmentRound:
         if self.phase is Phase.RESTING:
             self.phase, self.called_s = Phase.COLLECTING, at_s
             began_s = at_s if self.began_s is None else self.began_s
-            beat_s = at_s if due_s is None else due_s
+            due_s = at_s if due_s is None else due_s
             self.opening = Opening(
                 opened=opened,
                 rested_s=at_s - began_s,
-                late_s=max(0.0, at_s - beat_s),
-                behind_commit=began_s > beat_s,
+                late_s=max(0.0, at_s - due_s),
+                behind_commit=began_s > due_s,
                 interval_steps=self.settings.interval_steps,
                 step_s=step_s,
                 cause_id=cause_id,

@@ -55,7 +55,7 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, beat_s, look_is_due, newest_of, recall_s
+from atoll.protocol.pacing import KnownLearner, due_of_call_s, look_is_due, newest_of, recall_s
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
@@ -312,7 +312,7 @@ class Shard:
         opened = "first" if opened == "due" and slot.called_s is None else opened
         now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
         interval_s = self.settings.interval_steps * step_s
-        slot.called_s = beat_s(at_s, slot.due_s, interval_s, between=opened == "last_push")
+        slot.called_s = due_of_call_s(at_s, slot.due_s, interval_s, between=opened == "last_push")
         slot.due_s = slot.called_s + interval_s
         call = now.published(self.ledger.known_tokens, cause_id)
         again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)

@@ -158,7 +158,7 @@ class Hub:
                 self._durable.see_dismissed(action)
         elif isinstance(action, Keep):
             if self._durable is not None:
-                self._durable.see_books(fragment, action.fragment_ledger)
+                self._durable.see_ledger(fragment, action.fragment_ledger)
             self._on_fact(Kept(at_s=self.world.engine.now_s, fragment=fragment))
 
     def _commit(self, commit: Commit) -> None:
