@@ -136,9 +136,9 @@ class Island:
         would pass for fresh, with the weight of all its tokens. A slow learner, with steps that outlast rounds, trains less.
         """
         interval = self.intervals[fragment]
-        missed = version - interval.anchor - 1
         alone = self.steps - interval.from_steps - (interval.sent.steps if interval.sent else 0)
-        return missed <= self.settings.age_max or alone <= self.settings.interval_steps
+        # Before `version` was visible, a push on the anchor could last enter the round that made it, on `version - 1`.
+        return self._counts(interval, version - 1) or alone <= self.settings.interval_steps
 
     @property
     def lag_versions(self) -> int:
