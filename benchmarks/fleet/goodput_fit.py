@@ -18,8 +18,8 @@ said. Cells are therefore told apart by that number:
 A mechanism with fewer parts is fitted alike: one stall for failures, and slices taken in for nothing (*null model*).
 Ours must be better than that where neither was fitted, and within two points.
 
-The defaults of `atoll_simulator.fleet.parameters.Fleet` are this fit, rounded to whole seconds; all errors below are of these
-defaults, those of the null model of its own fit.
+The defaults of `atoll_simulator.fleet.parameters.FleetParameters` are this fit, rounded to whole seconds; all errors below are
+of these defaults, those of the null model of its own fit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The streams that a run needs, as data, and the bounds of a message; every adapter keeps exactly these.
 
-The table is the architecture's section 6. Sizes are bounds: a stream takes the disk that its messages need. (JetStream counts
-bounds against the `max_file` of its configuration, used or not; so ours follow the run's model, and our brokers set none.) A
-stream that reaches `bytes_max` refuses new messages (discard new) where losing an old one would lose work, and drops the
-oldest where that is its purpose.
+Sizes are bounds: a stream takes the disk that its messages need. (JetStream counts bounds against the `max_file` of its
+configuration, used or not; so ours follow the run's model, and our brokers set none.) A stream that reaches `bytes_max` refuses
+new messages (discard new) where losing an old one would lose work, and drops the oldest where that is its purpose.
 
 Every stream has the same number of copies, each on another node, and a consumer has as many as its stream (`broker.replicas`).
 None may have fewer: a run needs all of its streams, so it would stop with the node that holds the only copy. Where copies lie

@@ -1,4 +1,7 @@
-"""The goodput of a run: learner-seconds stepping over learner-seconds present, by its event log. This is its only definition.
+"""The goodput of a run: learner-seconds stepping over learner-seconds present, by its event log.
+
+For a whole run this is the only definition. Live views estimate it from heartbeats (`atoll.run.view`), curves from samples
+(`atoll.run.curves`).
 
     present     from the beginning of a learner's first start to its farewell. A loop of somebody's own starts when it calls
                 `join`, unless it says for how long it had been starting before. Between a death and the next start it counts
