@@ -19,11 +19,11 @@ import numpy as np
 from atoll.archive.checkpoints import CheckpointObject
 from atoll.archive.object_store import ArchiveStore, Name
 from atoll.archive.replay import ReplayedRound, RunReplay
-from atoll.archive.round_parts import key_of
 from atoll.archive.rounds import RetainedFold, RetainedRound, RoundName, RoundStore
 from atoll.base.errors import CheckpointError
 from atoll.codec import FrameDecoder, FrameEncoder, Framing, StoredFrame
 from atoll.protocol.events import PushKey
+from atoll.run.push_keys import key_of
 from atoll.wire.blobs import digest_of
 from atoll.wire.messages import RunRecord
 

@@ -26,8 +26,9 @@ from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
 from atoll.protocol.claims import Claim, ClaimJudge, PushClaim
-from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, PushKey, QueueDrained
+from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.run.member_roll import MemberRoll, Strangers
+from atoll.run.push_keys import key_of
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.contributions import check_manifest
@@ -232,7 +233,7 @@ class FactIntake:
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         if not self._roll.admits(manifest.learner, manifest.incarnation):
             return None
-        key = PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
+        key = key_of(manifest)
         # Of two deliveries the newer one is settled, and the older one says what is merged.
         if (former := self._pending.contributions.get(key)) is not None:
             manifest = former.manifest

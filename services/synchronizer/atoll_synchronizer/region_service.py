@@ -26,9 +26,10 @@ from atoll.merge.correction import MomentumReference
 from atoll.merge.fold import FragmentFold, PartialMerge
 from atoll.merge.partial import PartialShape, is_partial, partial_codec
 from atoll.protocol.events import PushKey
+from atoll.run.push_keys import key_of
 from atoll.run.record import read_run, recorded_progress
 from atoll.wire.blobs import Upload
-from atoll.wire.messages import Contribution, RunRecord, decode, encode
+from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk
 from atoll.wire.subjects import matches
 from atoll_synchronizer.contributions import PendingContribution, check_manifest, corrections_of, read_contribution
@@ -239,11 +240,6 @@ class RegionService:
     def _on_failure(self, error: BaseException) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
-
-
-def key_of(manifest: Contribution) -> PushKey:
-    """Return the key of a manifest's contribution."""
-    return PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
 
 
 def keys_of(asked: RegionAsk) -> list[PushKey]:

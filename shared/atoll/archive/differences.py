@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.archive.decisions import Decision
-from atoll.archive.round_parts import key_of
 from atoll.archive.rounds import RetainedFold, RetainedRound
 from atoll.base.errors import AtollError
 from atoll.protocol.events import PushKey
 from atoll.run.heads import head_nonce
+from atoll.run.push_keys import key_of
 from atoll.wire.messages import Included
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from atoll.archive.decisions import TenureDecisions, decisions_of
 from atoll.archive.differences import Difference, otherwise, unlisted, wrong
-from atoll.archive.round_parts import OpenContribution, OpenRound, command_of, key_of
+from atoll.archive.round_parts import OpenContribution, OpenRound, command_of
 from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundName, RoundStore
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import AtollError, CheckpointError, FrameRejected
@@ -36,6 +36,7 @@ from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import PushKey
 from atoll.run.delta_chain import digest_of_values
 from atoll.run.outer_state import update_in
+from atoll.run.push_keys import key_of
 from atoll.wire.blobs import digest_of
 from atoll.wire.messages import RunRecord
 

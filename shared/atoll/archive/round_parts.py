@@ -21,9 +21,10 @@ from atoll.codec import Encoded
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.round_merge import RoundMerge
-from atoll.protocol.events import Fold, PushKey
+from atoll.protocol.events import Fold
 from atoll.run.outer_state import update_in
-from atoll.wire.messages import Contribution, RunRecord
+from atoll.run.push_keys import key_of
+from atoll.wire.messages import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,3 @@ def command_of(fold: RetainedFold) -> Fold:
     """Return the command by which a contribution was folded."""
     key = key_of(fold.manifest)
     return Fold(key=key, weight=fold.weight, staleness_weight=fold.staleness_weight, age=fold.age)
-
-
-def key_of(manifest: Contribution) -> PushKey:
-    """Return the key of a manifest's contribution."""
-    return PushKey(manifest.learner, manifest.incarnation, manifest.fragment, manifest.push)
