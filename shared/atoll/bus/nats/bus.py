@@ -382,6 +382,7 @@ class JetStreamBus:
             answer = await self._connection.call(asking)
         except Unanswered:
             return None
+        self.stats.bytes_down += len(answer.data)
         return bytes(answer.data)
 
     async def close(self) -> None:
