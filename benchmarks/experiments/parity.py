@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from atoll.base.wording import counted
 from atoll_learner.process import prepare_work
 from benchmarks.baselines.run import baseline_settings
 from benchmarks.experiments.experiment import prepare
@@ -61,7 +62,7 @@ def compare(
     """Return the figures of one M: both losses and the relative gap, averaged over seeds."""
     dp = statistics.fmean(c["bits_per_byte"] for c in data_parallel)
     us = statistics.fmean(c["bits_per_byte"] for c in islands)
-    how = f"{len(islands)} seed(s), {tokens} tokens, held-out bits per byte of the global model"
+    how = f"{counted(len(islands), 'seed')}, {tokens} tokens, held-out bits per byte of the global model"
     gap = us / dp - 1.0
     return [
         Figure(f"data-parallel, M={learners}", dp, "bits/byte", "", None, how),

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
+from atoll.base.wording import counted
 from atoll.bus.cluster import ClusteredBroker, LocalCluster
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
@@ -133,7 +134,7 @@ def measured(sizes: tuple[int, int, int], seed: int) -> list[Figure]:
         for nodes in (1, 3):
             with tempfile.TemporaryDirectory() as folder, broker_of(Path(folder), nodes, always=always) as url:
                 rates = asyncio.run(speed(url, nodes, data, rounds))
-            kind = f"{nodes} {'copies' if nodes > 1 else 'copy'}, sync {'always' if always else 'os'}"
+            kind = f"{counted(nodes, 'copy', 'copies')}, sync {'always' if always else 'os'}"
             for name, unit in (("put", "MB/s"), ("get", "MB/s"), ("records", "1/s")):
                 figures.append(Figure(f"{kind}: {name}", statistics.median(rates[name]), unit, "", None, how))
     cases = (

@@ -352,7 +352,7 @@ def test_the_command_replays_a_run_or_one_round(retained: tuple[RunRecord, Path]
     code, one = asked("retained", "--archive", str(folder), "--fragment", "2", "--round", "2")
     assert code == 0
     assert "round 2/2, epoch 1" in one
-    assert "1 rounds replayed, 1 identical" in one
+    assert "1 round replayed, 1 identical" in one
     rounds = RoundStore.of(FolderArchive(folder), record)
     made = lonely(rounds)
     frame = made.folds[0].frame

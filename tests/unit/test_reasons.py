@@ -219,8 +219,8 @@ def test_thousands_of_missing_learners_stay_a_short_note() -> None:
     names = Names.of(f"learner-{i:04}" for i in range(4096))
 
     assert len(names.names) == NAMED_MAX
-    assert names.told().endswith(f"and {4096 - NAMED_MAX} more")
-    assert "4084 more" in still_waiting(2, 1, 0, names, 4096)
+    assert names.told().endswith(f"and {4096 - NAMED_MAX:,} more")
+    assert "4,084 more" in still_waiting(2, 1, 0, names, 4096)
 
 
 def test_reasons_survive_the_event_log() -> None:

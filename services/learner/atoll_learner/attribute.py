@@ -16,6 +16,7 @@ from atoll.archive.replay import RunReplay
 from atoll.archive.round_parts import OpenRound, RoundPart
 from atoll.archive.rounds import RoundStore
 from atoll.base.buffer_pool import Vector
+from atoll.base.wording import counted
 from atoll.cli.look import say
 from atoll.cli.replay_run import rounds_of
 from atoll.local.likeness import read_earlier
@@ -46,7 +47,7 @@ def attribute(
     head = opened.made.head
     say(
         f"round {fragment}/{version} by shard-{opened.made.shard} in epoch {opened.made.epoch}: "
-        f"{len(opened.contributions)} contributions, {sum(each.tokens for each in head.included):,} tokens"
+        f"{counted(len(opened.contributions), 'contribution')}, {sum(each.tokens for each in head.included):,} tokens"
     )
     losses: dict[str, float] = {}
     if work is not None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from atoll.base.errors import AtollError
 from atoll.base.redacting import redacted
+from atoll.base.wording import few
 from atoll.bus.open import open_jetstream
 from atoll.settings import Settings, bus_options
 from atoll_monitor.watched import Watched
@@ -56,5 +57,5 @@ def _there(known: list[str] | None) -> str:
         return ""
     if not known:
         return "This broker keeps no run."
-    more = f" and {len(known) - NAMED} more (`atoll runs`)" if len(known) > NAMED else ""
-    return f"This broker keeps {', '.join(known[:NAMED])}{more}."
+    how = " (`atoll runs`)" if len(known) > NAMED else ""
+    return f"This broker keeps {few(known, NAMED)}{how}."

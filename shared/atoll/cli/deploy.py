@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from atoll.base.wording import counted
 from atoll.cli.look import say
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ def render(description: Description, out: Folder = DEFAULT_OUT) -> None:
         for name in names[:SHOWN]:
             say(f"{verb} {out / name}")
         if len(names) > SHOWN:
-            say(f"{verb} {len(names) - SHOWN} more")
+            say(f"{verb} {counted(len(names) - SHOWN, 'more file')}")
     for note in done.notes:
         say(f"note: {note}")
-    say(f"{len(done.written)} files written, {len(done.removed)} removed, {done.kept} as they were")
+    say(f"{counted(len(done.written), 'file')} written, {len(done.removed)} removed, {done.kept} as they were")
     _say_next(described, out)
 
 

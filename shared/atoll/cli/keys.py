@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from atoll.base.wording import counted
 from atoll.cli.look import say
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def provide(  # noqa: PLR0913  (one option each)
         ) from error
     for path in changed:
         say(f"wrote {path}")
-    say(f"{len(kinds)} identities of run {run} in {into}; {len(changed)} files changed")
+    identities = counted(len(kinds), "identity", "identities")
+    say(f"{identities} of run {run} in {into}; {counted(len(changed), 'file')} changed")
 
 
 def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from atoll.base.wording import counted
 from atoll.cli.look import say
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Wa
     same = sum(each.identical for each in made)
     took_s = time.monotonic() - began_s
     facts = sum(tenure.facts for tenure in again.tenures.values())
+    contributions = counted(sum(len(each.pushes) for each in made), "contribution")
     say(
-        f"{len(made)} rounds replayed, {same} identical, in {took_s:.1f} s: {sum(len(each.pushes) for each in made)} "
-        f"contributions, {facts} facts of {len(again.tenures)} tenures, {again.bytes_read:,} bytes read"
+        f"{counted(len(made), 'round')} replayed, {same} identical, in {took_s:.1f} s: {contributions}, "
+        f"{counted(facts, 'fact')} of {counted(len(again.tenures), 'tenure')}, {again.bytes_read:,} bytes read"
     )
     return same == len(made)
 
@@ -120,20 +122,21 @@ def _say_fragment(fragment: int, found: list[ReplayedRound]) -> None:
     if not found:
         say(f"fragment {fragment}: no round is retained")
         return
-    contributions = sum(len(made.pushes) for made in found)
+    contributions = counted(sum(len(made.pushes) for made in found), "contribution")
     differing = [made for made in found if not made.identical]
     how = "all identical" if not differing else f"{len(found) - len(differing)} identical"
     versions = f"versions {found[0].version} to {found[-1].version}"
-    say(f"fragment {fragment}: {len(found)} rounds, {versions}, {contributions} contributions: {how}")
+    say(f"fragment {fragment}: {counted(len(found), 'round')}, {versions}, {contributions}: {how}")
     for made in differing[:TOLD_PER_FRAGMENT]:
         _say_round(made)
-    if len(differing) > TOLD_PER_FRAGMENT:
-        say(f"  and {len(differing) - TOLD_PER_FRAGMENT} more rounds differ")
+    if (left_out := len(differing) - TOLD_PER_FRAGMENT) > 0:
+        say(f"  and {counted(left_out, 'more round differs', 'more rounds differ')}")
 
 
 def _say_round(made: ReplayedRound) -> None:
     how = "identical" if made.identical else "differs"
-    say(f"  round {made.fragment}/{made.version}, epoch {made.epoch}, {len(made.pushes)} contributions: {how}")
+    contributions = counted(len(made.pushes), "contribution")
+    say(f"  round {made.fragment}/{made.version}, epoch {made.epoch}, {contributions}: {how}")
     for difference in made.differences:
         say("    " + "".join(c if c.isprintable() else "?" for c in str(difference)))
     if made.identical:

@@ -42,6 +42,7 @@ from atoll.base.extras import install, installed
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
+from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
@@ -349,9 +350,8 @@ class IslandHandle(StepHook):
     def _unpushed(self) -> str:
         """Say which pushes are still on their way."""
         waiting = sorted(self.session.driver.machine.in_flight.items())
-        named = ", ".join(f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting[:UNPUSHED_NAMED])
-        more = f" and {len(waiting) - UNPUSHED_NAMED} more" if len(waiting) > UNPUSHED_NAMED else ""
-        return named + more if waiting else "the goodbye"
+        named = (f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting)
+        return few(named, UNPUSHED_NAMED) or "the goodbye"
 
     def _abandon(self) -> None:
         """Leave without a goodbye; what the loop reached since its last checkpoint is not kept."""

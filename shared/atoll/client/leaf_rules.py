@@ -27,6 +27,7 @@ import xxhash
 
 from atoll.base.errors import SettingsError
 from atoll.base.logs import get
+from atoll.base.wording import few
 from atoll.model.layout import FrozenLeaf, Layout, TensorSpec, plan_layout
 
 log = get(__name__)
@@ -144,5 +145,4 @@ def tell(rules: LeafRules) -> None:
     """Log what happens to leaves that are not merged like most."""
     for rule in ("direct", "mean", "local", "frozen"):
         if names := rules.named(rule):
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            log.info("leaves.ruled", rule=rule, leaves=", ".join(names[:NAMED]) + more)
+            log.info("leaves.ruled", rule=rule, leaves=few(names, NAMED))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from typing import Final
 from atoll import __version__
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.wording import counted, few
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.probe import BrokerProbe
 from atoll.bus.open import open_bus, open_jetstream
@@ -105,13 +106,13 @@ def files(described: DeploymentDescription, out: Path) -> list[Finding]:
     return [
         graded(
             "files",
-            [f"edited by hand: {_names(edited)}"] if edited else [],
+            [f"edited by hand: {few(edited, NAMED)}"] if edited else [],
             "none is edited",
             "put it into the description",
         ),
         graded(
             "files",
-            [f"not as described: {_names(stale)}"] if stale else [],
+            [f"not as described: {few(stale, NAMED)}"] if stale else [],
             f"{len(wanted)} are as described",
             "atoll deploy render",
         ),
@@ -173,9 +174,11 @@ def services_of(
     """Return whether those who were heard are those of the description, and of which versions they are."""
     present = {one.name: one for one in heard.synchronizers.values() if not one.leaving}
     wanted = described.hub.synchronizers
-    few = [f"{len(present)} of {wanted} are heard"] if len(present) < wanted else []
-    hosts = ", ".join(sorted(f"{one.host} (shards {_names(map(str, one.owns)) or 'none'})" for one in present.values()))
-    findings = [graded("synchronizers", few, f"{len(present)}: {hosts}", "start the others, or see their logs")]
+    lacking = [f"{len(present)} of {wanted} are heard"] if len(present) < wanted else []
+    hosts = ", ".join(
+        sorted(f"{one.host} (shards {few(map(str, one.owns), NAMED) or 'none'})" for one in present.values())
+    )
+    findings = [graded("synchronizers", lacking, f"{len(present)}: {hosts}", "start the others, or see their logs")]
     for place in places(described):
         learners = [name for name, kind in kinds(described, place).items() if kind == "learner"]
         if not learners:
@@ -183,14 +186,14 @@ def services_of(
         finished = [name for name in learners if (one := members.get(name)) is not None and one.left]
         silent = [name for name in learners if name not in heard.learners and name not in finished]
         never = [name for name in silent if name not in members]
-        faults = [f"never came: {_names(never)}"] if never else []
-        faults += [f"not heard: {_names(gone)}"] if (gone := [name for name in silent if name in members]) else []
+        faults = [f"never came: {few(never, NAMED)}"] if never else []
+        faults += [f"not heard: {few(gone, NAMED)}"] if (gone := [name for name in silent if name in members]) else []
         well = f"{len(learners) - len(finished)} train" + (f", {len(finished)} have left" if finished else "")
         findings.append(graded(place, faults, well, "start them, or run `atoll doctor` where they are"))
     described_names = {name for place in places(described) for name in kinds(described, place)}
     if strange := sorted(heard.learners.keys() - described_names):
         todo = "add them to the description, or revoke their keys"
-        findings.append(Finding("FAIL", "learners", f"not in the description: {_names(strange)}", todo))
+        findings.append(Finding("FAIL", "learners", f"not in the description: {few(strange, NAMED)}", todo))
     told = {one.host: one.software for one in present.values()}
     told |= {name: one.software for name, one in members.items() if one is not None and name in heard.learners}
     return [*findings, _versions(told)]
@@ -230,16 +233,9 @@ def _versions(told: dict[str, str]) -> Finding:
     for name, version in sorted(told.items()):
         if version != __version__:
             others.setdefault(version or "one that does not say", []).append(name)
-    faults = [f"{version}: {_names(names)}" for version, names in others.items()]
-    return graded(
-        "versions", faults, f"{len(told)} services of {__version__}", f"upgrade them to {__version__}, or this one"
-    )
-
-
-def _names(names: Iterable[str]) -> str:
-    all_names = list(names)
-    more = f" and {len(all_names) - NAMED} more" if len(all_names) > NAMED else ""
-    return ", ".join(all_names[:NAMED]) + more
+    faults = [f"{version}: {few(names, NAMED)}" for version, names in others.items()]
+    alike = f"{counted(len(told), 'service')} of {__version__}"
+    return graded("versions", faults, alike, f"upgrade them to {__version__}, or this one")
 
 
 def _text(path: Path) -> str:

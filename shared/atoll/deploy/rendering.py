@@ -25,6 +25,7 @@ from typing import Final
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.base.wording import few
 from atoll.deploy.archives import archive_folders, archive_notes
 from atoll.deploy.compose import compose_files
 from atoll.deploy.description import DeploymentDescription, leaf_name
@@ -181,7 +182,7 @@ def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -
     everybody = {name: kind for place in places(described) for name, kind in identities(described, place).items()}
     ensure(folder, described.run, everybody, hosts_of_broker(described), founders=founders(described))
     if new := [name for name in everybody if name not in before]:
-        done.notes.append(f"new keys: {', '.join(new[:8])}{f' and {len(new) - 8} more' if len(new) > 8 else ''}")
+        done.notes.append(f"new keys: {few(new, 8)}")
     shown = set(hosts_of(folder.certificate_path.read_text(encoding="utf-8")))
     if lacking := [host for host in hosts_of_broker(described) if host not in shown]:
         hosts = " ".join(f"--host {host}" for host in hosts_of_broker(described))

@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.base.errors import AtollError
 from atoll.base.units import as_bytes, as_rate, as_time
+from atoll.base.wording import counted
 from atoll.bus.interface import Bus
 from atoll.bus.nats.probe import BrokerProbe, LinkMeasured
 from atoll.bus.streams import stream_of, stream_plan
@@ -57,7 +58,7 @@ async def rights(probe: BrokerProbe, kind: Kind, run: str, name: str, *, founds:
             denied.append(f"publish {subject}")
         unheard += allowed is None
     denied += [f"subscribe {subject}" for subject in needed.hears if not await probe.may_hear(subject)]
-    told = f"{len(needed.stores)} subjects to publish on, {len(needed.hears)} to hear"
+    told = f"{counted(len(needed.stores), 'subject')} to publish on, {len(needed.hears)} to hear"
     todo = "ask the operator for an identity of the right kind; is the broker's roll the newest one?"
     found = [graded("rights", denied, f"{kind}: {told}", todo)]
     if unheard and not denied:
@@ -175,7 +176,8 @@ async def copies(probe: BrokerProbe, run: str, wanted: int) -> list[Finding]:
     todo = (
         "a run keeps the copies of its founding: found it anew with broker.replicas, or `nats stream update --replicas`"
     )
-    return [graded("copies", fewer, f"{len(found)} streams of {min(found.values())} copies", todo)]
+    alike = f"{counted(len(found), 'stream')} of {counted(min(found.values()), 'copy', 'copies')}"
+    return [graded("copies", fewer, alike, todo)]
 
 
 def model_bytes(record: RunRecord | None) -> int:

@@ -23,6 +23,7 @@ from atoll.base.clock import Clock
 from atoll.base.exits import say_no_more
 from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
+from atoll.base.wording import counted
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of, total
@@ -227,7 +228,7 @@ def draw(picture: ConsolePicture, width: int) -> RenderableType:
     cells = [Text(f"p{p:<3} v{f.version:<5} {f.contributors}/{f.live}  grace {f.grace_s:4.1f} s") for p, f in shown]
     rest = len(view.fragments) - len(shown)
     if rest > 0:
-        cells.append(Text(f"and {rest} more"))
+        cells.append(Text(f"and {counted(rest, 'more fragment')}"))
     table = process_table(picture, wide=width >= WIDE)
     return Group(table, Columns(cells, padding=(0, 3)), Text(status_line(picture), style="bold"))
 

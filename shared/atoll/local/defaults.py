@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from atoll.base.wording import counted
 from atoll.settings import SettingsFallback
 from atoll.settings.sections import UpSettings
 
@@ -64,5 +65,5 @@ def learners_of(stated: Mapping[str, tuple[Any, str]]) -> int:
 
 def fallback(learners: int, **more: Any) -> SettingsFallback:  # noqa: ANN401  (values of settings)
     """Return what holds in a run of so many learners where nothing was said: `settings_of` them, and `more`."""
-    follows = f"{ORIGIN} with {learners} learner{'' if learners == 1 else 's'}"
+    follows = f"{ORIGIN} with {counted(learners, 'learner')}"
     return SettingsFallback(ORIGIN, settings_of(learners) | more, dict.fromkeys(FOLLOWING, follows))

@@ -19,6 +19,7 @@ from atoll.archive.object_store import open_archive, resolved
 from atoll.archive.rebuild import rebuild
 from atoll.base.clock import Clock
 from atoll.base.errors import ArchiveUnavailable, AtollError, EnvironmentFault, RunLost, RunReplaced
+from atoll.base.wording import counted
 from atoll.bus.open import open_bus
 from atoll.bus.signed import signatures_of
 from atoll.local.options import UpPlan
@@ -122,9 +123,9 @@ def told(rebuilt: RebuiltRecord) -> str:
     """Return one sentence: what was rebuilt, and what must be trained again."""
     again = max(0, rebuilt.tokens_before - rebuilt.tokens)
     return (
-        f"rebuilt from checkpoint {rebuilt.checkpoint}: {rebuilt.versions} commits and {rebuilt.tokens:,} tokens; before the "
-        f"loss {rebuilt.versions_before} commits and {rebuilt.tokens_before:,} tokens had been heard of, so at least {again:,} "
-        "tokens are trained again"
+        f"rebuilt from checkpoint {rebuilt.checkpoint}: {counted(rebuilt.versions, 'commit')} and {rebuilt.tokens:,} tokens; "
+        f"before the loss {counted(rebuilt.versions_before, 'commit')} and {rebuilt.tokens_before:,} tokens had been heard of, "
+        f"so at least {again:,} tokens are trained again"
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from atoll.base.huge_pages import huge_pages
 from atoll.base.redacting import redacted
+from atoll.base.wording import counted
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
@@ -121,7 +122,7 @@ class Services:
         train = self._up.settings.train
         inner = f"{train['optimizer']} at a rate of {train['rate']:g}"
         pace = f"each fragment merged every {self._up.settings.protocol.interval_steps} steps"
-        lines = [f"run {run}: {len(self._up.learners)} learners, {inner}, {pace}, {url}"]
+        lines = [f"run {run}: {counted(len(self._up.learners), 'learner')}, {inner}, {pace}, {url}"]
         if self._up.broker is None and self._keys is None:
             lines.append("its broker is open to every user of this machine")
         # The folder has the identity that a locked broker asks for.

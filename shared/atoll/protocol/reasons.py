@@ -31,6 +31,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from atoll.base.quantities import Count, Figure, PeerId, Text, Version
+from atoll.base.wording import counted, few
 from atoll.protocol.grace import GraceWindow
 
 NAMED_MAX: Final = 12
@@ -58,8 +59,7 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def told(self) -> str:
         """Return `a, b and 3 more`."""
-        more = self.count - len(self.names)
-        return ", ".join(self.names) + (f" and {more} more" if more else "")
+        return few(self.names, NAMED_MAX, of=self.count)
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,11 +165,8 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def _end_told(self) -> str:
         waited = f"it ended {self.grace_waited_s:.3g} s after the quorum" if self.met_by else "it ended"
         late = f"{self.missing.told()} had not answered" if self.missing.count else ""
-        read = (
-            f"{self.reading} contribution{'s were' if self.reading > 1 else ' was'} still being read"
-            if self.reading
-            else ""
-        )
+        reading = counted(self.reading, "contribution was", "contributions were")
+        read = f"{reading} still being read" if self.reading else ""
         left = " and ".join(part for part in (late, read) if part)
         if self.end == "all answered":
             return f"{waited}, because every live learner had answered"

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, Final
 
 from atoll.base.units import as_size
+from atoll.base.wording import counted
 from atoll.report.charts import Series, TimelineBar, lines, stack, timeline
 from atoll.run.curves import first_s, thinned
 from atoll.run.view import RoundLine, RunView
@@ -100,7 +101,7 @@ def _summary(report: Mapping[str, Any]) -> str:
         ["payload bytes merged, published", f"{report['bytes_merged']:,}, {report['bytes_published']:,}"],
         [
             f"{report['clock']} time",
-            f"{report['wall_s']:,.1f} s in {report['sessions']} session(s), ended: {report['ended']}",
+            f"{report['wall_s']:,.1f} s in {counted(report['sessions'], 'session')}, ended: {report['ended']}",
         ],
     ]
     return _table(["", ""], rows)
@@ -128,7 +129,9 @@ def _over_time(curves: Mapping[str, Any]) -> list[tuple[str, str]]:
     learners, rates = curves["learners"], curves["rates"]
     left_out = curves["learners_left_out"]
     ended_s = max([at_s for one in learners for at_s in one["at_s"]] + rates["at_s"], default=0.0)
-    more = f'<p class="dim">{left_out:,} more learners are not drawn.</p>' if left_out else ""
+    more = (
+        f'<p class="dim">{counted(left_out, "more learner is", "more learners are")} not drawn.</p>' if left_out else ""
+    )
 
     def of_each(what: str, y_label: str, scale: float = 1.0) -> str:
         drawn = []

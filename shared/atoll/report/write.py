@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from atoll.base.errors import AtollError
 from atoll.base.units import as_size
+from atoll.base.wording import few
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page
@@ -72,8 +73,7 @@ def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
     ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
     bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
     idle = [each["learner"] for each in report["learners"] if not each["tokens"]]
-    more = f" and {len(idle) - NAMED_MAX} more" if len(idle) > NAMED_MAX else ""
-    late = [f"  trained nothing: {', '.join(idle[:NAMED_MAX])}{more}, ready too late or never"] if idle else []
+    late = [f"  trained nothing: {few(idle, NAMED_MAX)}, ready too late or never"] if idle else []
     doubts = [f"                 {error}" for error in report["fates_errors"][:DOUBTS_MAX]]
     of_what = " of virtual time" if report["clock"] == "virtual" else ""
     return "\n".join(

@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.base.errors import BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
+from atoll.base.wording import few
 from atoll.bus.interface import Bus, Record
 from atoll.codec import check_codecs
 from atoll.model.layout import FrozenLeaf, TensorSpec, first_difference
@@ -68,10 +69,9 @@ async def check_run(bus: Bus, offer: RunRecord) -> RunRecord:
     check_tensors(run, offer.layout.tensors, "use the run's model, or another run id")
     check_frozen(run, offer.frozen)
     if other := [f"{name} = {theirs} of the run, not {ours}" for name, theirs, ours in _other_rules(run, offer)]:
-        more = f" and {len(other) - RULES_NAMED} more" if len(other) > RULES_NAMED else ""
         log.warning(
             "rules.ignored",
-            leaves="; ".join(other[:RULES_NAMED]) + more,
+            leaves=few(other, RULES_NAMED, "; "),
             why="the founder's rules of leaves hold for the whole run",
             todo="give the founder's `merge` (JoinOptions)",
             run=run.run,
@@ -105,10 +105,9 @@ def _check_what_travels(run: RunRecord, offer: RunRecord) -> None:
         for name in theirs
         if name not in shared
     ]
-    more = f" and {len(told) - RULES_NAMED} more" if len(told) > RULES_NAMED else ""
     raise LayoutMismatch(
         f"this island merges other leaves than run {run.run!r}",
-        got="; ".join(told[:RULES_NAMED]) + more,
+        got=few(told, RULES_NAMED, "; "),
         allowed=f"the rules of leaves, and the model, of its founder {run.founder}",
         todo="give the same JoinOptions.merge as the founder; if a leaf is missing, use the run's model, or another run id",
     )

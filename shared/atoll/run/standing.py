@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from atoll.base.wording import few
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.process_views import LearnerView
 from atoll.wire.traffic import TOLD_EVERY_S
@@ -44,8 +45,7 @@ class Standing:
         waits = f" for {'; '.join(self.waits_for)}" if self.waits_for else ""
         if not self.unheard:
             return f"{self.word}{waits}"
-        more = f" and {len(self.unheard) - NAMED_MAX} more" if len(self.unheard) > NAMED_MAX else ""
-        return f"{self.word}{waits}; not heard, and has not left: {', '.join(self.unheard[:NAMED_MAX])}{more}"
+        return f"{self.word}{waits}; not heard, and has not left: {few(self.unheard, NAMED_MAX)}"
 
 
 def heard_at_s(learner: LearnerView, epoch_s: float) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from atoll.base.wording import counted, few
 from atoll.run.event_fields import SUPERSEDED_MAX, QuarantineEvent, RefusedContribution
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import LearnerShare, middle, of_others, points_away
@@ -40,7 +41,7 @@ def quarantines(history: History) -> list[RunFinding]:
         reads = "reads" if len(others) == 1 else "read"
         still = f"; {_served(history, others)} still {reads} it" if others else "; no shard reads it any more"
         said = ", ".join(
-            f"{each.who} after {each.fields.offences} offences, the last {each.fields.reason!r}"
+            f"{each.who} after {counted(each.fields.offences, 'offence')}, the last {each.fields.reason!r}"
             for each in isolations[:NAMED_MAX]
         )
         where = f"its incarnation {incarnation} is isolated at {_served(history, sorted(shards))}{still}"
@@ -113,7 +114,7 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
                 until_s=max(at_s for _, _, at_s in pushes),
                 evidence=(
                     f"{push}: its upload took {took_s:.3g} s",
-                    f"of {len(pushes)} uploads {merged} were merged, {late} of these late"
+                    f"of {counted(len(pushes), 'upload')} {merged} were merged, {late} of these late"
                     + ("; the others were refused" if merged < len(pushes) else ""),
                 ),
             )
@@ -293,10 +294,9 @@ def _served(history: History, shards: Sequence[str]) -> str:
     told = []
     for shard in shards[:NAMED_MAX]:
         fragments = history.fragments_of(shard)
-        numbers = ", ".join(map(str, fragments[:NAMED_MAX])) + (", ..." if len(fragments) > NAMED_MAX else "")
+        numbers = few(map(str, fragments), NAMED_MAX)
         told.append(f"{shard} (fragments {numbers})" if fragments else shard)
-    more = f" and {len(shards) - NAMED_MAX} more" if len(shards) > NAMED_MAX else ""
-    return ", ".join(told) + more
+    return few(told, NAMED_MAX, of=len(shards))
 
 
 def _offences(history: History, learner: str, incarnation: int) -> list[str]:

@@ -11,6 +11,7 @@ from math import ceil, inf, isfinite
 from statistics import fmean, median
 from typing import Final
 
+from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
@@ -92,13 +93,16 @@ def behind(history: History, learner: str | None) -> list[str]:
             return ["no learner is behind: no contribution came late, and none was refused for being late"]
     own = next((share for share in shares if share.learner == learner), None)
     if own is None:
+        refusals = counted(too_late[learner], "was refused because it", "were refused because they")
         return [
-            f"{learner}: no contribution of it was merged; {too_late[learner]} were refused because they came too late",
+            f"{learner}: no contribution of it was merged; {refusals} came too late",
             *(line for each in slow_links(history, shares) if each.culprit == learner for line in each.lines(clock)),
             *_who_is(history, learner),
         ]
-    refusals = f"{too_late[learner]} more were refused because they came too late"
-    told = [f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals}"]
+    refusals = counted(too_late[learner], "more was refused because it", "more were refused because they")
+    told = [
+        f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals} came too late"
+    ]
     found = (*slow_links(history, shares), *slow_learners(history, shares))
     causes = [each for each in found if each.culprit == learner]
     for cause in causes:
@@ -161,9 +165,8 @@ def refused(history: History, learner: str | None) -> list[str]:
     for (name, reason), count in Counter((each.fields.learner, each.fields.reason) for each in chosen).most_common():
         newest = next(each for each in reversed(chosen) if (each.fields.learner, each.fields.reason) == (name, reason))
         blame = "an offence" if reason in OFFENCES else "no offence"
-        told.append(
-            f"{name or 'a learner'}: {count} times {reason!r} ({blame}): {REASONS.get(reason, 'its bytes were damaged')}"
-        )
+        why = REASONS.get(reason, "its bytes were damaged")
+        told.append(f"{name or 'a learner'}: {counted(count, 'time')} {reason!r} ({blame}): {why}")
         push = newest.fields
         which = f"{refused_id(push)}{measure_told(push)}" if push.push else f"{SILENT} which"
         told.append(f"    the last by {newest.who} at {clock.at(newest.at_s)}: {which}")
@@ -215,7 +218,7 @@ def loss(history: History) -> list[str]:
     rounds = [line for line in history.rounds if before[0] < line.at_s <= after[0]]
     told += inside[:20] or ["  nobody joined, left, was refused or taken over"]
     late = sum(share.age > 0 for line in rounds for share in line.round.contributors)
-    told.append(f"  {len(rounds)} rounds, {late} late contributions")
+    told.append(f"  {counted(len(rounds), 'round')}, {counted(late, 'late contribution')}")
     shares = shares_of(rounds)
     away = [s for s in shares if points_away(s, of_others(shares, s.learner, lambda each: each.aligned_with_others))]
     told += [
@@ -249,7 +252,7 @@ def grace(history: History, fragment: int | None) -> list[str]:
     untold = sum(share.age == 1 and share.arrived_s is None for line in rounds for share in line.round.contributors)
     missed = f"{len(delays)} of {merged} contributions missed the round that they answered"
     told = [
-        f"{len(rounds)} rounds with a median grace of {usual_s:.3g} s; {missed}",
+        f"{counted(len(rounds), 'round')} with a median grace of {usual_s:.3g} s; {missed}",
         *([f"{SILENT} when {untold} more of those arrived"] if untold else []),
         "",
         f"  {'grace':>10}{'in time of those':>18}{'more waiting, mean of their rounds':>40}",

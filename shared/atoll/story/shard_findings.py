@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from atoll.base.wording import counted
 from atoll.story.history import History, RoundMoments, push_id
 from atoll.story.outages import ShardOutage, outages_of, owner_of, usual_pause_s
 from atoll.story.run_finding import Cause, RunFinding, finding
@@ -94,19 +95,17 @@ def _episode_told(episode: Sequence[HinderedWork], cause: Cause, why: str, left_
     seconds = sum(each.waited_s for each in episode)
     evidence = [each.told for each in (*commits[:NAMED_MAX], *uploads[:NAMED_MAX])]
     if left_out:
-        evidence.append(f"it was so at {left_out} other times, which are not told here")
+        evidence.append(
+            f"it was so at {counted(left_out, 'other time, which is', 'other times, which are')} not told here"
+        )
     return finding(
         cause,
         "broker",
-        f"{_counted(commits, 'round')} and {_counted(uploads, 'upload')} waited {seconds:.3g} s in all, because {why}",
+        f"{counted(len(commits), 'round')} and {counted(len(uploads), 'upload')} waited {seconds:.3g} s in all, because {why}",
         from_s=min(each.from_s for each in episode),
         until_s=max(each.until_s for each in episode),
         evidence=tuple(evidence),
     )
-
-
-def _counted(works: Sequence[HinderedWork], what: str) -> str:
-    return f"{len(works)} {what}{'' if len(works) == 1 else 's'}"
 
 
 def shards_without_owner(history: History) -> list[RunFinding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from atoll.base.wording import counted
 from atoll.story.history import History
 from atoll.story.outages import outages_of, owner_of, usual_pause_s
 from atoll.story.telling import LATEST, SILENT, long_rounds
@@ -64,21 +65,21 @@ def _commits(history: History, shard: str) -> list[str]:
         return ["  none is in the event log"]
     usual_s = usual_pause_s(history, shard)
     pace = "" if usual_s is None else f", usually one every {usual_s:.3g} s"
-    told = [f"  {len(made):,} commits{pace}, the last at {history.clock.at(made[-1].at_s)}"]
+    told = [f"  {counted(len(made), 'commit')}{pace}, the last at {history.clock.at(made[-1].at_s)}"]
     newest = {line.round.fragment: line.round.version for line in made}
     told += [f"  fragment {fragment} is at version {version}" for fragment, version in sorted(newest.items())[:LATEST]]
-    return [*told, *([f"  and {len(newest) - LATEST} more fragments"] if len(newest) > LATEST else [])]
+    return [*told, *([f"  and {counted(len(newest) - LATEST, 'more fragment')}"] if len(newest) > LATEST else [])]
 
 
 def _refused(history: History, shard: str) -> list[str]:
     counts = Counter((each.fields.learner, each.fields.reason) for each in history.refused if each.who == shard)
     told = [
-        f"  {count} contributions of {learner or 'a learner'}: {reason}"
+        f"  {counted(count, 'contribution')} of {learner or 'a learner'}: {reason}"
         for (learner, reason), count in counts.most_common(LATEST)
     ]
     told += [
         f"  {history.clock.at(each.at_s)}  it put {each.fields.learner}, incarnation {each.fields.incarnation}, into "
-        f"quarantine: {each.fields.offences} offences, the last {each.fields.reason!r}"
+        f"quarantine: {counted(each.fields.offences, 'offence')}, the last {each.fields.reason!r}"
         for each in history.quarantined
         if each.who == shard
     ]

@@ -18,6 +18,7 @@ from itertools import chain
 from statistics import median
 from typing import Final, Literal
 
+from atoll.base.wording import counted
 from atoll.run.view import RoundLine
 from atoll.story.absences import absences_of
 from atoll.story.attribution import of_others, shares_of
@@ -80,7 +81,8 @@ def slowness(history: History) -> Slowness:
 
 def left_out_told(count: int) -> str:
     """Return that more stands out than is told here, and which command tells all of it."""
-    return f"{count} more finding{'s stand' if count > 1 else ' stands'} out, less urgent than these: `atoll why` names all"
+    more = counted(count, "more finding stands", "more findings stand")
+    return f"{more} out, less urgent than these: `atoll why` names all"
 
 
 def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: float) -> Iterator[LostTime]:

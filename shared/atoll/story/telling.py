@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.base.wording import counted
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
 from atoll.run.view import RoundLine
@@ -83,13 +84,13 @@ def long_rounds(history: History, shard: str | None = None, count: int = LATEST)
     for each in long[:count]:
         stood = f"{each.whole_s:.3f} s, of these {each.outage_s:.3f} s without an owner: " if each.outage_s else ""
         told.append(f"  {stood}{one_line(each.line)}")
-    return [*told, *([f"  and {len(long) - count} more"] if len(long) > count else [])]
+    return [*told, *([f"  and {counted(len(long) - count, 'more round')}"] if len(long) > count else [])]
 
 
 def fragment_story(history: History, fragment: int) -> list[str]:
     """Return the latest rounds of a fragment, what its next round waits for, and who is on which version."""
     made = [line for line in history.rounds if line.round.fragment == fragment]
-    told = [f"fragment {fragment}: {len(made)} rounds in the event log; the latest"]
+    told = [f"fragment {fragment}: {counted(len(made), 'round')} in the event log; the latest"]
     told += [f"  {one_line(line)}" for line in made[-LATEST:]]
     told += ["", _next_version(history, made[-1])] if made else []
     newest: dict[str, tuple[int, str]] = {}
@@ -188,7 +189,7 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
         (made.quorum_wait_s, "quorum", told.get("quorum", "nobody was called") + away),
         (grace_s, "grace", "; ".join(part for part in (told.get("grace"), told["end"]) if part)),
         (made.queued_s, "queue", "from the decision until the shard came to it"),
-        (made.merge_s, "merge", f"of {len(made.contributors)} contributions"),
+        (made.merge_s, "merge", f"of {counted(len(made.contributors), 'contribution')}"),
         (made.commit_s, "commit", "outer step, storing, and the head" + (f"; {held}" if held else "")),
     ]
     return [*still, *(f"  {name:<7} {seconds:>9.3f} s  {words}" for seconds, name, words in places)]
@@ -232,7 +233,7 @@ def _damped(line: RoundLine, share: Contributor) -> str:
     words = f"{weight_of(share) / total:.1%} of the weight" if total else "no weight"
     if not share.age:
         return words
-    late = f"{share.age} version{'s' if share.age > 1 else ''} late"
+    late = f"{counted(share.age, 'version')} late"
     if share.staleness_weight is None:
         return f"{words}, {late}"
     return f"{words}, {late} and so damped to {share.staleness_weight:.3g} of its own"
@@ -265,7 +266,7 @@ def _causes(history: History, line: RoundLine) -> list[str]:
         again = f"called {why.calls} times" if why.calls > 1 else ""
         links.append((why.opening.cause_id, id_of("call", fragment, version - 1, 1), again))
     for share in made.contributors:
-        late = f", {share.age} version{'s' if share.age > 1 else ''} late" if share.age else ""
+        late = f", {counted(share.age, 'version')} late" if share.age else ""
         links.append((share.cause_id, push_id(line, share), f"{share.tokens:,} tokens{late}"))
     commit, head = id_of("commit", fragment, version), id_of("head", fragment, version)
     links += [(made.cause_id, commit, made.end), (commit, head, "")]

@@ -13,6 +13,7 @@ from rich.progress import track
 
 from atoll.base.exits import leave_in_order_on_term
 from atoll.base.units import as_size
+from atoll.base.wording import counted
 from atoll_learner.data.mixture import mix, weights_of
 from atoll_learner.data.prepare import Meta, prepare
 from atoll_learner.data.shards import TokenShards
@@ -77,8 +78,8 @@ def described(meta: Meta, folder: Path) -> str:
     blocks = sum(part.positions for part in meta.parts)
     shares = [f"{part.positions / blocks:.1%} of {part.fingerprint[:8]}" for part in meta.parts]
     mixed = f"{' and '.join(shares)}: " if shares else ""
-    left_out = f" ({meta.empty} more are empty)" if meta.empty else ""
+    left_out = f" ({counted(meta.empty, 'more is', 'more are')} empty)" if meta.empty else ""
     return (
-        f"{mixed}{meta.documents} documents{left_out}: {meta.train_tokens} training "
+        f"{mixed}{counted(meta.documents, 'document')}{left_out}: {meta.train_tokens} training "
         f"and {meta.validation_tokens} held-out tokens, vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {folder}"
     )

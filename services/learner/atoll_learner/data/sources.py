@@ -23,6 +23,7 @@ from typing import IO, Any
 import zstandard
 
 from atoll.base.errors import DataError
+from atoll.base.wording import few
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".text"})
 TABLES = frozenset({".parquet", ".arrow"})
@@ -145,8 +146,7 @@ def documents_of(files: Iterable[Path], reading: Reading = PLAIN) -> Iterator[by
             others = [other for other in rest if not _is_usable(other, reading)]
             if not others:
                 raise
-            more = f"{len(others)} more cannot be used: {', '.join(map(str, others[:NAMES_SHOWN]))}"
-            more += ", ..." if len(others) > NAMES_SHOWN else ""
+            more = f"{len(others)} more cannot be used: {few(map(str, others), NAMES_SHOWN)}"
             raise DataError(error.what, got=f"{error.got}; {more}", allowed=error.allowed, todo=error.todo) from error
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.base.units import within
+from atoll.base.wording import counted
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 
 Rows = Annotated[str, typer.Option(help="Systems: rigid, elastic, or a number of learners; comma between.")]
@@ -73,7 +74,8 @@ def goodput(  # noqa: PLR0913  (one option each)
     folder = report_text.folder_for(out, *report_text.TABLE_FILES)
     cells.check(fleet, systems, sizes, range(seeds), days)
     count = len(systems) * len(sizes) * seeds
-    _remark(f"{count} simulations of {days:g} days on {cells.workers_for(count, workers)} processes")
+    processes = counted(cells.workers_for(count, workers), "process", "processes")
+    _remark(f"{counted(count, 'simulation')} of {days:g} days on {processes}")
     found = cells.table(fleet, systems, sizes, seeds=range(seed, seed + seeds), days=days, workers=workers)
     _say(report_text.tables(found))
     if folder is not None:

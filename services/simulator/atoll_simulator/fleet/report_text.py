@@ -10,6 +10,7 @@ from typing import Literal
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
+from atoll.base.wording import counted
 from atoll.report.charts import ShareCurve, SharePoint, shares_file
 from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
 from atoll_simulator.fleet.joining import JoinCost
@@ -60,14 +61,15 @@ def plot(
 def window(told: RoundsReport) -> str:
     """Return the results of a window of rounds."""
     spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
+    failures, again = counted(told.chips.failures, "failure"), f"called again {counted(told.called_again, 'time')}"
     rows = [
-        ("window", f"{told.window_s:.0f} s, {told.steps} steps of all learners, {told.chips.failures} failures"),
+        ("window", f"{told.window_s:.0f} s, {told.steps:,} steps of all learners, {failures}"),
         ("chips", f"{told.used_chips} in whole slices"),
         ("goodput of the chips", f"{100 * told.chips.goodput:.2f} %"),
         ("capacity trained on", f"{100 * told.stepped:.2f} %"),
         ("participation", f"{100 * told.participation:.2f} % of the learners' time is in finished steps"),
         ("waited", f"{abs(told.waited_s):.3g} s of all learners together"),
-        ("commits", f"{told.commits} in {told.rounds} rounds, called again {told.called_again} times"),
+        ("commits", f"{told.commits:,} in {counted(told.rounds, 'round')}, {again}"),
         ("contributors", f"{told.contributors_mean:.2f} per commit ({spread})"),
         ("merged", f"{100 * told.share('merged'):.2f} %"),
         ("merged late", f"{100 * told.share('merged_late'):.2f} %"),

@@ -14,6 +14,7 @@ from functools import partial
 
 from atoll.base.errors import SettingsError
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
+from atoll.base.wording import counted
 from atoll.bus.options import DEFAULTS
 from atoll_simulator.planner import limits, ways
 from atoll_simulator.planner.failures import goodput
@@ -115,9 +116,10 @@ def _troubles(found: Findings) -> tuple[Trouble, ...]:
 def _agreement(found: Findings) -> Iterator[Trouble]:
     question, protocol = found.question, found.question.protocol
     if protocol.quorum > question.learners:
+        learners = counted(question.learners, "learner")
         yield Trouble(
             "quorum above M",
-            f"a quorum of {protocol.quorum} can never be met by {question.learners} learners: nothing is ever merged",
+            f"a quorum of {protocol.quorum} can never be met by {learners}: nothing is ever merged",
             "protocol.quorum (--quorum); 1 with grace is the default",
             lambda: iter((ways.agree(question, quorum=question.learners), ways.agree(question, quorum=1))),
         )
@@ -295,5 +297,5 @@ def _machines(found: Findings) -> Iterator[Trouble]:
 
 def _those(question: Question) -> str:
     """Say who sends to the hub."""
-    learners = f"{question.learners} learners"
+    learners = counted(question.learners, "learner")
     return learners if question.per_region == 1 else f"{learners} in {question.senders} regions"

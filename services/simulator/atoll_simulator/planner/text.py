@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
+from atoll.base.wording import counted
 from atoll_simulator.planner.answer import PlanAnswer
 from atoll_simulator.planner.question import WANTED
 
@@ -20,10 +21,11 @@ def text(found: PlanAnswer) -> str:
 
 def _question(found: PlanAnswer) -> Iterator[str]:
     question, protocol = found.question, found.question.protocol
+    learners = counted(question.learners, "learner")
     yield (
-        f"{as_count(question.parameters)} parameters, {question.learners} learners of {as_count(question.chips)} chips, "
+        f"{as_count(question.parameters)} parameters, {learners} of {as_count(question.chips)} chips, "
         f"{question.step_s:g} s a step; P={protocol.fragments} H={protocol.interval_steps} tau={protocol.overlap_steps} "
-        f"K={protocol.quorum}, {protocol.shards} shards; {protocol.codec_up} up, {protocol.codec_down} down"
+        f"K={protocol.quorum}, {counted(protocol.shards, 'shard')}; {protocol.codec_up} up, {protocol.codec_down} down"
     )
     yield ""
 

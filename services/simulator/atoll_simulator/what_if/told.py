@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from atoll.base.units import as_rate, as_share
+from atoll.base.wording import counted
 from atoll_simulator.fleet.cells import SeedSpread
 from atoll_simulator.what_if.comparison import Changed, Comparison
 from atoll_simulator.what_if.outcome import SHARES, TITLES
@@ -19,7 +20,8 @@ def fit_lines(recording: Recording) -> list[str]:
     """Return what the recording told of each learner, and what is assumed."""
     s = recording.settings
     commits = recording.outcome.commits
-    there = f"{recording.time_s:.1f} s recorded, {len(recording.learners)} learners, {commits:.0f} commits"
+    learners = counted(len(recording.learners), "learner")
+    there = f"{recording.time_s:.1f} s recorded, {learners}, {counted(round(commits), 'commit')}"
     told = [f"{there}; K = {s.quorum}, gamma = {s.grace_gamma:g}, {s.codec_up} up, {s.codec_down} down"]
     told += [_learner_line(learner) for learner in recording.learners]
     told += [
@@ -106,7 +108,8 @@ def _as_dict(each: Changed) -> dict[str, Any]:
 def _learner_line(learner: RecordedLearner) -> str:
     steps = sum(each.steps for each in learner.stretches)
     mean_s = sum(each.steps * each.step_s for each in learner.stretches) / steps
-    source = f"{len(learner.stretches)} stretches between samples" if learner.sampled else "notes of its pushes"
+    stretches = counted(len(learner.stretches), "stretch", "stretches")
+    source = f"{stretches} between samples" if learner.sampled else "notes of its pushes"
     lives = ", ".join(f"{life.joined_s:.1f}-{life.ended_s:.1f} s" for life in learner.lives)
     assumed = "" if learner.link.measured else " (delay assumed)"
     return f"  {learner.name}: {mean_s:.4g} s a step ({source}), there {lives}, {_link_words(learner.link)}{assumed}"

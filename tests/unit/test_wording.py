@@ -1,0 +1,56 @@
+"""Numbers with their nouns, and lists cut short: one is one, and what is left out is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from atoll.base.wording import counted, few
+from atoll.protocol.reasons import NAMED_MAX, Names
+from atoll.story.slowness import left_out_told
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, "0 rounds"), (1, "1 round"), (2, "2 rounds"), (1_234_567, "1,234,567 rounds")]
+)
+def test_only_one_is_one(number: int, told: str) -> None:
+    """None and many have the plural, and thousands are set apart."""
+    assert counted(number, "round") == told
+
+
+def test_a_plural_may_be_another_word() -> None:
+    """The noun may bring its verb, which has a plural too."""
+    assert [counted(number, "copy", "copies") for number in (1, 3)] == ["1 copy", "3 copies"]
+    assert counted(1, "contribution was", "contributions were") == "1 contribution was"
+    assert counted(2, "contribution was", "contributions were") == "2 contributions were"
+    assert left_out_told(1).startswith("1 more finding stands out, ")
+    assert left_out_told(2).startswith("2 more findings stand out, ")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b"], "a, b"),
+        (["a", "b", "c"], "a, b and 1 more"),
+        (map(str, range(2000)), "0, 1 and 1,998 more"),
+    ],
+)
+def test_a_long_list_is_cut_and_what_is_left_out_is_counted(names: Iterable[str], told: str) -> None:
+    """One that is short enough is whole."""
+    assert few(names, 2) == told
+
+
+def test_parts_that_have_commas_are_set_apart_by_something_else() -> None:
+    """Rules of leaves are."""
+    assert few(["a, b", "c", "d"], 2, "; ") == "a, b; c and 1 more"
+
+
+def test_a_list_that_was_cut_before_says_how_many_there_were() -> None:
+    """Not how many are left of it."""
+    assert few(["a", "b"], 2, of=7) == "a, b and 5 more"
+    assert few(["a", "b"], 2, of=2) == "a, b"
+    assert Names.of(map(str, range(NAMED_MAX + 3))).told().endswith(" and 3 more")
+    assert not Names.of([]).told()
