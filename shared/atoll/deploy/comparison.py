@@ -28,7 +28,7 @@ from atoll.deploy.findings import Finding, graded, of_error
 from atoll.deploy.rendering import edits, rendered_texts
 from atoll.deploy.run_checks import copies, founding, record_of
 from atoll.deploy.seat import seat_of_service
-from atoll.deploy.services import kinds, nodes, places
+from atoll.deploy.services import kinds, learners_at, nodes, places
 from atoll.keys.identity import read_identity
 from atoll.keys.rights import premerger_of
 from atoll.run.record import read_members
@@ -129,9 +129,7 @@ async def heard_services(
 ) -> HeardServices:
     """Listen until all that the description has were heard and others had their time, for `wait_s` at most."""
     subjects, heard, complete = Subjects(described.run), HeardServices(), asyncio.Event()
-    everybody = [
-        name for place in places(described) for name, kind in kinds(described, place).items() if kind == "learner"
-    ]
+    everybody = [name for place in places(described) for name in learners_at(described, place)]
     missing = {name for name in everybody if not ((one := members.get(name)) and one.left)}
 
     def on_presence(message: CoreMessage) -> None:
@@ -180,7 +178,7 @@ def services_of(
     )
     findings = [graded("synchronizers", lacking, f"{len(present)}: {hosts}", "start the others, or see their logs")]
     for place in places(described):
-        learners = [name for name, kind in kinds(described, place).items() if kind == "learner"]
+        learners = learners_at(described, place)
         if not learners:
             continue
         finished = [name for name in learners if (one := members.get(name)) is not None and one.left]
@@ -209,7 +207,7 @@ async def premergers(
     subjects, findings = Subjects(described.run), []
     question = encode(RegionAsk(verb="read", run_nonce=record.nonce))
     for place, region in described.regions.items():
-        learners = [name for name, kind in kinds(described, place).items() if kind == "learner"]
+        learners = learners_at(described, place)
         if not region.premerge or all((one := members.get(name)) is not None and one.left for name in learners):
             continue
         answer_at = subjects.premerge_answer(place, f"check-{secrets.token_hex(8)}")

@@ -187,6 +187,11 @@ def kinds(described: DeploymentDescription, place: str) -> dict[str, Kind]:
     return {service.name: service.kind for service in services(described, place)}
 
 
+def learners_at(described: DeploymentDescription, place: str) -> list[str]:
+    """Return the names of the learners of a place; the hub has none."""
+    return [name for name, kind in kinds(described, place).items() if kind == "learner"]
+
+
 def identities(described: DeploymentDescription, place: str) -> dict[str, Kind]:
     """Return the identities of a place, by name: those of its services, and of its broker, which has the region's name."""
     own: dict[str, Kind] = {} if leaf_of(described, place) is None else {place: "region"}
