@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.processors import processors
+from atoll.base.regular_files import text_or_empty
 
 GIT_S: Final = 5.0
 EDITED: Final = "+changes"
@@ -25,7 +26,7 @@ UNKNOWN: Final = "unknown (installed from a wheel without one)"
 def commit() -> str:
     """Return the commit that this Atoll was made from, `+changes` when its tree had been edited; `UNKNOWN` if nothing tells."""
     package = Path(__file__).resolve().parents[1]
-    return _of_checkout(package) or _of_build(package / COMMIT_FILE) or UNKNOWN
+    return _of_checkout(package) or text_or_empty(package / COMMIT_FILE).strip() or UNKNOWN
 
 
 def version() -> str:
@@ -49,13 +50,6 @@ def _of_checkout(package: Path) -> str:
     if not head or not top or package != Path(top).resolve() / "shared" / "atoll":
         return ""
     return head + (EDITED if _git(package, "status", "--porcelain") else "")
-
-
-def _of_build(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 def _git(where: Path, *words: str) -> str:

@@ -2,7 +2,8 @@
 
 A pipe in the place of such a file would keep its reader waiting for ever, and a device or an endless line would fill the
 memory. So these files are opened here: only regular ones, and never with more in memory than the reader has allowed. All that
-goes wrong is an `OSError`, which every reader tells in words of its own.
+goes wrong is an `OSError`, which every reader tells in words of its own. To some readers a file that is not there is as good
+as an empty one: `text_or_empty`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+TEXT_BYTES_MAX: Final = 64 << 20
+"""Far more than any text that is read whole: files of a deployment, certificates, samples."""
 
 
 class NotRegular(OSError):
@@ -52,6 +56,17 @@ def read_file(path: Path, size_bytes_max: int) -> bytes:
     if len(data) > size_bytes_max:
         raise TooLarge(errno.EFBIG, f"larger than {size_bytes_max:,} bytes", str(path))
     return data
+
+
+def text_or_empty(path: Path) -> str:
+    """Return the text of a regular file of at most `TEXT_BYTES_MAX`; empty if there is none that can be read.
+
+    What is not UTF-8 is replaced: no reader of such a text can do anything else about it.
+    """
+    try:
+        return read_file(path, TEXT_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def lines_of(path: Path, line_bytes_max: int) -> Iterator[bytes | None]:

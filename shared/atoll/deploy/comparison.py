@@ -18,6 +18,7 @@ from typing import Final
 from atoll import __version__
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.regular_files import text_or_empty
 from atoll.base.wording import counted, few
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.probe import BrokerProbe
@@ -102,7 +103,7 @@ def files(described: DeploymentDescription, out: Path) -> list[Finding]:
     """Return whether the files in `out` are those of the description."""
     edited = edits(out)
     wanted = rendered_texts(described)
-    stale = [name for name, text in wanted.items() if name not in edited and _text(out / name) != text]
+    stale = [name for name, text in wanted.items() if name not in edited and text_or_empty(out / name) != text]
     return [
         graded(
             "files",
@@ -234,10 +235,3 @@ def _versions(told: dict[str, str]) -> Finding:
     faults = [f"{version}: {few(names, NAMED)}" for version, names in others.items()]
     alike = f"{counted(len(told), 'service')} of {__version__}"
     return graded("versions", faults, alike, f"upgrade them to {__version__}, or this one")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

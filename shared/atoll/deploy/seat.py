@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
+from atoll.base.regular_files import text_or_empty
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.rendering import KEYS, SERVICES
 from atoll.deploy.services import (
@@ -75,7 +76,7 @@ def seat_of_service(described: DeploymentDescription, out: Path, service: str | 
     Raises:
         SettingsError: the description has no such service, or it is not rendered in `out`.
     """
-    shown = _text(out / HUB / SERVICES / DOOR / "broker.pem")
+    shown = text_or_empty(out / HUB / SERVICES / DOOR / "broker.pem")
     if service is None:
         url, identity = broker_url(described, ""), out / OPERATORS
         told = [f"run={described.run}", f"broker.url={url}", f"broker.identity={identity}"]
@@ -97,7 +98,7 @@ def seat_of_service(described: DeploymentDescription, out: Path, service: str | 
                     raise SettingsError("this service is not rendered", got=f"no {file}", todo="atoll deploy render")
                 loaded = load(file, assignments)
                 if leaf is not None:
-                    shown = _text(out / place / SERVICES / leaf.name / "broker.pem")
+                    shown = text_or_empty(out / place / SERVICES / leaf.name / "broker.pem")
                 return Seat(service, loaded, planned.kind, shown, secrets=_secrets(loaded))
     known = [node.name for node in nodes(described)]
     known += [leaf.name for place in places(described) if (leaf := leaf_of(described, place)) is not None]
@@ -113,7 +114,7 @@ def _seat_of_broker(
     """Return the seat of a broker with its name and address: it has a door, and is nobody."""
     name, address = named
     loaded = load(None, [f"run={described.run}", f"broker.url={address}", *assignments], {})
-    shown, authority = (_text(door / name) for name in ("broker.pem", "authority.pem"))
+    shown, authority = (text_or_empty(door / name) for name in ("broker.pem", "authority.pem"))
     store = Path(f"/var/lib/{unit(described, name)}")
     return Seat(name, loaded, None, shown, authority, (door / "broker.key",), store)
 
@@ -127,7 +128,7 @@ def _seat_of_leaf(described: DeploymentDescription, out: Path, leaf: PlannedLeaf
         seat,
         secrets=(*seat.secrets, identity),
         hubs=leaf.hubs,
-        hub_certificate=_text(hub / "broker.pem"),
+        hub_certificate=text_or_empty(hub / "broker.pem"),
         region=leaf.place,
         region_identity=identity,
     )
@@ -136,10 +137,3 @@ def _seat_of_leaf(described: DeploymentDescription, out: Path, leaf: PlannedLeaf
 def _secrets(loaded: LoadedSettings) -> tuple[Path, ...]:
     identity = loaded.settings.broker.identity
     return () if identity is None else (identity,)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.base.errors import AtollError
+from atoll.base.regular_files import text_or_empty
 from atoll.base.units import as_size
 from atoll.base.wording import few
 from atoll.protocol.ledger import Ledger
@@ -54,7 +55,7 @@ def write_report(
     report = collect(view, facts)
     files = {
         "report.json": json.dumps(report, indent=2, allow_nan=False).encode() + b"\n",
-        "report.html": page(report, view, _text(folder.path("sample.txt"))).encode(),
+        "report.html": page(report, view, text_or_empty(folder.path("sample.txt"))).encode(),
     }
     unwritten: AtollError | None = None
     for name, content in files.items():
@@ -111,10 +112,3 @@ def _exported(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
