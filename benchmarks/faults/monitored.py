@@ -30,6 +30,7 @@ import msgspec
 import psutil
 
 from atoll.base.clock import SystemClock
+from atoll.base.units import DAY_S
 from atoll.bus.interface import Bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.membership import claim
@@ -43,7 +44,6 @@ MINUTES = 4.0
 LEARNERS = 64
 ROUND_S = 24.0
 SCRAPE_S = 15.0
-DAY_S = 86_400.0
 CORE_MAX = 0.25
 GROWTH_MAX = 1.1
 FILES_MAX = 18  # what is being written, 16 compressed ones and a lock

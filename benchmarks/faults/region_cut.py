@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.bus.addresses import PORT
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
@@ -44,7 +45,6 @@ from support.wan import Wan, Wire, inside, wan
 HUB: Final = "hub"
 REGIONS: Final = ("a", "b", "c", "d")
 CUT: Final = "d"
-PORT: Final = 4222
 MINUTES: Final = 10.0
 QUIET_S: Final = 45.0
 EVERY_S: Final = 10

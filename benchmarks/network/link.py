@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from atoll.bus.addresses import PORT
 from atoll.bus.options import BusOptions
 from atoll.bus.server import find_server
 from benchmarks.lib.arguments import count, natural, positive
@@ -58,7 +59,7 @@ from support.wan import (
 
 SECONDS = 8.0
 TURN_S, TURNS = 4.0, 10
-PORT, BARE_PORT = 4222, 5001
+BARE_PORT = 5001
 USED_MIN = 0.8
 SLOWER_MAX = 0.01
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]

@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.bus.addresses import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll.report.charts import Series, lines_file
 from atoll_learner.beginning import first_values
@@ -56,7 +57,6 @@ from support.wan import DEVICE, Wan, Wire, inside, wan
 
 REGIONS: Final = ("us-central", "us-east", "us-west", "us-south")
 HUB: Final = "hub"
-PORT: Final = 4222
 STEP_S: Final = 0.5
 PARAMETERS_12B: Final = 12e9
 STEP_12B_S: Final = 2.656

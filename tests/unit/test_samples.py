@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import SettingsError
+from atoll.base.units import DAY_S
 from atoll.bus.streams import info_header
 from atoll.client.samples import SAMPLE_S, SAMPLES_PER_AGE, checked_pause, pause_of, sample_of
 from atoll.run.event_fields import SampleEvent, fields_of
@@ -16,8 +17,6 @@ from atoll.run.view import RunView
 from atoll.wire.event_log import event_info
 from atoll.wire.messages import Beat, Event, decode, encode, event
 from atoll.wire.traffic import LinkTraffic
-
-DAY_S = 86_400.0
 
 
 def written_in(life_s: float) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
+from atoll.base.errors import INTERRUPTED
 from atoll.local.console import ConsolePicture
-from atoll.local.console_app import INTERRUPTED, LEFT, HelpScreen, TopApp
+from atoll.local.console_app import LEFT, HelpScreen, TopApp
 from atoll.local.console_tables import PANELS, TopMoment, fitting, heading, in_order
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import QuarantineEvent

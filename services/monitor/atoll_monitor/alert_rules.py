@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from atoll.base.units import DAY_S
 from atoll_monitor.alerts import RATE_S, RATED, AlertRule, Found, MetricReading
 
 COMMITS_S: Final = 900.0
 FULL: Final = 0.8
 DISK_FREE: Final = 0.1
 JUNK_PER_S: Final = 0.1
-CERTIFICATE_S: Final = 14 * 86400.0
+CERTIFICATE_S: Final = 14 * DAY_S
 MINUTE_S: Final = 60.0
 
 

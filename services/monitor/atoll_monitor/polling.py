@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
-from atoll.bus.addresses import addresses
+from atoll.bus.addresses import PORT, addresses
 from atoll.bus.greeting import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.bus.open import open_jetstream
 from atoll.keys.certificates import ends_at_s
@@ -35,7 +35,6 @@ NODES_S: Final = 2.0
 CERTIFICATE_S: Final = 600.0
 WAIT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 1 << 20
-PORT: Final = 4222
 
 
 async def poll_streams(watched: Watched, settings: Settings) -> None:

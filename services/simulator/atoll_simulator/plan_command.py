@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.base.units import DAY_S
 from atoll.cli.options import Assignments, Config
 from atoll.codec import FORMATS
-from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
+from atoll_simulator.fleet.parameters import FleetParameters
 
 if TYPE_CHECKING:
     from atoll.settings import Settings

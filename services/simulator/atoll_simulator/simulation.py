@@ -17,6 +17,7 @@ import jax
 import msgspec
 
 from atoll.base.clock import Clock, SystemClock
+from atoll.base.units import DAY_S
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
@@ -52,7 +53,7 @@ from atoll_synchronizer.shard_assignment import Host
 POLL_S: Final = 0.25
 SHOW_REAL_S: Final = 1.0
 EVALUATIONS: Final = 25
-IDLE_S: Final = 86_400.0
+IDLE_S: Final = DAY_S
 STREAM_BYTES_MAX: Final = 8 << 30
 IDLE_STEPS: Final = 10.0
 EVENTS_PAGE: Final = 1000

@@ -11,8 +11,9 @@ import re
 from atoll.base.errors import SettingsError
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+DAY_S = 86_400.0
 COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-DURATIONS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATIONS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 TOO_LARGE = 1e24
 LEAST_SHARE = 0.001
 ROUNDING = 1e-12
@@ -103,7 +104,7 @@ def as_time(seconds: float) -> str:
     """Return seconds in a unit that suits their size."""
     if math.isinf(seconds):
         return "for ever"
-    for scale, unit in ((365 * 86400.0, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+    for scale, unit in ((365 * DAY_S, "years"), (DAY_S, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds:.3g} s"

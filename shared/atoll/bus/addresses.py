@@ -7,8 +7,14 @@ the client is, or past a relay that somebody has put there on purpose.
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
+PORT: Final = 4222
+CLUSTER_PORT: Final = 6222
+LEAF_PORT: Final = 7422
+"""Where a server of ours listens for clients, for the nodes of its cluster and for brokers of regions, if nothing else is said;
+in a container always there."""
 SCHEMES = ("nats", "tls")
 ONE_ADDRESS = " or ".join(f"{scheme}://host:port" for scheme in SCHEMES)
 ADDRESSES = f"{ONE_ADDRESS}; those of a cluster's nodes separated by commas"

@@ -31,12 +31,11 @@ import msgspec
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
-from atoll.bus.addresses import bracketed
+from atoll.bus.addresses import LEAF_PORT, bracketed
 from atoll.bus.options import Credentials
 from atoll.wire.region_names import HUB, region_name
 
 HUB_DOMAIN: Final = HUB
-LEAF_PORT: Final = 7422
 REGION_FILE: Final = "region.json"
 _SCHEMES: Final = ("nats", "tls", "nats-leaf")
 _WIRE: Final = "compression: off"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from atoll.bus.addresses import CLUSTER_PORT, PORT
 from atoll.cli.look import say
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from atoll.cli.broker_links import Side
     from atoll.keys.locked import LockedDoor
 
-PORT, CLUSTER_PORT = 4222, 6222
 DURABLE: Final = {
     "always": "an answer means that the disk has it",
     "os": "a power cut may lose the last seconds; a killed process loses nothing",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
+from atoll.bus.addresses import LEAF_PORT
 from atoll.bus.options import Credentials
-from atoll.bus.regions import LEAF_PORT, HubSide, RegionSide, ServerLink, domain_of, hub_addresses
+from atoll.bus.regions import HubSide, RegionSide, ServerLink, domain_of, hub_addresses
 from atoll.cli.look import say
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.locked import LockedDoor, LockedRegion

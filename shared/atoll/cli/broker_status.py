@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from atoll.bus.addresses import PORT
 from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
 from atoll.cli.reading import check_kind, opened_jetstream, settings_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from atoll.keys.roll_stamp import RollStamp
     from atoll.settings import Settings
 
-PORT: Final = 4222
 STALE: Final = "old roll"
 
 

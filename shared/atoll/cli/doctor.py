@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from atoll.deploy.findings import Finding
 
 PYTHON_MIN = (3, 11)
-DISK_FREE_MIN_BYTES = 200 << 20
 BROKER_PATIENCE_S = 3.0
 
 
@@ -90,14 +89,15 @@ def _seat(
 def _machine() -> Iterator[Finding]:
     """Return what Python, processors and the disk are like."""
     from atoll.deploy.findings import Finding  # noqa: PLC0415
+    from atoll.run.folder import FREE_MIN_BYTES  # noqa: PLC0415
 
     found = ".".join(map(str, sys.version_info[:3]))
     wanted = ".".join(map(str, PYTHON_MIN))
     yield Finding("ok" if sys.version_info >= PYTHON_MIN else "FAIL", "Python", f"{found} ({wanted} or later)")
     yield Finding("ok", "processors", processors())
     free = shutil.disk_usage(Path.cwd()).free
-    grade: Literal["ok", "FAIL"] = "ok" if free >= DISK_FREE_MIN_BYTES else "FAIL"
-    yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({DISK_FREE_MIN_BYTES >> 20} MB or more)")
+    grade: Literal["ok", "FAIL"] = "ok" if free >= FREE_MIN_BYTES else "FAIL"
+    yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({FREE_MIN_BYTES >> 20} MB or more)")
 
 
 def _server() -> Finding:

@@ -12,10 +12,11 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from atoll.base.units import DAY_S
 from atoll.base.wording import counted
 from atoll.cli.look import say
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from atoll.keys.rights import Kind
     from atoll.keys.roll import KeyFolder, RollEntry
 
-DAY_S: Final = 86400.0
 Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
 Name = Annotated[str, typer.Argument(help="Name of the identity; for a learner its id.")]
 OfRun = Annotated[str, typer.Option("--run", help="Run that the identity is of.")]

@@ -89,8 +89,8 @@ async def _in_lines(there: WatchedRun) -> None:
 
 async def _in_panels(there: WatchedRun) -> None:
     """Show the panels until the person leaves them; signals leave them too, so that the terminal is whole again."""
-    from atoll.base.errors import AtollError  # noqa: PLC0415
-    from atoll.local.console_app import INTERRUPTED, TopApp  # noqa: PLC0415
+    from atoll.base.errors import INTERRUPTED, AtollError  # noqa: PLC0415
+    from atoll.local.console_app import TopApp  # noqa: PLC0415
     from atoll.local.console_tables import TopMoment  # noqa: PLC0415
     from atoll.run.record import founded_run  # noqa: PLC0415
 

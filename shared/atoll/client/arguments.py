@@ -15,6 +15,7 @@ from typing import Any, Final
 from atoll.base.errors import AtollError, SettingsError
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
+from atoll.base.units import DAY_S
 from atoll.bus.options import COPIES
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord, decode, encode
@@ -24,7 +25,7 @@ from atoll.wire.subjects import token
 log = get(__name__)
 
 Kinds = tuple[type, ...]
-START_S_MAX: Final = 86_400.0
+START_S_MAX: Final = DAY_S
 IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
 """The setting `broker.identity` as a variable of the environment; of all settings a loop takes this one only."""
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
+from atoll.base.units import DAY_S
 from atoll.wire.messages import Beat
 
 SAMPLE_S: Final = 30.0
 SAMPLE_S_MIN: Final = 1.0
-SAMPLE_S_MAX: Final = 86_400.0
+SAMPLE_S_MAX: Final = DAY_S
 SAMPLES_PER_AGE: Final = 30.0
 
 

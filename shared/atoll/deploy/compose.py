@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.base.errors import SettingsError
+from atoll.bus.addresses import LEAF_PORT, PORT
 from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.own_folders import folders_of_container
 from atoll.deploy.quantities import processors, size_bytes
 from atoll.deploy.services import (
     DOOR,
-    LEAF_PORT,
     MONITOR_PORT,
-    PORT,
     RUN_FILE,
     PlannedLeaf,
     PlannedNode,

@@ -34,6 +34,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from atoll.base.errors import SettingsError
 from atoll.base.toml_text import parsed_toml
+from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.quantities import MEMORY_MIN, PROCESSORS, SIZE, size_bytes
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
@@ -86,9 +87,9 @@ class HubPlace(Section):
 
     hosts: tuple[str, ...] = Field(min_length=1, max_length=5)
     nodes: Copies | None = None
-    port: int = Field(default=4222, ge=1, le=65000)
-    cluster_port: int = Field(default=6222, ge=1, le=65000)
-    leaf_port: int = Field(default=7422, ge=1, le=65000)
+    port: int = Field(default=PORT, ge=1, le=65000)
+    cluster_port: int = Field(default=CLUSTER_PORT, ge=1, le=65000)
+    leaf_port: int = Field(default=LEAF_PORT, ge=1, le=65000)
     synchronizers: int = Field(default=2, ge=1, le=64)
     monitor: bool = False
     target: HubTarget = "systemd"
@@ -154,7 +155,7 @@ class RegionPlace(Section):
     target: RegionTarget = "systemd"
     broker: Literal["hub", "leaf"] = "hub"
     host: str = ""
-    port: int = Field(default=4222, ge=1, le=65535)
+    port: int = Field(default=PORT, ge=1, le=65535)
     storage: Size = "100Gi"
     premerge: bool = False
     data: str = Field(default="corpus", min_length=1)

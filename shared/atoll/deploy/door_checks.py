@@ -15,19 +15,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from atoll.base.units import as_time
-from atoll.bus.addresses import addresses
+from atoll.base.units import DAY_S, as_time
+from atoll.bus.addresses import PORT, addresses
 from atoll.bus.greeting import LINE_BYTES_MAX, unchecked_tls
 from atoll.bus.nats.admission import OTHER_TIME
 from atoll.bus.nats.provision import HEADROOM_BYTES, VERSION_MIN
 from atoll.deploy.findings import Finding, as_date
-from atoll.keys.certificates import begins_at_s, ends_at_s, hosts_of, pin
+from atoll.keys.certificates import WARN_DAYS, begins_at_s, ends_at_s, hosts_of, pin
 from atoll.wire.limits import CHUNK_BYTES
 
 WAIT_S: Final = 4.0
-WARN_DAYS: Final = 30
-DAY_S: Final = 86400.0
-PORT: Final = 4222
 _OTHER_NAME: Final = (62, 64)
 """What OpenSSL calls a certificate of another name, and of another address."""
 

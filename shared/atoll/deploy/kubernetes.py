@@ -18,19 +18,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, named, rules_of_hub, rules_of_region
 from atoll.deploy.own_folders import folders_of_container
 from atoll.deploy.services import (
     CLUSTER,
-    CLUSTER_PORT,
     DOOR,
     IDENTITY_FILE,
-    LEAF_PORT,
     MONITOR,
     MONITOR_PORT,
     NODES_SERVICE,
-    PORT,
     RUN_FILE,
     PlannedLeaf,
     PlannedService,

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.archives import uses_object_store
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.services import (
     CLUSTER,
-    CLUSTER_PORT,
-    LEAF_PORT,
     MONITOR,
     MONITOR_PORT,
-    PORT,
     PlannedLeaf,
     leaf_of,
     nodes,

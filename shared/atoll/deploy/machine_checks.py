@@ -21,9 +21,9 @@ from atoll.deploy.archives import folder_of, is_written
 from atoll.deploy.findings import Finding, of_error
 from atoll.deploy.seat import Seat
 from atoll.keys.rights import Kind
+from atoll.run.folder import FREE_MIN_BYTES
 
 KERNEL: Final = Path("/proc/sys/net/ipv4")
-FREE_MIN_BYTES: Final = 200 << 20
 STORE_MIN_BYTES: Final = 2 << 30
 FAR_S: Final = 0.01
 """From such an echo on the congestion control decides how much of a link is used."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
+from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT, bracketed
 from atoll.deploy.description import DeploymentDescription, RegionPlace, leaf_name
 from atoll.deploy.quantities import go_memory
 from atoll.keys.rights import Kind, premerger_of
@@ -23,10 +24,6 @@ NODES_SERVICE: Final = "hub-nodes"
 IDENTITY_FILE: Final = "identity.toml"
 RUN_FILE: Final = "atoll.toml"
 DOOR: Final = "broker"
-PORT: Final = 4222
-CLUSTER_PORT: Final = 6222
-LEAF_PORT: Final = 7422
-"""The ports that a node has if nothing else is said; in containers always these."""
 DECIDED: Final = (
     "run",
     "broker.url",
@@ -67,7 +64,7 @@ class PlannedNode:
     @property
     def address(self) -> str:
         """Return its address for islands."""
-        return f"tls://{_bracketed(self.host)}:{self.port}"
+        return f"tls://{bracketed(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class PlannedLeaf:
     @property
     def address(self) -> str:
         """Return its address for the services of its region."""
-        return f"tls://{_bracketed(self.host)}:{self.port}"
+        return f"tls://{bracketed(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ def leaf_of(described: DeploymentDescription, place: str) -> PlannedLeaf | None:
     if region is None or region.broker == "hub":
         return None
     contained = region.target in CONTAINED
-    hubs = tuple(f"tls://{_bracketed(node.host)}:{node.leaf_port}" for node in nodes(described))
+    hubs = tuple(f"tls://{bracketed(node.host)}:{node.leaf_port}" for node in nodes(described))
     return PlannedLeaf(place, leaf_name(place) if contained else region.host, PORT if contained else region.port, hubs)
 
 
@@ -301,10 +298,6 @@ def _has(tables: Mapping[str, Any], name: str) -> bool:
     return True
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def node_command(described: DeploymentDescription, node: PlannedNode, **paths: str) -> Iterator[str]:
     """Yield the words that start a node with `store` and `keys` at these paths, as its own machine knows the others."""
     yield from ("broker", "--host", "0.0.0.0")  # noqa: S104  (islands come from outside)
@@ -323,7 +316,7 @@ def node_command(described: DeploymentDescription, node: PlannedNode, **paths: s
     for other in nodes(described):
         if other.number != node.number:
             port = CLUSTER_PORT if contained else other.cluster_port
-            yield from ("--route", f"nats://{_bracketed(inside(described, other))}:{port}")
+            yield from ("--route", f"nats://{bracketed(inside(described, other))}:{port}")
 
 
 def leaf_command(leaf: PlannedLeaf, *, store: str, keys: str, identity: str = "") -> Iterator[str]:

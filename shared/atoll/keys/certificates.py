@@ -28,6 +28,8 @@ from atoll.base.errors import SettingsError
 
 AUTHORITY_DAYS: Final = 3650
 BROKER_DAYS: Final = 825
+WARN_DAYS: Final = 30
+"""A broker and a doctor warn of a certificate that has fewer days left."""
 _BOTH_ENDS: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _COMMON_NAME_MAX: Final = 64
 """X.509 allows no longer one. It tells people whose certificate it is; clients look at the names of hosts."""

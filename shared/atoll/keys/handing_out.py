@@ -20,6 +20,7 @@ from typing import Final
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import AtollError, SettingsError
+from atoll.base.units import DAY_S
 from atoll.keys.certificates import hosts_of
 from atoll.keys.identity import FOLDER_MODE, write_secret
 from atoll.keys.rights import EVERY_RUN, Kind
@@ -29,7 +30,7 @@ BROKER: Final = "broker"
 IDENTITY: Final = "identity.toml"
 FOUNDS: Final = ("learner", "region")
 LOOPBACK: Final = ("localhost", "127.0.0.1")
-RENEWED_S: Final = 30 * 86400.0
+RENEWED_S: Final = 30 * DAY_S
 """A region's certificate that ends within so long is replaced."""
 
 

@@ -23,7 +23,8 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import AtollError, on_one_line
 from atoll.base.logs import get
 from atoll.base.provenance import version
-from atoll.keys.certificates import ends_at_s, hosts_of, pin
+from atoll.base.units import DAY_S
+from atoll.keys.certificates import WARN_DAYS, ends_at_s, hosts_of, pin
 from atoll.keys.doors import PENDING_MAX, Entrant, check_entrants, doors, leaves, remote, routes
 from atoll.keys.identity import HeldIdentity, write_secret
 from atoll.keys.rights import ISOLATED, premerged
@@ -37,10 +38,8 @@ REMOTE: Final = "remote.conf"
 CERTIFICATE: Final = "broker.pem"
 KEY: Final = "broker.key"
 AUTHORITY: Final = "authority.pem"
-WARN_DAYS: Final = 30
 KEY_WARN_DAYS: Final = 7
 REFUSED_S: Final = 60.0
-DAY_S: Final = 86400.0
 
 log = get(__name__)
 

@@ -23,13 +23,12 @@ from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
-from atoll.base.errors import for_a_terminal
+from atoll.base.errors import INTERRUPTED, for_a_terminal
 from atoll.local.console_tables import PANELS, Panel, Row, TopMoment, fitting, heading, in_order, numbers
 
 EVERY_S: Final = 0.5
 GAP: Final = 3
 LEFT: Final = 0
-INTERRUPTED: Final = 130
 HELP: Final = """\
 1-6, Tab   show a panel, the next panel
 arrows     move; the row is told in full below

@@ -28,6 +28,7 @@ from atoll.base.regular_files import TooLarge, read_file
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
+"""No run begins on a disk with less room."""
 EMBEDDED: Final = "embedded"
 SIMULATED: Final = "simulated"
 RUNNING: Final = "running"

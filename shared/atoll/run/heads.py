@@ -28,6 +28,7 @@ FLOAT_BYTES = 4
 NONCE_BYTES = 6
 POLL_S = 0.2
 READ_ATTEMPTS = 8
+"""A reader begins so often, because a commit may replace what it reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,9 @@ from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
-from atoll.run.heads import read_heads
+from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable
 from atoll.wire.messages import Event, Rebuilt, RunRecord
-
-READ_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,11 @@ from atoll.merge.global_update import AVERAGE, state_bytes_max
 from atoll.merge.outer import State
 from atoll.model.layout import Layout
 from atoll.model.pytrees import named_dtype
-from atoll.run.heads import fetch_frame_and_head, read_head, read_heads
+from atoll.run.heads import READ_ATTEMPTS, fetch_frame_and_head, read_head, read_heads
 from atoll.wire.messages import Head, RunRecord
 
 log = get(__name__)
 
-READ_ATTEMPTS = 8
 NAMED = 6
 
 

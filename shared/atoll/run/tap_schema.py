@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from atoll.bus.addresses import PORT
 from atoll.run.taps import TAPS, TAPS_VERSION, TapKind
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 
@@ -62,7 +63,7 @@ def asyncapi() -> dict[str, Any]:
                 "host": "{host}:{port}",
                 "protocol": "nats",
                 "description": "The home broker of the run. A further broker (`bulk`) has the heads of its own fragments.",
-                "variables": {"host": {"default": "127.0.0.1"}, "port": {"default": "4222"}},
+                "variables": {"host": {"default": "127.0.0.1"}, "port": {"default": str(PORT)}},
             }
         },
         "channels": {tap.kind: _channel(tap) for tap in TAPS},

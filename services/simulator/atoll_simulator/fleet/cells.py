@@ -24,12 +24,12 @@ from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.base.units import count, within
+from atoll.base.units import DAY_S, count, within
 from atoll_simulator import confidence
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import slowest_mean
 from atoll_simulator.fleet.chips import Chips, Lived, Rigid
-from atoll_simulator.fleet.parameters import DAY_S, FleetParameters, split
+from atoll_simulator.fleet.parameters import FleetParameters, split
 
 RIGID = "rigid"
 ELASTIC = "elastic"

@@ -29,8 +29,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from atoll.base.units import within
-from atoll_simulator.fleet.parameters import DAY_S, FleetParameters
+from atoll.base.units import DAY_S, within
+from atoll_simulator.fleet.parameters import FleetParameters
 
 HOUR_S = 3600.0
 YEAR_S = 365.0 * 24.0 * HOUR_S

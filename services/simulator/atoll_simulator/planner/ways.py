@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from atoll.base.quantities import FRAGMENTS_MAX, LEARNERS_MAX
-from atoll.base.units import rate, rate_flag
+from atoll.base.units import DAY_S, rate, rate_flag
 from atoll.wire.blobs import CHUNKS_MAX
 from atoll.wire.limits import CHUNK_BYTES
-from atoll_simulator.fleet.parameters import DAY_S
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average
 from atoll_simulator.planner.memory import shards_enough
 from atoll_simulator.planner.question import Question

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Final
 
 from atoll.base.errors import SettingsError
+from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.reasons import id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import Contributor, JoinedEvent, SampleEvent
@@ -40,7 +41,6 @@ QUICK_SHARE: Final = 0.1
 RATE_UNKNOWN: Final = 1e9
 LINE_SHARE_MIN: Final = 0.1
 """At least so much of an upload is the line's: where delays explain all of it, the rate is only a lower bound."""
-RECENT_STEPS: Final = 16
 ROUNDS_MIN: Final = 8
 """With fewer rounds a mean of waiting says nothing."""
 
