@@ -88,6 +88,7 @@ def _seat(
 
 def _machine() -> Iterator[Finding]:
     """Return what Python, processors and the disk are like."""
+    from atoll.base.units import as_bytes  # noqa: PLC0415
     from atoll.deploy.findings import Finding  # noqa: PLC0415
     from atoll.run.folder import FREE_MIN_BYTES  # noqa: PLC0415
 
@@ -97,7 +98,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("ok", "processors", processors())
     free = shutil.disk_usage(Path.cwd()).free
     grade: Literal["ok", "FAIL"] = "ok" if free >= FREE_MIN_BYTES else "FAIL"
-    yield Finding(grade, "disk", f"{free >> 20} MB free in {Path.cwd()} ({FREE_MIN_BYTES >> 20} MB or more)")
+    yield Finding(grade, "disk", f"{as_bytes(free)} free in {Path.cwd()} ({as_bytes(FREE_MIN_BYTES)} or more)")
 
 
 def _server() -> Finding:

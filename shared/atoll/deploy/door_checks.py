@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from atoll.base.units import DAY_S, as_time
+from atoll.base.units import DAY_S, as_bytes, as_time
 from atoll.bus.addresses import PORT, addresses
 from atoll.bus.greeting import LINE_BYTES_MAX, unchecked_tls
 from atoll.bus.nats.admission import OTHER_TIME
@@ -124,7 +124,7 @@ def _greeted(about: str, told: dict[str, Any]) -> Iterator[Finding]:
         what = f"it takes messages of {taken} bytes at most, and chunks need {needed}"
         yield Finding("FAIL", about, what, "set max_payload: 4MB in the broker's configuration, on every server")
     else:
-        yield Finding("ok", about, f"messages of up to {taken >> 20} MB")
+        yield Finding("ok", about, f"messages of up to {as_bytes(taken)}")
 
 
 def _certificate(about: str, host: str, connection: socket.socket, expected: ExpectedDoor) -> Iterator[Finding]:

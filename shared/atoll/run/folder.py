@@ -25,6 +25,7 @@ from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import InUse, SettingsError, StorageFull, is_full
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import TooLarge, read_file
+from atoll.base.units import as_bytes
 
 SCHEMA: Final = 1
 FREE_MIN_BYTES: Final = 200 << 20
@@ -185,8 +186,8 @@ class RunFolder:
         if free < FREE_MIN_BYTES:
             raise StorageFull(
                 "too little room for a run",
-                got=f"{free >> 20} MB free under {self.out}",
-                allowed=f"{FREE_MIN_BYTES >> 20} MB or more",
+                got=f"{as_bytes(free)} free under {self.out}",
+                allowed=f"{as_bytes(FREE_MIN_BYTES)} or more",
                 todo="free space or choose another --out",
             )
 
