@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sysconfig
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -357,6 +358,15 @@ def test_compose_sets_only_settings_that_exist() -> None:
 
     assert wanted == [None, None]
     assert len({loaded[name].learner.id for name in services if name.startswith("learner-")}) == 6
+
+
+def test_every_planted_mistake_has_its_place() -> None:
+    """Just one, in the file as it is now: a mistake that cannot be made shows nothing (`make mutants-planted`)."""
+    mutants = tomllib.loads((ROOT / "tests/mutants/planted.toml").read_text(encoding="utf-8"))["mutant"]
+    places = {each["name"]: (ROOT / each["file"]).read_text(encoding="utf-8").count(each["old"]) for each in mutants}
+
+    assert len(places) > 50
+    assert {name: count for name, count in places.items() if count != 1} == {}
 
 
 def test_the_hub_has_room_for_the_bounds_of_many_runs() -> None:

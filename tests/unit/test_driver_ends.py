@@ -35,7 +35,7 @@ class SlowQueueBus(MemoryBus):
         return await super().consume(subject_filter, durable=durable, takeover=takeover)
 
 
-class DeafBus(MemoryBus):
+class UnheardBus(MemoryBus):
     """A bus that cannot listen to a subject for its first `deaf` times."""
 
     subject = ""
@@ -92,7 +92,7 @@ async def test_a_host_hears_the_others_although_it_could_not_listen_at_first() -
     """It would hand nothing over, and look at no lease, for good."""
     broker = MemoryBroker()
     record = await founded(broker, RUN)
-    bus = DeafBus(RUN, broker)
+    bus = UnheardBus(RUN, broker)
     bus.subject, bus.deaf, bus.listening = Subjects(RUN).presence("*"), 2, asyncio.Event()
     serving = asyncio.create_task(Host(bus, record, (0,), SystemClock(), ArchiveSettings()).serve(asyncio.Event()))
     async with asyncio.timeout(DEADLINE_S):
@@ -105,7 +105,7 @@ async def test_a_host_that_can_hear_nobody_ends_with_the_reason() -> None:
     """Whatever the reason is: without presence it would serve alone among others."""
     broker = MemoryBroker()
     record = await founded(broker, RUN)
-    bus = DeafBus(RUN, broker)
+    bus = UnheardBus(RUN, broker)
     bus.subject, bus.deaf, bus.reason = Subjects(RUN).presence("*"), 1, AccessDenied("not its subject")
     with pytest.raises(AccessDenied):
         async with asyncio.timeout(DEADLINE_S):
@@ -116,7 +116,7 @@ async def test_a_host_that_can_hear_nobody_ends_with_the_reason() -> None:
 async def test_a_region_that_is_told_to_end_ends_while_the_broker_is_away(deaf: int) -> None:
     broker = MemoryBroker()
     record = await founded(broker, RUN)
-    bus = DeafBus(RUN, broker)
+    bus = UnheardBus(RUN, broker)
     bus.subject, bus.deaf = Subjects(RUN).premerge("eu"), deaf
     stop = asyncio.Event()
     serving = asyncio.create_task(RegionService(bus, record, "eu", SystemClock()).serve(stop))
