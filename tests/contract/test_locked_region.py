@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import stat
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from atoll.base.errors import AccessDenied, PeerMisbehaved, RunReplaced
+from atoll.base.retry import Unanswered
 from atoll.bus.interface import Bus, Record, Subscription
+from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import JetStream
 from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.keys.locked import LockedDoor, LockedRegion
-from atoll.keys.rights import Kind, region_publishes
+from atoll.keys.rights import Kind, region_publishes, rights_of
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import Subjects
 from support.bus_contract_data import MIB, SOON_S, noise
@@ -25,6 +29,7 @@ from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_rel
 
 pytestmark = pytest.mark.connected
 POLL_S = 0.05
+REVOKED_S = 2.0
 KINDS: dict[str, Kind] = {"shard": "synchronizer", "a": "learner", "b": "learner", "spy": "reader"}
 
 
@@ -149,6 +154,80 @@ async def test_who_is_let_in_at_the_hub_is_let_in_at_the_region(there: LockedRel
         await opened("shard", there.leaf)
 
 
+@asynccontextmanager
+async def as_the_region(there: LockedRelayed) -> AsyncIterator[Connection]:
+    """Connect to the leaf as who runs it: with every right there."""
+    options = BusOptions(credentials=there.identity("eu").credentials(), patience_s=PATIENCE_S)
+    bus = await open_jetstream(there.leaf.url, there.run, name="eu", options=options)
+    try:
+        yield bus.connection
+    finally:
+        await bus.close()
+
+
+async def published(connection: Connection, subject: str, data: bytes, reply: str) -> None:
+    """Send a message from the leaf that wants its answer elsewhere, and see to it that it has arrived."""
+    client = await connection.ready(SOON_S)
+    await client.publish(subject, data, reply=reply)
+    await client.flush()
+
+
+async def test_no_answer_to_a_region_is_a_command_to_the_hub(there: LockedRelayed, opened: Opened) -> None:
+    """It chose where the answer to a direct get went: to JetStream, whose answer of nothing deleted another run's stream."""
+    s, stream = Subjects(there.run), f"atoll_{there.run}"
+    shard, spy = await opened("shard", there.hub), await opened("spy", there.hub)
+    await shard.put_record(s.member("b"), b"b", expected=0)
+    async with as_the_region(there) as region:
+        mine = JetStream(region)
+        for call, body in (
+            (f"DIRECT.GET.{stream}_MB", b'{"last_by_subj":"none"}'),
+            (f"DIRECT.GET.{stream}_GL", json.dumps({"last_by_subj": s.run_record}).encode()),
+            (f"STREAM.MSG.GET.{stream}_MB", json.dumps({"last_by_subj": s.member("b")}).encode()),
+            (f"STREAM.INFO.{stream}_GL", b""),
+        ):
+            for command in (f"STREAM.DELETE.{stream}_MB", f"STREAM.PURGE.{stream}_MB"):
+                await region.call(published(region, f"{mine.root}.{call}", body, f"$JS.API.{command}"))
+            await region.call(published(region, f"{mine.root}.{call}", body, s.head(0)))
+        await region.call(published(region, s.member("b"), b"garbage", f"$JS.API.STREAM.PURGE.{stream}_MB"))
+        assert await region.call(region.request(f"{mine.root}.INFO", timeout_s=SOON_S)) is not None
+    assert await spy.get_record(s.run_record) is not None
+    assert await shard.get_record(s.head(0)) is None
+    told = await shard.get_records(s.member("*"))
+    assert [record.subject for record in told] == [s.member("b")]
+
+
+async def test_a_region_goes_on_when_the_hub_reads_its_doors_again(there: LockedRelayed, opened: Opened) -> None:
+    """A newcomer, another region, a second key. What the server had mapped by itself when the leaf connected was lost then."""
+    there.keys.add("late", "learner", there.run, time.time())
+    there.keys.add("us", "region", there.run, time.time())
+    there.keys.rotate("eu", there.run, time.time(), overlap_s=3600.0)
+    await asyncio.to_thread(there.follow)
+    s, shard, learner = Subjects(there.run), await opened("shard", there.hub), await opened("a", there.leaf)
+    frame = await shard.put_blob(s.global_stem(0, 1, "n"), noise(MIB))
+    await shard.put_record(s.head(0), b"1", expected=0)
+    assert await learner.get_blob(frame, MIB) == noise(MIB)
+    head = await learner.get_record(s.head(0))  # as the hub's leader has it
+    assert head is not None
+    assert head.data == b"1"
+
+
+async def test_a_region_that_is_revoked_reaches_the_hub_no_more(there: LockedRelayed, opened: Opened) -> None:
+    """The server lets its connection stand, and there is nothing behind it any more."""
+    s, shard = Subjects(there.run), await opened("shard", there.hub)
+    async with as_the_region(there) as region:
+        root = JetStream(region).root
+        assert await region.call(region.request(f"{root}.INFO", timeout_s=SOON_S)) is not None
+        there.keys.revoke("eu", there.run, time.time())
+        assert await asyncio.to_thread(there.hub_door.has_changed)
+        await asyncio.to_thread(there.hub.reload)
+        with pytest.raises(Unanswered):
+            await region.call(region.request(f"{root}.INFO", timeout_s=REVOKED_S))
+        await region.call(published(region, s.member("b"), b"late", "_INBOX.x"))
+        with pytest.raises(Unanswered):
+            await region.call(region.request(f"{root}.INFO", timeout_s=REVOKED_S))
+    assert await shard.get_records(s.member("*")) == []
+
+
 def test_the_seed_of_a_region_is_in_a_file_of_its_own(tmp_path: Path, run: str) -> None:
     """Which nobody else may read."""
     locked = LockedRelayed(tmp_path, run, KINDS)
@@ -163,5 +242,5 @@ def test_the_seed_of_a_region_is_in_a_file_of_its_own(tmp_path: Path, run: str) 
 def test_a_region_founds_only_if_it_is_told_so(run: str) -> None:
     """As a learner does."""
     everything = f"{Subjects(run).prefix}.gl.>"
-    assert everything not in region_publishes(run, "eu")
-    assert everything in region_publishes(run, "eu", founds=True)
+    assert everything not in region_publishes(rights_of("region", run, "eu"))
+    assert everything in region_publishes(rights_of("region", run, "eu", founds=True))

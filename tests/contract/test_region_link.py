@@ -216,7 +216,7 @@ async def test_a_mirror_that_does_not_get_on_is_not_waited_for(
     assert await learner.get_blob(await regional.frame(writer, 0), FRAME_BYTES) == noise(FRAME_BYTES, 0)
     near = JetStream((bus := await regional.bus(regional.leaf)).connection, nearby=True)
     name = f"atoll_{regional.run}_GL"
-    stuck = {**region_keeper.mirror_config(name, ROOM_BYTES, "then"), "mirror": {"name": "none"}}
+    stuck = {**region_keeper.mirror_config(name, "", ROOM_BYTES, "then"), "mirror": {"name": "none"}}
     await bus.connection.call(near.api(f"STREAM.DELETE.{name}"))
     await bus.connection.call(near.api(f"STREAM.CREATE.{name}", stuck))
     assert await learner.get_blob(await regional.frame(writer, 1), FRAME_BYTES) == noise(FRAME_BYTES, 1)

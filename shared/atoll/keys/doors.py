@@ -11,6 +11,12 @@ without an answer.
 
 Streams are in the account `core`, with synchronizers and operators, which are trusted with a whole run.
 
+A region has an account of its own at the hub, too, and one for each of its keys: the server keeps the connection of a leaf
+whose user is gone, but an account that is gone imports nothing any more. The names by which JetStream is called from behind a
+leaf are mapped there in words: what the server maps by itself when a leaf connects is lost when it reads its configuration
+again. Two regions hear nothing that the other one tells: each would import what it exports, which the server refuses as a
+circle.
+
 The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
 other, of whatever authority.
 
@@ -24,11 +30,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import SettingsError
 from atoll.bus.nodes import NODES, PING, SYSTEM
+from atoll.bus.regions import HUB_DOMAIN
 from atoll.keys.rights import (
     ISOLATED,
     Kind,
@@ -45,6 +52,7 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import matches
 
 CORE = "core"
+FAR = f'"$JS.{HUB_DOMAIN}.API.>": "$JS.API.>"'
 CONNECTIONS_MAX = 8
 """A learner's process opens three: for messages, for chunks that it writes, and for chunks that it reads. Two processes of it
 overlap when one takes over from the other, and the server sees the end of a connection that was cut only after seconds."""
@@ -70,7 +78,9 @@ class Entrant:
 
     @property
     def account(self) -> str:
-        """Return the name of its account."""
+        """Return the name of its account at the hub."""
+        if self.kind == "region":
+            return f"{self.run}/{self.name}/{self.keys[0]}"
         return f"{self.run}/{self.name}" if self.kind in ISOLATED else CORE
 
 
@@ -107,13 +117,16 @@ def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str
     """
     isolated = [one for one in entrants if one.kind in ISOLATED and one.keys]
     trusted = [one for one in entrants if one.kind not in ISOLATED]
+    if not domain:
+        isolated += [replace(one, keys=(key,)) for one in trusted if one.kind == "region" for key in one.keys]
+        trusted = [one for one in trusted if one.kind != "region"]
     granted = {one.account: rights_of(one.kind, one.run, one.name, founds=one.founds) for one in isolated}
     if domain:
         granted |= {one.account: at_leaf(one.run, granted[one.account], domain) for one in isolated}
     accounts = [
         *([] if domain else [_system()]),
-        _core(_users(trusted, in_region=domain != ""), granted, asks_nodes=not domain),
-        *(_isolated(one, granted) for one in isolated),
+        _core(_users(trusted), granted, asks_nodes=not domain),
+        *(_isolated(one, _heard_of(one, isolated, granted)) for one in isolated),
     ]
     return f"{_tls(certificate, key)}accounts {{\n{''.join(accounts)}}}\n"
 
@@ -175,27 +188,53 @@ def _core(users: Sequence[str], granted: dict[str, Rights], *, asks_nodes: bool)
     return _account(CORE, "jetstream: enabled", users, exports=exports, imports=[ask] if asks_nodes else [])
 
 
-def _isolated(one: Entrant, granted: dict[str, Rights]) -> str:
-    """Return the account of one identity, which imports its rights and exports what it tells to who may hear that."""
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What an account of its own needs: its rights, what it hears of which other account, and who hears what it tells."""
+
+    rights: Rights
+    hears: tuple[tuple[str, str], ...]
+    """Account and subject."""
+    heard: dict[str, list[str]]
+    """Accounts by subject."""
+
+
+def _heard_of(one: Entrant, everybody: Sequence[Entrant], granted: dict[str, Rights]) -> Apart:
+    """Return what an isolated identity needs beside the others."""
     rights = granted[one.account]
+    others = [other for other in everybody if {one.kind, other.kind} != {"region"}]
+    told = [(other.account, subject) for other in others for subject in granted[other.account].tells]
+    hearing = {
+        subject: [other.account for other in others if _hears(granted[other.account], subject)]
+        for subject in rights.tells
+    }
+    return Apart(
+        rights,
+        tuple((account, subject) for account, subject in told if _hears(rights, subject)),
+        {subject: accounts for subject, accounts in hearing.items() if accounts},
+    )
+
+
+def _isolated(one: Entrant, apart: Apart) -> str:
+    """Return the account of one identity, which imports its rights and exports what it tells to who may hear that."""
+    rights = apart.rights
     imports = [
         f"{{ {what}: {{ account: {CORE}, subject: {_text(subject)} }} }}"
         for what, subjects in (("service", _services(rights) + rights.reads), ("stream", rights.hears))
         for subject in dict.fromkeys(subjects)  # twice the same import is a configuration that the server refuses
     ]
     imports += [
-        f"{{ stream: {{ account: {_text(other)}, subject: {_text(subject)} }} }}"
-        for other, theirs in granted.items()
-        for subject in theirs.tells
-        if _hears(rights, subject)
+        f"{{ stream: {{ account: {_text(account)}, subject: {_text(subject)} }} }}" for account, subject in apart.hears
     ]
-    heard = {subject: [to for to, theirs in granted.items() if _hears(theirs, subject)] for subject in rights.tells}
-    exports = [f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in heard.items() if to]
-    publishes = (*_services(rights), *rights.reads, *rights.own)
-    users = [_user(key, (*publishes, f"{inbox(key)}.>"), (*rights.hears, f"{inbox(key)}.>")) for key in one.keys]
-    most = {"max_connections": CONNECTIONS_MAX, "max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
-    limits = f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
-    return _account(one.account, limits, users, exports=exports, imports=imports)
+    exports = [f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in apart.heard.items()]
+    if one.kind == "region":
+        publishes, hears, setting = region_publishes(rights), region_hears(rights), f"mappings: {{ {FAR} }}"
+    else:
+        most = {"max_connections": CONNECTIONS_MAX, "max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
+        publishes, hears = (*_services(rights), *rights.reads, *rights.own), rights.hears
+        setting = f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
+    users = [_user(key, (*publishes, f"{inbox(key)}.>"), (*hears, f"{inbox(key)}.>")) for key in one.keys]
+    return _account(one.account, setting, users, exports=exports, imports=imports)
 
 
 def _hears(rights: Rights, subject: str) -> bool:
@@ -220,12 +259,12 @@ def _services(rights: Rights) -> tuple[str, ...]:
     return (*rights.stores, *rights.tells, *rights.asks)
 
 
-def _users(trusted: Iterable[Entrant], *, in_region: bool) -> list[str]:
+def _users(trusted: Iterable[Entrant]) -> list[str]:
     """Return the users of the core account; an operator has every right, and hears no inbox but its own.
 
     Synchronizers may answer each other, once each question: a shard asks the synchronizer of a region.
 
-    A region has every right at its own leaf. At the hub the rights of its user are those of the connection.
+    A region is among them at its own leaf, where it has every right.
     """
     users = []
     for one in trusted:
@@ -233,11 +272,8 @@ def _users(trusted: Iterable[Entrant], *, in_region: bool) -> list[str]:
             mine = f"{inbox(key)}.>"
             if one.kind == "operator":
                 users.append(_user(key, (">",), ("atoll.>", mine), taps="*"))
-            elif one.kind == "region" and in_region:
-                users.append(_user(key, (">",), (">",)))
             elif one.kind == "region":
-                sends = region_publishes(one.run, one.name, founds=one.founds)
-                users.append(_user(key, sends, (*region_hears(one.run, one.name), mine)))
+                users.append(_user(key, (">",), (">",)))
             else:
                 sends, hears = synchronizer_publishes(one.run), synchronizer_hears(one.run)
                 users.append(_user(key, (*sends, mine), (*hears, mine), "allow_responses: true", taps=one.run))

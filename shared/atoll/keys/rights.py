@@ -17,8 +17,8 @@ from the table of the event log (`atoll.wire.event_log`), which readers ask, too
 may do everything in every run.
 
 A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
-together, for whom it does it, and copy the global stream. Nothing that it writes itself is believed. Its name is the region's,
-so it hears what shards ask this region, and no other.
+together, for whom it does it, and copy the global stream, to subjects of its own. Nothing that it writes itself is believed.
+Its name is the region's, so it hears what shards ask this region, and no other.
 
 A `premerger` is the synchronizer of a region (`atoll synchronizer --region`): it hears what shards ask its region, answers,
 stores sums, and reads what they are made of. At its region's leaf those are the chunks that stay there, at the hub all
@@ -43,7 +43,8 @@ from atoll.wire.subjects import SUM, Subjects, matches, token
 Kind = Literal["learner", "synchronizer", "reader", "evaluator", "region", "premerger", "operator"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ISOLATED: frozenset[Kind] = frozenset({"learner", "reader", "evaluator", "premerger"})
-"""Kinds that have an account of their own: an answer can then reach only who asked (see `atoll.keys.doors`)."""
+"""Kinds that have an account of their own wherever they connect: an answer can then reach only who asked (`atoll.keys.doors`).
+A region has one at the hub."""
 EVERY_RUN = "*"
 _NOT_A_LEARNER: Final = re.compile(rf"all|bye|{EVALUATOR}|{SUM}|shard-[0-9]+")
 """What stands where a learner's name does: commands go to `all` and `shard-0`, events come from shards and evaluators, chunks
@@ -96,7 +97,9 @@ class Rights:
 
 
 def rights_of(kind: Kind, run: str, name: str, *, founds: bool = False) -> Rights:
-    """Return the rights of an isolated identity: a learner, a reader, an evaluator or a premerger."""
+    """Return the rights of an isolated identity: a learner, a reader, an evaluator or a premerger; of a region at the hub."""
+    if kind == "region":
+        return _region(run, name, founds=founds)
     if kind == "learner":
         return _learner(run, name, founds=founds)
     if kind == "premerger":
@@ -124,44 +127,14 @@ def _written_by(kind: Kind, run: str, name: str, *, founds: bool) -> tuple[str, 
     return (*rights.stores, *rights.tells, *rights.own, *answers)
 
 
-def region_rights(run: str, name: str, *, founds: bool = False) -> Rights:
-    """Return what all learners, readers and evaluators of a run and the premerger of region `name` may do together.
-
-    Without the reading of contributions: those that the premerger reads are at the leaf.
-    """
-    learner, evaluator = _learner(run, "*", founds=founds), rights_of("evaluator", run, "*")
-    premerger = _premerger(run, name)
-    return Rights(
-        stores=learner.stores + evaluator.stores,
-        tells=learner.tells + premerger.tells,
-        asks=learner.asks + evaluator.asks,
-        reads=learner.reads + evaluator.reads,
-        hears=learner.hears + evaluator.hears + premerger.hears,
-    )
+def region_publishes(rights: Rights) -> tuple[str, ...]:
+    """Return what a region with these rights may send over its link, in JetStream's words for who is behind a leaf."""
+    return (*rights.stores, *rights.tells, *(far(subject) for subject in (*rights.asks, *rights.reads)))
 
 
-def region_publishes(run: str, name: str, *, founds: bool = False) -> tuple[str, ...]:
-    """Return what region `name` may send to the hub: what its learners may, in JetStream's words for who is behind a leaf.
-
-    The hub tells a leaf of a subscription only if the leaf may send on all that it covers. So what streams keep is whole
-    subtrees here, as the streams keep them.
-    """
-    rights, stream, s = region_rights(run, name, founds=founds), _stream(run, "GL"), Subjects(run)
-    kinds = ("UPC", "UPM", "MB", "EV", *(("GL",) if founds else ()))
-    stored = [subject for plan in stream_plan(run) if plan.name.endswith(kinds) for subject in plan.subjects]
-    copying = (f"STREAM.INFO.{stream}", f"CONSUMER.CREATE.{stream}", f"CONSUMER.CREATE.{stream}.>")
-    return (
-        *stored,
-        *rights.tells,
-        s.region_answer(name, "*"),
-        *(far(subject) for subject in (*rights.asks, *rights.reads, *(f"$JS.API.{call}" for call in copying))),
-        "$JS.FC.>",
-    )
-
-
-def region_hears(run: str, name: str) -> tuple[str, ...]:
-    """Return what the hub may send to a region: what is heard there, words to its keeper, answers, the copy of the stream."""
-    return (*region_rights(run, name).hears, Subjects(run).region_kept(name), "_R_.>", "$JSC.>", "$JS.M.>")
+def region_hears(rights: Rights) -> tuple[str, ...]:
+    """Return what the hub may send to a region with these rights over its link: what is heard there, and answers."""
+    return (*rights.hears, "_R_.>", "$JSC.>")
 
 
 def at_leaf(run: str, rights: Rights, domain: str) -> Rights:
@@ -264,6 +237,35 @@ def _learner(run: str, name: str, *, founds: bool) -> Rights:
         reads=tuple(f"$JS.API.DIRECT.GET.{_stream(run, one)}" for one in ("GL", "ST", "MB")),
         hears=(s.call("*"), s.tap("gl.head.*"), s.control("all"), s.control(name), s.verdict(name)),
         own=(s.control(name),),
+    )
+
+
+def _region(run: str, name: str, *, founds: bool) -> Rights:
+    """Return what all learners, readers and evaluators of a run and the premerger of region `name` may do together.
+
+    Without the reading of contributions: those that the premerger reads are at the leaf. And it may copy the global stream.
+
+    The hub tells a leaf of a subscription only if the leaf may send on all that it covers. So what streams keep is whole
+    subtrees here, as the streams keep them.
+    """
+    learner, evaluator = _learner(run, "*", founds=founds), rights_of("evaluator", run, "*")
+    premerger, stream, s = _premerger(run, name), _stream(run, "GL"), Subjects(run)
+    kinds = ("UPC", "UPM", "MB", "EV", *(("GL",) if founds else ()))
+    copying = (
+        *(f"$JS.API.{call}" for call in (f"STREAM.INFO.{stream}", f"CONSUMER.CREATE.{stream}")),
+        f"$JS.API.CONSUMER.CREATE.{stream}.>",
+        f"$JS.FC.{stream}.>",
+    )
+    return Rights(
+        stores=tuple(subject for plan in stream_plan(run) if plan.name.endswith(kinds) for subject in plan.subjects),
+        tells=(*learner.tells, *premerger.tells, s.region_answer(name, "*")),
+        asks=tuple(dict.fromkeys((*learner.asks, *evaluator.asks, *copying))),
+        reads=tuple(dict.fromkeys((*learner.reads, *evaluator.reads))),
+        hears=tuple(
+            dict.fromkeys(
+                (*learner.hears, *evaluator.hears, *premerger.hears, s.region_kept(name), f"{s.region_copy(name)}.>")
+            )
+        ),
     )
 
 

@@ -243,6 +243,10 @@ class Subjects:
         """Return where shards tell the keeper of a region what becomes of the chunks that it keeps."""
         return f"{self.prefix}.rg.{domain}.kept"
 
+    def region_copy(self, domain: str) -> str:
+        """Return under what the hub sends a region its copy of the global stream."""
+        return f"{self.prefix}.rg.{domain}.copy"
+
     def region_answer(self, domain: str, nonce: str) -> str:
         """Return where a shard hears an answer of a region's keeper; each question has a `nonce` of its own."""
         return f"{self.prefix}.rg.{domain}.{nonce}"

@@ -87,6 +87,7 @@ class KeptRun:
         self._far, self._near = JetStream(connection), JetStream(connection, nearby=True)
         self._bulk = bulk
         self._subjects, self._domain = Subjects(run), connection.domain
+        self._copy = self._subjects.region_copy(self._domain)
         self._global = stream_of(stream_plan(run), self._subjects.run_record).name
         self._outbox, self._kept = outbox_plan(run, self._domain), kept_plan(run, self._domain)
         self._now_s = connection.loop.time
@@ -125,12 +126,14 @@ class KeptRun:
             self.ready.set()  # as it was when the hub was last there
             return True
         created = str(hub.get("created"))
-        if there is not None and told(there, dict[str, Any], "config").get("metadata", {}).get(_CREATED) != created:
-            await self._near.api(f"STREAM.DELETE.{self._global}")  # it copies a former founding
+        if there is not None and not self._is_copy(told(there, dict[str, Any], "config"), created):
+            await self._near.api(f"STREAM.DELETE.{self._global}")
             there = None
         bytes_max = told(hub, int, "config", "max_bytes")
         if there is None:
-            await self._near.api(f"STREAM.CREATE.{self._global}", mirror_config(self._global, bytes_max, created))
+            await self._near.api(
+                f"STREAM.CREATE.{self._global}", mirror_config(self._global, self._copy, bytes_max, created)
+            )
             log.info("region.mirrored", run=self.run, region=self._domain)
         plans = (outbox_plan(self.run, self._domain, bytes_max), kept_plan(self.run, self._domain, bytes_max))
         await provision(self._near, plans, self._subjects.prefix)
@@ -140,6 +143,11 @@ class KeptRun:
             return False
         self.ready.set()
         return True
+
+    def _is_copy(self, config: Mapping[str, Any], created: str) -> bool:
+        """Return whether a mirror copies this founding, and to where the hub may send it."""
+        external = config.get("mirror", {}).get("external", {})
+        return bool(config.get("metadata", {}).get(_CREATED) == created and external.get("deliver") == self._copy)
 
     async def _remove(self) -> None:
         self.ready.clear()
@@ -230,11 +238,11 @@ def _next(after: int, subject_filter: str) -> dict[str, Any]:
     return {"seq": after + 1, "next_by_subj": subject_filter}
 
 
-def mirror_config(name: str, bytes_max: int, created: str) -> dict[str, Any]:
-    """Return the mirror of the hub's stream `name`, which was `created` then, as JetStream writes it."""
+def mirror_config(name: str, deliver: str, bytes_max: int, created: str) -> dict[str, Any]:
+    """Return the mirror of the hub's stream `name`, which was `created` then and comes under `deliver`, as JetStream has it."""
     return {
         "name": name,
-        "mirror": {"name": name, "external": {"api": f"$JS.{HUB_DOMAIN}.API", "deliver": ""}},
+        "mirror": {"name": name, "external": {"api": f"$JS.{HUB_DOMAIN}.API", "deliver": deliver}},
         "retention": "limits",
         "discard": "old",
         "max_msgs_per_subject": 1,
