@@ -92,3 +92,4 @@ def test_fresh_records_are_empty() -> None:
     assert (report.trained, report.pushed, report.superseded, report.refused_local, report.left) == (0, 0, 0, 0, False)
     assert ledger.Ledger().told_tokens == fragment_ledger.FragmentLedger().told_tokens == 0
     assert quarantine.Measure(1.0, 2, "a").refused is False
+    assert quarantine.Measure(1.0, 2, "a").incarnation == 0

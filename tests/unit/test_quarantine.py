@@ -20,13 +20,14 @@ from atoll.protocol.events import (
     Isolate,
     Keep,
     LearnerBeat,
+    LearnerLeft,
     PublishCall,
     PushKey,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, stands_alone
+from atoll.protocol.quarantine import MEASURES_MAX, MEASURES_MIN, Measure, is_outlier, judged, stands_alone
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from support.shards import told
@@ -36,7 +37,7 @@ USUAL = [Measure(1.0, 8, "good")] * MEASURES_MIN
 
 def weighed(ledger: FragmentLedger, measure: Measure, base_norm: float, rules: ProtocolSettings) -> str:
     """Return what a ledger makes of a length that it then remembers."""
-    reason = ledger.judged(measure, base_norm, rules)
+    reason = judged(ledger.measures, measure, rules.outlier_ratio, base_norm)
     ledger.remember(measure, rules, refused=bool(reason))
     return reason
 
@@ -196,6 +197,52 @@ def test_an_outlier_is_refused_whole() -> None:
     assert refusals(actions) == ["outlier"]
     assert not any(isinstance(action, Fold) for action in actions)
     assert refusals(bench.push("bad", norm=50.0)) == ["outlier"]
+
+
+def left(bench: QuarantineBench, learner: str, incarnation: int = 1) -> None:
+    """Let a learner say goodbye."""
+    told(bench.shard, LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
+
+
+def usual(bench: QuarantineBench) -> None:
+    """Make a measure of what both learners send."""
+    for _ in range(MEASURES_MIN):
+        bench.push("good")
+        bench.push("bad")
+        bench.commit()
+
+
+def test_a_fleet_that_begins_anew_is_judged_anew() -> None:
+    """It goes on with a longer schedule, and so with a larger rate: honest learners were isolated within seconds."""
+    bench = QuarantineBench(offences_max=1)
+    usual(bench)
+    for learner in ("good", "bad"):
+        left(bench, learner)
+    for _ in range(MEASURES_MIN):
+        lengths = [bench.push(learner, norm=50.0, incarnation=2) for learner in ("good", "bad")]
+        assert [refusals(actions) for actions in lengths] == [[], []]
+        bench.commit()
+
+    assert refusals(bench.push("bad", norm=600.0, incarnation=2)) == ["outlier"]
+
+
+def test_one_that_begins_anew_among_others_is_judged_by_theirs() -> None:
+    """By what they send in the lives that they have."""
+    bench = QuarantineBench(offences_max=1)
+    usual(bench)
+
+    assert refusals(bench.push("bad", norm=50.0, incarnation=2)) == ["outlier"]
+
+
+def test_a_life_that_was_killed_is_of_the_past_once_the_next_is_heard() -> None:
+    bench = QuarantineBench()
+    usual(bench)
+    bench.beat("good", incarnation=2)
+
+    assert refusals(bench.push("bad", norm=50.0)) == ["unusual"]  # nobody else's measure is there: it has no witness
+    for _ in range(MEASURES_MIN):
+        bench.push("good", incarnation=2)
+    assert refusals(bench.push("bad", norm=50.0, incarnation=1)) != []
 
 
 def test_repeated_offence_isolates_that_learner_only() -> None:

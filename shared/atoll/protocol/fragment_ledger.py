@@ -33,7 +33,7 @@ from atoll.base.quantities import (
 )
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure, is_outlier, norm_max, stands_alone
+from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure
 from atoll.protocol.settings import ProtocolSettings
 
 RANGES_MAX = 1024
@@ -91,21 +91,10 @@ class FragmentLedger(msgspec.Struct):
         account = self.settled.get(f"{learner}/{incarnation}")
         return 0 if account is None else account.offences
 
-    def norm_max(self, measure: Measure, base_norm: float, settings: ProtocolSettings) -> float:
-        """Return the length beyond which a pseudo-gradient over as many steps is refused."""
-        return norm_max(self.measures, measure.steps, settings.outlier_ratio, base_norm)
-
-    def judged(self, measure: Measure, base_norm: float, settings: ProtocolSettings) -> str:
-        """Return why a pseudo-gradient of this length is refused; empty if it is accepted."""
-        if not is_outlier(self.measures, measure.norm, measure.steps, settings.outlier_ratio, base_norm):
-            return ""
-        return "outlier" if stands_alone(self.measures, measure.learner) else "unusual"
-
     def remember(self, measure: Measure, settings: ProtocolSettings, *, refused: bool) -> None:
         """Keep a length as a measure for later ones; a norm of 0 means that it was not measured."""
         if measure.norm > 0.0 and 2 * measure.steps >= settings.interval_steps:
-            known = Measure(measure.norm, measure.steps, measure.learner, refused)
-            self.measures = [*self.measures, known][-MEASURES_MAX:]
+            self.measures = [*self.measures, msgspec.structs.replace(measure, refused=refused)][-MEASURES_MAX:]
 
     def frozen(self, ledger: Ledger) -> bytes:
         """Return the ledger of this moment as JSON, with the learners' reports; `parsed` reads it."""

@@ -16,21 +16,24 @@ A pseudo-gradient over k times the steps may be k times as long, since every inn
 short beside the parameters ruins nothing, so it is no outlier. Judging begins with `MEASURES_MIN` measures; the last
 `MEASURES_MAX` count. The first pushes of a run cover a step or two, so only local intervals of at least half of H are
 measured. Refused contributions are measured as well: if the run has really changed, the median follows within some
-rounds. An outlier is an offence only if its learner stands alone: another learner's was accepted lately, and no other's
+rounds. Measures of lives that have ended count no more: a fleet that begins anew, with the rate of a longer schedule say,
+is judged anew. An outlier is an offence only if its learner stands alone: another learner's was accepted lately, and no other's
 refused. Otherwise it is refused as `unusual`, without blame. The fragment ledger keeps measures and offences, so the next
 owner judges as its predecessor did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import median
 from typing import Final
 
 import msgspec
 
-from atoll.base.quantities import PeerId, Steps
+from atoll.base.quantities import Incarnation, PeerId, Steps
+from atoll.protocol.ledger import Ledger
+from atoll.protocol.pacing import KnownLearner
 
 OFFENCES: Final = frozenset(
     {
@@ -59,12 +62,24 @@ MEASURES_MAX: Final = 16
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True):
-    """The length (L2) of a learner's pseudo-gradient, the number of inner steps in it, and whether that length was refused."""
+    """The length (L2) of a learner's pseudo-gradient, the number of inner steps in it, and whether that length was refused.
+
+    `incarnation` is 0 in ledgers of former releases.
+    """
 
     norm: float
     steps: Steps
     learner: PeerId
     refused: bool = False
+    incarnation: Incarnation = 0
+
+
+def is_of_the_past(learners: Mapping[str, KnownLearner], ledger: Ledger, measure: Measure) -> bool:
+    """Return whether the life that a measure is of has ended: the learner has left, or a later one of its learner is known."""
+    newest, account = learners.get(measure.learner), ledger.accounts.get(f"{measure.learner}/{measure.incarnation}")
+    return (newest is not None and newest.incarnation > measure.incarnation > 0) or (
+        account is not None and account.left
+    )
 
 
 def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float, base_norm: float = 0.0) -> bool:
@@ -84,6 +99,13 @@ def norm_max(measures: Sequence[Measure], steps: int, ratio: float, base_norm: f
     if usual_norm <= 0.0:
         return inf
     return max(NEGLIGIBLE_SHARE * base_norm, ratio * usual_norm * max(1.0, steps / usual_steps))
+
+
+def judged(measures: Sequence[Measure], one: Measure, ratio: float, base_norm: float) -> str:
+    """Return why a pseudo-gradient of such a length is refused; empty if it is accepted."""
+    if not is_outlier(measures, one.norm, one.steps, ratio, base_norm):
+        return ""
+    return "outlier" if stands_alone(measures, one.learner) else "unusual"
 
 
 def stands_alone(measures: Sequence[Measure], learner: str) -> bool:

@@ -8,13 +8,11 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 * **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
 * **Once only.** A contribution is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
   acknowledged at once; one that was delivered already is not fetched twice.
-* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with
-  the command to commit them. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment
-  is under way at a time and takes all of them (`FragmentSlot`).
+* **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
+  commit. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment takes all (`FragmentSlot`).
 * **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
-* **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is
-  queued and nothing is unsettled. When the last learner has left, its pushes are merged without a quorum; but what no
-  majority can judge is refused (`FragmentRound.unjudged`).
+* **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is queued and
+  nothing is unsettled. When the last has left, its pushes are merged without a quorum; what no majority can judge is refused.
 * **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
 
 It holds no tensor: the driver keeps what it fetched under the same keys.
@@ -24,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
@@ -56,7 +55,7 @@ from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner, due_of_call_s, look_is_due, newest_of, recall_s
-from atoll.protocol.quarantine import OFFENCES
+from atoll.protocol.quarantine import OFFENCES, is_of_the_past
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
@@ -194,7 +193,8 @@ class Shard:
 
     def _on_contribution_ready(self, event: ContributionReady) -> list[Command]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
-        bad, again = slot.unfit(ready, event.base_norm, event.cause_id)
+        has_ended = partial(is_of_the_past, self.learners, self.ledger)
+        bad, again = slot.unfit(ready, event.base_norm, event.cause_id, has_ended)
         actions: list[Command] = [*again]
         for each in bad:
             actions += self._refuse(slot, each.offer, each.reason, event.cause_id, (each.norm, each.norm_max))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from atoll.protocol.events import Acknowledge, Dismiss, Fetch, Keep, PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import comes_earlier
-from atoll.protocol.quarantine import Measure
+from atoll.protocol.quarantine import Measure, judged, norm_max
 from atoll.protocol.round import FragmentRound, Offer, Phase
 
 
@@ -110,20 +110,28 @@ class FragmentSlot:
         return settled
 
     def unfit(
-        self, ready: Sequence[tuple[PushKey, float]], base_norm: float, cause_id: str
+        self,
+        ready: Sequence[tuple[PushKey, float]],
+        base_norm: float,
+        cause_id: str,
+        has_ended: Callable[[Measure], bool],
     ) -> tuple[list[Unfit], list[Fetch]]:
         """Weigh contributions that have been read, with their norms, which can only be folded together.
 
-        Return those that are refused; and commands to read the others once more, without these.
+        `has_ended` says whether the life that a measure is of has ended. Return those that are refused; and commands to read
+        the others once more, without these.
         """
         ledger, settings, told = self.fragment_ledger, self.round.settings, list[tuple[Offer, Measure]]()
+        known, ratio = [each for each in ledger.measures if not has_ended(each)], settings.outlier_ratio
         for key, norm in ready:
             if key not in self.offers:
                 raise ProtocolMisuse("a contribution became ready that nobody asked for", got=key)
-            told.append((self.offers[key], Measure(norm, self.offers[key].steps, key.learner)))
-        refused = [(offer, measure, ledger.judged(measure, base_norm, settings)) for offer, measure in told]
+            told.append(
+                (self.offers[key], Measure(norm, self.offers[key].steps, key.learner, incarnation=key.incarnation))
+            )
+        refused = [(offer, measure, judged(known, measure, ratio, base_norm)) for offer, measure in told]
         bad = [
-            Unfit(offer, reason, measure.norm, ledger.norm_max(measure, base_norm, settings))
+            Unfit(offer, reason, measure.norm, norm_max(known, measure.steps, ratio, base_norm))
             for offer, measure, reason in refused
             if reason
         ]
