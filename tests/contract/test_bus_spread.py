@@ -341,3 +341,25 @@ async def test_no_bus_is_left_at_a_former_address() -> None:
     assert opened[:2] == ["old-1", "old-2"]
     assert set(opened[2:]) == {"new-1", "new-2"}
     assert len(opened) == before
+
+
+async def test_brokers_in_another_order_than_the_founders_are_refused() -> None:
+    """A synchronizer took shards over that it could not serve, and said that their store had been deleted."""
+    brokers = {address: MemoryBroker() for address in ("a", "b", "home")}
+
+    async def open_at(address: str) -> Bus:
+        return MemoryBus("r", brokers[address])
+
+    founder = SpreadBus(await open_at("home"), "r", open_at)
+    await founder.provision(1 << 20, ["a", "b"])
+    for fragment in range(5):
+        await founder.put_record(Subjects("r").head(fragment), b"head", expected=0)
+    wrong = SpreadBus(await open_at("home"), "r", open_at, own_addresses=["b", "a"])
+    with pytest.raises(SettingsError, match="in the founder's order") as refused:
+        await wrong.provision(1 << 20, ["a", "b"])
+    right = SpreadBus(await open_at("home"), "r", open_at, own_addresses=["a", "b"])
+    await right.provision(1 << 20, ["a", "b"])
+
+    assert refused.value.got == "fragment 2"
+    for bus in (founder, wrong, right):
+        await bus.close()

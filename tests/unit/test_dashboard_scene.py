@@ -92,7 +92,7 @@ def test_causes_of_a_run_that_goes_on_are_those_of_its_newest_rounds() -> None:
     [found] = [each for each in causes["findings"] if each["cause"] == "disk was full"]
 
     assert causes["rounds"] == HISTORY_ROUNDS
-    assert found["command"] == "atoll broker status --broker nats://***@h:1"
+    assert found["command"] == "atoll doctor --broker nats://***@h:1"
     assert all(
         part["command"].endswith("--run r --broker nats://h:1") for part in causes["slow"] if part["what"] != "broker"
     )

@@ -15,6 +15,7 @@ from atoll.story.run_finding import TELLS_MORE, Cause, RunFinding, finding
 from atoll.story.shard_findings import EPISODES_MAX, hindered_commits
 from support.told_runs import SteppedRun
 
+AWAY = "it did not answer: it was gone, cut off, or its disk was full"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ask-a-run.md"
 
 
@@ -121,7 +122,7 @@ def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_betw
         ("broker was away", 117.0, 130.0),
         ("stale refusals", hour_s, 3 * hour_s),
     ]
-    assert found[1].text == "2 rounds and 0 uploads waited 4.5 s in all, because it did not answer"
+    assert found[1].text == f"2 rounds and 0 uploads waited 4.5 s in all, because {AWAY}"
     assert not any(each.consequences for each in found)
 
 
@@ -130,7 +131,7 @@ def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: Stepp
     told.round(11, at_s=160.0, quorum_s=40.0, away_s=38.0)
     (found,) = [each for each in findings(told.history) if each.cause == "broker was away"]
 
-    assert found.text == "1 round and 0 uploads waited 38 s in all, because it did not answer"
+    assert found.text == f"1 round and 0 uploads waited 38 s in all, because {AWAY}"
     assert found.evidence == ("commit/0/11 by shard-0: 38 s of its 2 s from its call until it was visible",)
 
 

@@ -147,7 +147,7 @@ def test_the_time_of_rounds_is_told_apart(told: SteppedRun) -> None:
         "broker": 0.5,
     }
     assert lost["quorum"].share == pytest.approx(9.7 / 20.0)
-    assert lost["broker"].command == "atoll broker status"
+    assert lost["broker"].command == "atoll doctor"
     assert lost["grace"].command == "atoll why grace"
 
 

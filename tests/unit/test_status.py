@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,12 @@ from atoll.local.console_status import status_lines, status_of
 from atoll.local.console_tables import TopMoment, standing_at
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.event_fields import ClosedEvent
-from atoll.run.standing import Standing, standing_of
+from atoll.run.event_fields import ClosedEvent, RoundView
+from atoll.run.standing import Standing, Storing, stalled_fragments, standing_of
 from atoll.run.status import RunStatus, status_schema
 from atoll.run.stream_room import provide
 from atoll.run.timeline import TimedView
+from atoll.run.view import RoundLine
 from atoll.settings import load
 from atoll.wire.messages import Presence, encode, event
 from support.command_line import atoll
@@ -64,12 +66,35 @@ def test_a_run_says_all_that_it_waits_for(
 def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
     """Its disk is full: heartbeats go on, and nobody's entries reach the event log."""
     states = ["training", "training"]
-    soon, late = (standing_of(PROTOCOL, states, {0, 1}, ended=False, unwritten_s=after_s) for after_s in (100.0, 130.0))
+    soon, late = (
+        standing_of(PROTOCOL, states, {0, 1}, ended=False, storing=Storing(after_s)) for after_s in (100.0, 130.0)
+    )
 
     assert soon == Standing("training")
-    assert late.told == (
-        "waiting for a broker that stores something: for 130 s it has not. Is its disk full (`atoll broker status`)?"
+    assert late.told == ("waiting for a broker that stores something: for 130 s it has not. Is its disk full?")
+
+
+def rounds_of(fragments: Iterable[int]) -> list[RoundLine]:
+    """Return rounds of fragments, oldest first."""
+    return [
+        RoundLine(1.0, "shard-0", RoundView(fragment=p, version=1, contributors=(), tokens=1, end="x", live=2))
+        for p in fragments
+    ]
+
+
+def test_a_fragment_that_comes_to_a_stop_is_waited_for() -> None:
+    """Half of the model stood still behind a broker that was dead, and the run was said to train."""
+    healthy, half = rounds_of([0, 1, 2, 3] * 8), rounds_of([0, 1, 2, 3, *[0, 2] * 8])
+    states = ["training", "training"]
+
+    assert stalled_fragments(healthy, 4) == stalled_fragments(rounds_of([0, 2] * 7), 4) == ()
+    assert stalled_fragments(half, 4) == (1, 3)
+    assert standing_of(PROTOCOL, states, {0, 1}, ended=False, storing=Storing(stalled=(1, 3))).told == (
+        "waiting for versions of fragment 1, 3, while others are made. Is a broker that keeps them away or full?"
     )
+    assert standing_of(
+        PROTOCOL, states, {0}, ended=False, storing=Storing(stalled=PROTOCOL.fragments_of(1))
+    ).waits_for == ("a synchronizer for shard 1",)
 
 
 def moment(now_s: float) -> TopMoment:
@@ -147,9 +172,7 @@ def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() 
     assert standing_at(ahead).word == "training"
     for name in ("a", "b"):
         told.picture.view.on_beat(msgspec.structs.replace(beat(name, step=50), at_s=1200.0), 10.5)
-    assert standing_at(told).waits_for == (
-        "a broker that stores something: for 191 s it has not. Is its disk full (`atoll broker status`)?",
-    )
+    assert standing_at(told).waits_for == ("a broker that stores something: for 191 s it has not. Is its disk full?",)
 
 
 def test_a_run_that_has_ended_grows_no_older() -> None:

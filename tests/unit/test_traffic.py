@@ -214,3 +214,13 @@ def test_the_home_broker_is_away_while_any_connection_to_it_is_lost() -> None:
     stats.regain(3, 18.0)
 
     assert (stats.is_away, stats.away_s(99.0)) == (False, 6.0)
+
+
+def test_a_broker_that_fell_silent_is_away_since_then() -> None:
+    """It is known some time later, and a second connection that finds out changes nothing."""
+    stats = BusStats()
+    stats.lose("nats://hub:4222", 1, 10.0)
+    assert stats.away_s(30.0) == 20.0
+    stats.lose("nats://hub:4222", 2, 12.0)
+    stats.lose("nats://hub:4222", 1, 31.0)
+    assert stats.away_s(32.0) == 22.0

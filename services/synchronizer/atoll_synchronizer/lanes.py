@@ -124,7 +124,7 @@ class FragmentLanes:
         )
         now_s = self._clock.monotonic()
         # A request may outlast the time without a broker, and then no attempt has failed.
-        waited_s = round(tools.report.away_s() - away_s, 3)
+        waited_s = round(min(now_s - merged_s, tools.report.away_s() - away_s), 3)
         if waited_s:
             hindered["away"] = max(hindered["away"], waited_s)
         self.commits += 1

@@ -115,16 +115,18 @@ class RoundReporter:
         self._event_log = event_log
         self._overruns = 0  # consecutive rounds that were longer than an interval
         self._waits = GrowingIntervals()
-        self._away_at_call_s: dict[int, float] = {}
+        self._called: dict[int, tuple[float, float]] = {}  # when, and for how long the broker had been away by then
 
     def called(self, fragment: int) -> None:
         """Note that a round was called: a broker that is away from now on holds it up."""
-        self._away_at_call_s[fragment] = self.away_s()
+        self._called[fragment] = self._context.clock.monotonic(), self.away_s()
 
     def away_since_call_s(self, fragment: int) -> float:
         """Return for how many seconds of its round the broker was away; for a round that nobody called it is 0."""
-        away_s = self.away_s()
-        return away_s - self._away_at_call_s.pop(fragment, away_s)
+        now_s, away_s = self._context.clock.monotonic(), self.away_s()
+        called_s, before_s = self._called.pop(fragment, (now_s, away_s))
+        # That it is away is known later than it is so: what is added then may be from before the call.
+        return min(now_s - called_s, away_s - before_s)
 
     def away_s(self) -> float:
         """Return for how many seconds any broker was away, since the process began."""

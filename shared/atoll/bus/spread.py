@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
 from atoll.base.retry import all_of
+from atoll.base.wording import few
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 HOME: Final = 0
 LISTEN_AGAIN_S: Final = 1.0
+FRAGMENTS_NAMED: Final = 4
 
 log = get(__name__)
 
@@ -63,6 +65,7 @@ class SpreadBus:
         self.stats: BusStats = home.stats
         self.signatures = signatures
         self._run_record = Subjects(run).run_record
+        self._heads = Subjects(run).head("*")
         self._opener = opener
         self._own_addresses = tuple(own_addresses)
         self._addresses: tuple[str, ...] | None = None
@@ -109,11 +112,31 @@ class SpreadBus:
                     if number > len(addresses):
                         raise BrokerUnavailable("the run lies on fewer brokers than it did", got=number)
                     opened = await self._opener(addresses[number - 1])
+                    try:
+                        await self._check_place(opened, number, 1 + len(addresses))
+                    except BaseException:
+                        await opened.close()
+                        raise
                     if self._addresses == addresses:
                         self._open[number] = opened
                     else:
                         await opened.close()
         return self._open[number]
+
+    async def _check_place(self, bus: Bus, number: int, brokers: int) -> None:
+        """Raise `SettingsError` if a broker keeps other fragments than one at its place: the addresses are in another order."""
+        try:
+            heads = await bus.get_records(self._heads)
+        except RunReplaced:  # nobody has founded the run there
+            return
+        there = {int(record.subject.rpartition(".")[2]) for record in heads}
+        if wrong := sorted(fragment for fragment in there if fragment % brokers != number):
+            raise SettingsError(
+                f"broker {number} of the run's further ones keeps the fragments of another",
+                got=f"fragment {few(map(str, wrong), FRAGMENTS_NAMED)}",
+                allowed=f"fragments {number}, {number + brokers}, ...",
+                todo="give the addresses of broker.bulk in the founder's order, or leave it away",
+            )
 
     async def _numbers(self, subject_filter: str) -> list[int]:
         """Return the numbers of the brokers that keep some of what matches."""

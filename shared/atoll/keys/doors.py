@@ -14,8 +14,7 @@ Streams are in the account `core`, with synchronizers and operators, which are t
 A region has an account of its own at the hub, too, and one for each of its keys: the server keeps the connection of a leaf
 whose user is gone, but an account that is gone imports nothing any more. The names by which JetStream is called from behind a
 leaf are mapped there in words: what the server maps by itself when a leaf connects is lost when it reads its configuration
-again. Two regions hear nothing that the other one tells: each would import what it exports, which the server refuses as a
-circle.
+again. Two regions hear nothing of each other: each would import what it exports, which the server refuses as a circle.
 
 The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
 other, of whatever authority.

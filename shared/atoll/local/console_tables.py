@@ -18,7 +18,7 @@ from atoll.local.console import ConsolePicture
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
-from atoll.run.standing import Standing, heard_at_s, standing_of
+from atoll.run.standing import Standing, Storing, heard_at_s, stalled_fragments, standing_of
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RoundLine
 
@@ -120,7 +120,8 @@ def standing_at(moment: TopMoment) -> Standing:
     )
     # Both by the clocks of those who wrote them: ours may differ.
     silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
-    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard, unwritten_s=silent_s)
+    storing = Storing(silent_s, stalled_fragments(picture.view.rounds, picture.protocol.fragments))
+    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard, storing=storing)
 
 
 def numbers(moment: TopMoment) -> list[tuple[str, str]]:

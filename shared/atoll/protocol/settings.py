@@ -83,13 +83,15 @@ class _SettingsMeta(msgspec.StructMeta):
         """Make the settings.
 
         Raises:
-            SettingsError: there is no such setting.
+            SettingsError: there is no such setting, or it has no name.
         """
         names: tuple[str, ...] = cls.__struct_fields__
+        if args:
+            raise SettingsError("protocol settings are given by name", got=args, allowed="ProtocolSettings(quorum=2)")
         for name in kwargs:
             if name not in names:
                 raise SettingsError.unknown(f"protocol.{name}", names)
-        return super().__call__(*args, **kwargs)
+        return super().__call__(**kwargs)
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_SettingsMeta):

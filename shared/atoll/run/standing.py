@@ -6,7 +6,8 @@ training   rounds can be merged: a quorum of learners trains and every shard is 
 waiting    something is missing; `waits_for` names all of it
 
 Every process writes into the event log twice a minute. If nothing is written although learners are heard, the broker carries
-messages and stores none: its disk is full.
+messages and stores none: its disk is full. All fragments are called equally often. If one has no version among so many rounds
+that each should have several, nothing more comes of it: where a run lies on several brokers, one of them is away or full.
 
 A learner that has not left and is not heard is *unheard*: its process is gone, or its region is cut off. A run trains on
 without it, so it is no reason to wait; `unheard` names it, with for how long, until it is back, has left or the run is over.
@@ -14,13 +15,15 @@ without it, so it is no reason to wait; `unheard` names it, with for how long, u
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from atoll.base.wording import few
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.process_views import LearnerView
+from atoll.run.view import RoundLine
 from atoll.wire.traffic import TOLD_EVERY_S
 
 StandingWord = Literal["over", "ending", "training", "waiting"]
@@ -29,6 +32,8 @@ HEARD: Final = ("joining", "training", "draining")
 """The states of a learner that is heard."""
 UNWRITTEN_S: Final = 4.0 * TOLD_EVERY_S
 """After so long without an entry in the event log the broker stores nothing; clocks of two machines differ by less."""
+STALLED_TIMES: Final = 4
+"""A fragment that has none of the newest rounds, this many for each fragment, has come to a stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,20 @@ class Standing:
         return f"{self.word}{waits}; not heard, and has not left: {few(self.unheard, NAMED_MAX)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """What becomes of what brokers are to store.
+
+    `unwritten_s` is for how long nobody has written into the event log; `stalled` are the fragments that have come to a stop.
+    """
+
+    unwritten_s: float = 0.0
+    stalled: tuple[int, ...] = ()
+
+
+ALL_STORED: Final = Storing()
+
+
 def heard_at_s(learner: LearnerView, epoch_s: float) -> float | None:
     """Return when a learner was last heard, by date: by its heartbeat, else by what it wrote into the event log.
 
@@ -60,6 +79,15 @@ def heard_at_s(learner: LearnerView, epoch_s: float) -> float | None:
     return max((at_s for at_s in told if at_s is not None), default=None)
 
 
+def stalled_fragments(rounds: Sequence[RoundLine], fragments: int) -> tuple[int, ...]:
+    """Return the fragments of so many that have come to a stop, while the rounds of others go on."""
+    many = STALLED_TIMES * fragments
+    if len(rounds) < many:
+        return ()
+    made = {line.round.fragment for line in itertools.islice(reversed(rounds), many)}
+    return tuple(fragment for fragment in range(fragments) if fragment not in made)
+
+
 def standing_of(
     protocol: ProtocolSettings,
     states: Iterable[str],
@@ -67,7 +95,7 @@ def standing_of(
     *,
     ended: bool,
     unheard: tuple[str, ...] = (),
-    unwritten_s: float = 0.0,
+    storing: Storing = ALL_STORED,
 ) -> Standing:
     """Return how a run stands.
 
@@ -77,7 +105,7 @@ def standing_of(
         owned: the shards that a process that is heard owns.
         ended: whether the run has reached its end.
         unheard: the learners that are not heard, in words.
-        unwritten_s: for how long nobody has written into the event log.
+        storing: what becomes of what brokers are to store.
     """
     told = list(states)
     heard = any(state in HEARD for state in told)
@@ -92,8 +120,14 @@ def standing_of(
     unserved = [str(shard) for shard in range(protocol.shards) if shard not in owned]
     if unserved:
         waits_for.append(f"a synchronizer for shard {', '.join(unserved)}")
-    if training and unwritten_s > UNWRITTEN_S:
+    served = [p for p in storing.stalled if any(p in protocol.fragments_of(shard) for shard in owned)]
+    if training and served:
+        names = few(map(str, served), NAMED_MAX)
         waits_for.append(
-            f"a broker that stores something: for {unwritten_s:.0f} s it has not. Is its disk full (`atoll broker status`)?"
+            f"versions of fragment {names}, while others are made. Is a broker that keeps them away or full?"
+        )
+    if training and storing.unwritten_s > UNWRITTEN_S:
+        waits_for.append(
+            f"a broker that stores something: for {storing.unwritten_s:.0f} s it has not. Is its disk full?"
         )
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)

@@ -28,8 +28,8 @@ Cause = Literal[
 ]
 
 TELLS_MORE: Final[Mapping[Cause, str]] = {
-    "disk was full": "atoll broker status",
-    "broker was away": "atoll broker status",
+    "disk was full": "atoll doctor",
+    "broker was away": "atoll doctor",
     "shard without owner": "atoll story shard {culprit}",
     "quarantine": "atoll why refused {culprit}",
     "refusals": "atoll why refused {culprit}",

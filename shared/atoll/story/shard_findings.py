@@ -18,7 +18,7 @@ EPISODES_MAX: Final = 6
 NAMED_MAX: Final = 3
 HINDRANCES: Final[tuple[tuple[str, Cause, str], ...]] = (
     ("full", "disk was full", "it had no room"),
-    ("away", "broker was away", "it did not answer"),
+    ("away", "broker was away", "it did not answer: it was gone, cut off, or its disk was full"),
 )
 """What commits note of it, what it is called, and why it made them wait."""
 

@@ -149,7 +149,7 @@ def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime
         ("queue", queued_s, "waited for their shard, which was busy with other rounds", "atoll why"),
         ("merge", merge_s, "were merged", "atoll why"),
         ("commit", commit_s, "were written to the broker", "atoll why"),
-        ("broker", broker_s, "stood still, because the broker was full or away", "atoll broker status"),
+        ("broker", broker_s, "stood still, because the broker was full or away", "atoll doctor"),
     ):
         yield _lost("rounds", what, "", seconds, whole_s, sentence, command)
 

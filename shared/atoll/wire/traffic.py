@@ -71,10 +71,11 @@ class BusStats:
         """Return for how many seconds any connection was lost, up to now (monotonic)."""
         return self._away_s + (now_s - self._since_s if self._lost else 0.0)
 
-    def lose(self, url: str, connection: int, now_s: float) -> None:
-        """Note that a connection to the broker at `url` is lost."""
+    def lose(self, url: str, connection: int, since_s: float) -> None:
+        """Note that a connection to the broker at `url` is lost, or says nothing, since a moment that may be past."""
         if self.home in ("", url):
-            self._away_s, self._since_s = self.away_s(now_s), now_s
+            if not self._lost:
+                self._since_s = since_s
             self._lost.add(connection)
 
     def regain(self, connection: int, now_s: float) -> None:

@@ -14,7 +14,7 @@ from atoll.story.slowness import slowness
 from atoll_monitor.dashboard.page_facts import PageFacts
 
 EVIDENCE_SHOWN: Final = 6
-OF_BROKER: Final = "atoll broker status"
+OF_BROKER: Final = "atoll doctor"
 
 
 def causes_of(history: History, facts: PageFacts) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A peer may hold the socket open and answer nothing, or the client's read loop may have died. Three echoes in a row that are late
 cut the connection. On a connection for bulk an echo waits behind megabytes in buffers that we cannot see. There it is late only
-if meanwhile nothing came in and nothing was sent of a queue that still stands.
+if meanwhile nothing came in and nothing was sent of a queue that still stands. The broker counts as away from the first echo
+that is late (`BusStats.lose`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import nats.errors
 
 from atoll.base.retry import Unanswered, bounded
 from atoll.bus.options import BusOptions
+from atoll.wire.traffic import BusStats
 
 MOVED: Final = (1 << 10, 1 << 10, 1)
 """Bytes sent, bytes received, and answers, that are more than echoes and pings."""
@@ -27,6 +29,8 @@ class WatchedConnection(Protocol):
     """What the watchdog needs of a connection."""
 
     options: BusOptions
+    stats: BusStats
+    url: str
     nodes: int
     is_bulk: bool
 
@@ -62,19 +66,25 @@ def movement_of(connection: WatchedConnection) -> Callable[[], bool]:
 
 async def watch(connection: WatchedConnection) -> None:
     """Cut `connection` after three echoes in a row that did not come back; for ever."""
-    failures = 0
+    failures, silent_s = 0, 0.0
+    clock = asyncio.get_running_loop().time
     watch_s, echo_s = connection.options.watch_of(connection.nodes)
     while True:
         await asyncio.sleep(watch_s)
         if not connection.is_up:
             failures = 0
             continue
-        before = connection.moved()
+        before, asked_s = connection.moved(), clock()
         try:
             await bounded(connection.echo(echo_s), 2 * echo_s)
             failures = 0
         except (Unanswered, TimeoutError, nats.errors.Error):
+            silent_s = silent_s if failures else asked_s
             failures = 0 if connection.is_bulk and _is_busy(connection, before) else failures + 1
+        if failures:
+            connection.stats.lose(connection.url, id(connection), silent_s)
+        elif connection.is_up:
+            connection.stats.regain(id(connection), clock())
         if failures >= _FAILURES_MAX:
             failures = 0
             await connection.cut()
