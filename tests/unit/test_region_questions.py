@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from atoll.base.clock import SystemClock
+from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.codec.arrays import pack_arrays
@@ -18,10 +19,13 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
 from atoll.wire.version import SCHEMA
+from atoll_synchronizer import region_service
+from atoll_synchronizer.contributions import PendingContribution, read_contribution
 from atoll_synchronizer.region_service import RegionService
 from support.founded_run import run_record
 
 SOON_S = 20.0
+HEARD_S = 0.1
 PUSH = WeighedPush("a", 1, 1, 5.0)
 
 
@@ -134,3 +138,25 @@ async def test_a_sum_is_made_anew_once_its_contributions_were_read_again(region:
     second = await region.fold(None)
     assert second.blob is not None
     assert await region.bus.get_blob(second.blob, second.blob.size_bytes)
+
+
+async def test_what_is_still_being_read_is_not_missing(region: AskedRegion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process of the region has read it already; the slower one said that it had not, and no sum was made."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(bus: Bus, run: RunRecord, manifest: Contribution) -> PendingContribution | str:
+        begun.set()
+        await go_on.wait()
+        return await read_contribution(bus, run, manifest)
+
+    monkeypatch.setattr(region_service, "read_contribution", slowly)
+    reading = asyncio.create_task(region.read())
+    await begun.wait()
+    folding = asyncio.create_task(region.fold(None))
+    while region.asked < 2:  # noqa: ASYNC110  (nobody is told)
+        await asyncio.sleep(0)
+    await asyncio.sleep(HEARD_S)  # the question is there, and waits
+    go_on.set()
+
+    assert (await reading).reason == ""
+    assert (await folding).blob is not None

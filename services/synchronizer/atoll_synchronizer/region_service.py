@@ -65,6 +65,7 @@ class RegionService:
         self._clock = clock
         self._held: dict[PushKey, tuple[PendingContribution, float]] = {}
         """What was read, and when."""
+        self._being_read: dict[PushKey, asyncio.Future[None]] = {}
         self._works: dict[str, Work] = {}
         self._momenta = OuterMomenta(bus, run)
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
@@ -178,17 +179,26 @@ class RegionService:
             check_manifest(manifest, self._run)
         except PeerMisbehaved:
             return RegionAnswer(done=True, reason="malformed")
-        async with self._reading:
-            read = await read_contribution(self._bus, self._run, manifest)
+        key = key_of(manifest)
+        done = self._being_read[key] = asyncio.get_running_loop().create_future()
+        try:
+            async with self._reading:
+                read = await read_contribution(self._bus, self._run, manifest)
+        finally:
+            self._being_read.pop(key, None)
+            done.set_result(None)
         if isinstance(read, str):
             return RegionAnswer(done=True, reason=read)
-        self._held[key_of(manifest)] = read, self._clock.monotonic()
+        self._held[key] = read, self._clock.monotonic()
         return RegionAnswer(done=True, norm=read.norm)
 
     async def _fold(self, asked: RegionAsk, name: str) -> RegionAnswer:
         """Fold contributions that were read, and store their sum."""
         began_s, p, run = self._clock.monotonic(), asked.fragment, self._run
         keys = keys_of(asked)
+        # Where two processes of a region are alive, a shard goes on when the faster one has read.
+        if reading := [self._being_read[key] for key in keys if key in self._being_read]:
+            await asyncio.wait(reading)
         if missing := tuple(place for place, key in enumerate(keys) if key not in self._held):
             return RegionAnswer(done=True, missing=missing)
         if p >= len(run.layout.fragments) or not is_partial(run.protocol, p, run.layout.fragment_sizes()[p]):
