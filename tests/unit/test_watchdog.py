@@ -14,7 +14,7 @@ WATCH_S = 0.01
 DEADLINE_S = 20.0
 
 
-class Watched:
+class EchoedConnection:
     """A connection whose echoes come back as the test says; `cuts` counts how often it was cut."""
 
     options = BusOptions(watch_s=WATCH_S, echo_s=0.05)
@@ -50,10 +50,10 @@ class Watched:
         self.cuts += 1
 
 
-async def watched(echoes: list[bool]) -> tuple[Watched, float]:
+async def watched(echoes: list[bool]) -> tuple[EchoedConnection, float]:
     """Return a connection after its echoes, and the seconds that this took."""
     loop = asyncio.get_running_loop()
-    connection, began_s = Watched(echoes), loop.time()
+    connection, began_s = EchoedConnection(echoes), loop.time()
     watching = asyncio.create_task(watch(connection))
     async with asyncio.timeout(DEADLINE_S):
         await connection.done.wait()
