@@ -22,6 +22,7 @@ from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.keys.locked import LockedDoor, LockedRegion
 from atoll.keys.rights import Kind, region_publishes, rights_of
+from atoll.local import brokers
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import Subjects
 from support.bus_contract_data import MIB, SOON_S, noise
@@ -30,6 +31,7 @@ from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_rel
 pytestmark = pytest.mark.connected
 POLL_S = 0.05
 REVOKED_S = 2.0
+HEARD_S = 1.0
 KINDS: dict[str, Kind] = {"shard": "synchronizer", "a": "learner", "b": "learner", "spy": "reader"}
 
 
@@ -211,20 +213,39 @@ async def test_a_region_goes_on_when_the_hub_reads_its_doors_again(there: Locked
     assert head.data == b"1"
 
 
+async def test_heartbeats_reach_the_leaf_once(there: LockedRelayed, opened: Opened) -> None:
+    """By the account of who sent them, and by that of the streams, they came twice."""
+    s, home, spy = Subjects(there.run), await opened("b", there.hub), await opened("spy", there.leaf)
+    beats = await spy.listen(s.beat("*"))
+    assert await told_until_heard(home, s.beat("b"), beats, b"first") == b"first"
+    for _ in range(5):
+        await home.tell(s.beat("b"), b"beat")
+    assert await home.reach(SOON_S)
+    heard = []
+    while (message := await beats.next(HEARD_S)) is not None:
+        heard.append(message.data)
+    assert heard.count(b"beat") == 5
+
+
 async def test_a_region_that_is_revoked_reaches_the_hub_no_more(there: LockedRelayed, opened: Opened) -> None:
-    """The server lets its connection stand, and there is nothing behind it any more."""
-    s, shard = Subjects(there.run), await opened("shard", there.hub)
+    """The server lets the connection of a leaf stand, and went on to send it all that it had subscribed to."""
+    s, shard, learner = Subjects(there.run), await opened("shard", there.hub), await opened("a", there.leaf)
     async with as_the_region(there) as region:
         root = JetStream(region).root
         assert await region.call(region.request(f"{root}.INFO", timeout_s=SOON_S)) is not None
+        calls = await learner.listen(s.call("*"))
+        assert await told_until_heard(shard, s.call(0), calls, b"call") == b"call"
         there.keys.revoke("eu", there.run, time.time())
         assert await asyncio.to_thread(there.hub_door.has_changed)
-        await asyncio.to_thread(there.hub.reload)
+        await asyncio.to_thread(brokers._take_over, there.hub, there.hub_door)
         with pytest.raises(Unanswered):
             await region.call(region.request(f"{root}.INFO", timeout_s=REVOKED_S))
         await region.call(published(region, s.member("b"), b"late", "_INBOX.x"))
-        with pytest.raises(Unanswered):
-            await region.call(region.request(f"{root}.INFO", timeout_s=REVOKED_S))
+        while await calls.next(REVOKED_S) is not None:
+            """What was told before the revoking."""
+        await shard.tell(s.call(0), b"late")
+        assert await shard.reach(SOON_S)
+        assert await calls.next(REVOKED_S) is None
     assert await shard.get_records(s.member("*")) == []
 
 

@@ -117,6 +117,10 @@ class Door(Protocol):
         """Return whether the server must read its configuration again."""
         ...
 
+    def cuts_off(self) -> bool:
+        """Return once whether somebody stays connected, who was let go, until the server starts again."""
+        ...
+
     def put_back(self) -> None:
         """Write the former configuration again, because the server refuses the new one."""
         ...

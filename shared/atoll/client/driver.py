@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -116,7 +117,7 @@ class IslandDriver:
         self._encoding: set[int] = set()
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self.background = BackgroundTasks(self._fail)
+        self.background, self._strange = BackgroundTasks(self._fail), itertools.count(1)
         self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
         self.pusher = Pusher(bus, run, member, clock, self.steps)
         self._refusals = LocalRefusals(run.layout, clock)
@@ -186,7 +187,8 @@ class IslandDriver:
             try:
                 handler(core_message)
             except PeerMisbehaved as error:
-                log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
+                if (count := next(self._strange)) & (count - 1) == 0:  # a flood of them fills no log
+                    log.warning("core_message.refused", subject=core_message.subject, reason=str(error), messages=count)
 
     async def _resync(self) -> None:
         """Read heads, membership and the end of the run at intervals: core messages may be lost or wrong, records are not.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -96,6 +97,7 @@ class StateLender:
         self._able = False
         self._busy = False
         self._lent_at_s: deque[float] = deque(maxlen=LOANS_MAX)
+        self._strange = itertools.count(1)
         self._wanted: Future[Callable[[], Arrays]] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
 
@@ -130,7 +132,8 @@ class StateLender:
             try:
                 self._answer(core_message, decode(Control, core_message.data))
             except PeerMisbehaved as error:
-                log.warning("core_message.refused", subject=core_message.subject, reason=str(error))
+                if (count := next(self._strange)) & (count - 1) == 0:
+                    log.warning("core_message.refused", subject=core_message.subject, reason=str(error), messages=count)
 
     def _answer(self, core_message: CoreMessage, control: Control) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -11,10 +11,10 @@ without an answer.
 
 Streams are in the account `core`, with synchronizers and operators, which are trusted with a whole run.
 
-A region has an account of its own at the hub, too, and one for each of its keys: the server keeps the connection of a leaf
-whose user is gone, but an account that is gone imports nothing any more. The names by which JetStream is called from behind a
-leaf are mapped there in words: what the server maps by itself when a leaf connects is lost when it reads its configuration
-again. Two regions hear nothing of each other: each would import what it exports, which the server refuses as a circle.
+A region has an account of its own at the hub, one for each of its keys. What others tell reaches it from `core`: a leaf
+does hear what came into an account as a service. The names by which JetStream is called from behind a leaf are mapped there in
+words: what the server maps by itself when a leaf connects is lost when it reads its configuration again. Nor does it end the
+connection of a leaf whose account is gone (`atoll.keys.locked`).
 
 The nodes of a cluster let each other in by the broker's certificate itself (`routes`): each has it, shows it, and takes no
 other, of whatever authority.
@@ -201,15 +201,16 @@ class Apart:
 def _heard_of(one: Entrant, everybody: Sequence[Entrant], granted: dict[str, Rights]) -> Apart:
     """Return what an isolated identity needs beside the others."""
     rights = granted[one.account]
-    others = [other for other in everybody if {one.kind, other.kind} != {"region"}]
-    told = [(other.account, subject) for other in others for subject in granted[other.account].tells]
+    told = [(other.account, subject) for other in everybody for subject in granted[other.account].tells]
+    listeners = [other.account for other in everybody if other.kind != "region"]
     hearing = {
-        subject: [other.account for other in others if _hears(granted[other.account], subject)]
-        for subject in rights.tells
+        subject: [account for account in listeners if _hears(granted[account], subject)] for subject in rights.tells
     }
     return Apart(
         rights,
-        tuple((account, subject) for account, subject in told if _hears(rights, subject)),
+        ()
+        if one.kind == "region"
+        else tuple((account, subject) for account, subject in told if _hears(rights, subject)),
         {subject: accounts for subject, accounts in hearing.items() if accounts},
     )
 

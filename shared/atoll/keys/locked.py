@@ -2,7 +2,8 @@
 
 The doors are written into the broker's store as configuration, and so is what they show: the certificate and its key. Whenever
 the roll or the certificate changes, or a key ends, they are written anew and the server takes them over: it disconnects at
-once whoever is not on the roll any more, and nobody else.
+once whoever is not on the roll any more, and nobody else. Only the connection of a leaf it lets stand, and sends it what it has
+subscribed to (measured with nats-server 2.15). So a hub is started again when the key of a region holds no more (`cuts_off`).
 
 A mistake in the folder must not open or close the door. What cannot be used is told once, and what was there before it goes
 on: a damaged roll does not keep a key from ending, and a certificate without its key does not keep a revoked identity in. That
@@ -91,6 +92,7 @@ class LockedDoor:
         self._refused: dict[Path, str] = {}
         self._refused_s = 0.0
         self._again = False
+        self._cuts_off = False
         self._store.mkdir(parents=True, exist_ok=True)
         self._write(self._wanted(time.time()))
         self._mind_certificate(time.time())
@@ -123,7 +125,8 @@ class LockedDoor:
         if stamp != self._stamp:
             self._stamp = stamp
             self._look(now_s)
-        before, wanted = names_of(self._entrants), self._wanted(now_s)
+        before, regions, wanted = names_of(self._entrants), self._region_keys(), self._wanted(now_s)
+        self._cuts_off = self._cuts_off or not regions <= self._region_keys()
         if (wanted == self._written and not self._again) or (wanted == self._refused and not self._is_due(now_s)):
             return False
         try:
@@ -138,6 +141,17 @@ class LockedDoor:
         now = names_of(self._entrants)
         log.info("keys.changed", identities=len(now), added=sorted(now - before), gone=sorted(before - now))
         return True
+
+    def cuts_off(self) -> bool:
+        """Return once whether a leaf may be connected whose key holds no more: only a new start of the server ends that."""
+        cuts_off, self._cuts_off = self._cuts_off, False
+        return cuts_off
+
+    def _region_keys(self) -> set[str]:
+        """Return the keys with which leaves may connect here now."""
+        if self.leaves is None:
+            return set()
+        return {key for one in self._entrants if one.kind == "region" for key in one.keys}
 
     def put_back(self) -> None:
         """Write the doors again that were there before the last change, which the server has refused; try it again later."""

@@ -167,10 +167,13 @@ def _take_over(broker: EmbeddedBroker, door: Door) -> None:
     """Have the server take over a door that has changed.
 
     One that it refuses is put back, so that it can start again. One of which it says nothing stays: it may hold nobody who was
-    let go, and the server is told once more.
+    let go, and the server is told once more. A hub is started again if the key of a leaf holds no more.
     """
     try:
         broker.reload()
+        if door.cuts_off():
+            log.warning("broker.restarted", reason="the key of a region holds no more, and its leaf may be connected")
+            _start_again(broker)
     except SettingsError as error:
         door.put_back()
         log.warning("broker.door_refused", reason=on_one_line(str(error)), holds="the former doors")
