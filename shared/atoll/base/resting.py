@@ -8,14 +8,13 @@ interpreter, which goes on to say that all is well (`atoll health`), and ends at
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import NoReturn
 
 from atoll.base.health import TOUCH_S, show_life
 from atoll.base.logs import get
+from atoll.base.stop_signals import StopSignals
 
 log = get(__name__)
 
@@ -30,9 +29,7 @@ def rest(health_file: Path | None) -> NoReturn:
 
 def main(health_file: Path | None) -> None:
     """Touch `health_file`, if any, until SIGTERM or SIGINT."""
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+    told = StopSignals()
     while not told.wait(TOUCH_S):
         show_life(health_file)
 

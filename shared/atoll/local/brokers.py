@@ -10,14 +10,11 @@ A server that lives and does not serve is restarted, too (`atoll.local.broker_wa
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +24,7 @@ from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
 from atoll.base.exits import guarded, run_program
 from atoll.base.health import show_life
 from atoll.base.logs import configure, get
+from atoll.base.stop_signals import StopSignals
 from atoll.bus.regions import RegionSide
 from atoll.local.broker_watches import FROZEN_S, RoomWatch, SilenceWatch, processor_s
 
@@ -100,14 +98,7 @@ def keep(
 
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
-    stop = threading.Event()
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
+    stop = StopSignals()
     with broker, _region_of(broker) as keeper:
         deaths: deque[float] = deque(maxlen=RESTARTS_MAX)
         room, frozen = RoomWatch(broker.log_path), SilenceWatch(broker.answers, lambda: processor_s(broker.pid))
