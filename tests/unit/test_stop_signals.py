@@ -23,7 +23,7 @@ print("left", {ROUNDS}, "times")
 
 
 def test_a_signal_at_any_moment_is_heard() -> None:
-    """With `threading.Event` the process waited for a lock that it held itself, within some dozens of rounds."""
+    """With `threading.Event` the process waited for a lock that it held itself; a `SimpleQueue` kept one of thousands back."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
