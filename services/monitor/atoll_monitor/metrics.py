@@ -177,8 +177,9 @@ def _rounds(watched: Watched) -> Iterator[Metric]:
 
 def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
+    hearing = watched.hearing
     live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
-    live.add_metric([watched.run], sum(watched.hearing.hears(one) for one in watched.view.learners.values()))
+    live.add_metric([watched.run], sum(hearing.hears(one) for one in watched.view.learners.values()))
     yield live
     up = GaugeMetricFamily("atoll_learner_up", "Whether a learner is heard (1) or silent (0).", labels=OF_LEARNER)
     texts = {
@@ -194,7 +195,7 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
         if not is_present(one) or life is None or life.beat is None:
             continue
         labels, beat = _labels(watched, one), life.beat
-        heard = watched.hearing.hears(one)
+        heard = hearing.hears(one)
         up.add_metric(labels, float(heard))
         if not heard:
             continue

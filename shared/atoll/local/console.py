@@ -245,9 +245,10 @@ def process_table(picture: ConsolePicture, *, wide: bool) -> Table:
 
 
 def _learner_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
+    hearing = picture.hearing
     for name, learner in sorted(picture.view.learners.items()):
         life = learner.latest
-        state = picture.hearing.state(learner)
+        state = hearing.state(learner)
         style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
         row = {"process": Text(name), "state": Text(state, style=style)}
         if life is not None:
@@ -288,7 +289,8 @@ def status_line(picture: ConsolePicture) -> str:
     goodput = "" if picture.goodput is None else f" · goodput{now} {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
     left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
-    states = [picture.hearing.state(learner) for learner in view.learners.values()]
+    hearing = picture.hearing
+    states = [hearing.state(learner) for learner in view.learners.values()]
     training, silent = states.count("training"), states.count("silent")
     unheard = f" · {silent} not heard" if silent else ""
     quorum = picture.protocol.quorum

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from atoll.local.console import ConsolePicture, status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
+from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger
 from atoll.run.process_views import LearnerView
 from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
@@ -15,7 +16,8 @@ def status_of(moment: TopMoment, broker: str) -> RunStatus:
     """Return the status of a run at a moment; `broker` is the address that answered."""
     picture, view = moment.picture, moment.picture.view
     standing = standing_at(moment)
-    learners = tuple(_learner(moment, learner) for _, learner in sorted(view.learners.items()))
+    hearing = moment.hearing
+    learners = tuple(_learner(moment, hearing, learner) for _, learner in sorted(view.learners.items()))
     lags = [each.lag_versions for each in learners if each.state == "training" and each.lag_versions is not None]
     owners = {shard: host for host in picture.hosts() for shard in host.owns}
     shards = []
@@ -71,13 +73,13 @@ def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
     return 0.0 if began_s is None else max(0.0, until_s - began_s)
 
 
-def _learner(moment: TopMoment, learner: LearnerView) -> LearnerStatus:
+def _learner(moment: TopMoment, hearing: Hearing, learner: LearnerView) -> LearnerStatus:
     life, told = learner.latest, learner.told
     heard_at_s = moment.heard_at_s(learner)
     heard_s = None if heard_at_s is None else max(0.0, moment.wall_s - heard_at_s)
     return LearnerStatus(
         learner=learner.learner,
-        state=moment.hearing.state(learner),
+        state=hearing.state(learner),
         incarnation=0 if life is None else life.incarnation,
         tokens=learner.tokens,
         step=None if told is None else told.step,

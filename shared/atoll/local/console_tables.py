@@ -110,13 +110,13 @@ def heading(moment: TopMoment) -> str:
 
 def standing_at(moment: TopMoment) -> Standing:
     """Return how the run stands."""
-    picture = moment.picture
-    states = [moment.hearing.state(learner) for learner in picture.view.learners.values()]
+    picture, hearing = moment.picture, moment.hearing
+    states = [hearing.state(learner) for learner in picture.view.learners.values()]
     owned = {shard for host in picture.hosts() for shard in host.owns}
     unheard = tuple(
         f"{name} for {moment.ago(moment.heard_at_s(learner))}"
         for name, learner in sorted(picture.view.learners.items())
-        if moment.hearing.state(learner) == "silent"
+        if hearing.state(learner) == "silent"
     )
     # Both by the clocks of those who wrote them: ours may differ.
     silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
@@ -128,7 +128,8 @@ def numbers(moment: TopMoment) -> list[tuple[str, str]]:
     """Return the run in numbers, each with its name."""
     picture, view = moment.picture, moment.picture.view
     per_token = byte_ledger(view, picture.protocol.fragments).per_token("learner")
-    training = sum(moment.hearing.state(learner) == "training" for learner in view.learners.values())
+    hearing = moment.hearing
+    training = sum(hearing.state(learner) == "training" for learner in view.learners.values())
     of = f" of {as_count(picture.target)}" if picture.target else ""
     told = [
         ("bits/byte", f"{view.validations[-1].validation.bits_per_byte:.3f}" if view.validations else UNKNOWN),
@@ -156,13 +157,13 @@ def learners(moment: TopMoment) -> Panel:
         Column("overh.", 2),
         Column("heard"),
     )
-    rows = [_learner(moment, name, learner) for name, learner in sorted(moment.picture.view.learners.items())]
+    hearing, learners = moment.hearing, sorted(moment.picture.view.learners.items())
+    rows = [_learner(moment, hearing.state(learner), name, learner) for name, learner in learners]
     return Panel(columns, tuple(rows), "No learner has joined yet.")
 
 
-def _learner(moment: TopMoment, name: str, learner: LearnerView) -> Row:
-    state, life = moment.hearing.state(learner), learner.latest
-    told = learner.told
+def _learner(moment: TopMoment, state: str, name: str, learner: LearnerView) -> Row:
+    life, told = learner.latest, learner.told
     incarnation = 0 if life is None else life.incarnation
     heard_s = moment.heard_at_s(learner)
     style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
@@ -301,12 +302,12 @@ def _newest_rounds(moment: TopMoment, count: int) -> Iterator[RoundLine]:
 
 def faults(moment: TopMoment) -> Panel:
     """Return faults, recoveries and changes, newest first; processes that are silent at the moment among them."""
-    picture = moment.picture
+    picture, hearing = moment.picture, moment.hearing
     since_s = moment.wall_s - picture.now_s
     silent = {
         name: since_s + learner.heard_s
         for name, learner in picture.view.learners.items()
-        if moment.hearing.state(learner) == "silent" and learner.heard_s is not None
+        if hearing.state(learner) == "silent" and learner.heard_s is not None
     }
     silent |= {name_of(host): since_s + (host.heard_s or 0.0) for host in silent_hosts(picture)}
     rows = []
