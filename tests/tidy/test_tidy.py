@@ -30,7 +30,6 @@ from atoll.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", "build", "dist", "runs", "__pycache__", "node_modules"}
-MODULE_LINES_MAX = 400
 HEAD_LINES_MAX = 25
 PARAMETERS_MAX = 8
 FUNCTION_LINES_MAX = 70
@@ -101,12 +100,6 @@ def opens_with_a_docstring(text: str) -> list[str]:
     """A module that holds anything begins by saying what it is for."""
     tree = parsed(text)
     return ["no module docstring"] if tree.body and not ast.get_docstring(tree) else []
-
-
-def is_short(text: str) -> list[str]:
-    """A module fits a reader's head."""
-    lines = text.count("\n")
-    return [f"{lines} lines, {MODULE_LINES_MAX} allowed"] if lines > MODULE_LINES_MAX else []
 
 
 def has_short_functions(text: str) -> list[str]:
@@ -210,7 +203,6 @@ def shared_class_names(texts: dict[str, str]) -> dict[str, list[str]]:
 SOURCE_RULES: list[Rule] = [
     opens_with_a_docstring,
     has_a_short_head,
-    is_short,
     has_short_functions,
     asks_for_few_arguments,
     goes_by_words_of_the_field,
@@ -222,7 +214,6 @@ EXEMPT: dict[Rule, Path] = {asks_for_few_arguments: KERNELS}
 LONG_FUNCTION = "def slow():\n" + "    pass\n" * FUNCTION_LINES_MAX
 BAD_SAMPLES: list[tuple[Rule, str]] = [
     (opens_with_a_docstring, "x = 1\n"),
-    (is_short, "x = 1\n" * (MODULE_LINES_MAX + 1)),
     (has_short_functions, LONG_FUNCTION),
     (has_short_functions, "class A:\n" + "".join(f"    {line}\n" for line in LONG_FUNCTION.splitlines())),
     (has_a_short_head, '"""Head.' + "\n" * (HEAD_LINES_MAX + 1) + '"""\n'),
