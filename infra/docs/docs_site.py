@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import docs_api
+import docs_claims
 import docs_commands
 import docs_log_events
 import docs_messages
@@ -48,6 +49,7 @@ def generated(root: Path) -> dict[str, str]:
     schemas = {f"docs/reference/schemas/{name}": text for name, text in docs_messages.schemas().items()}
     return {
         "docs/reference/settings.md": docs_settings.page(root),
+        "docs/reference/claims.md": docs_claims.page(),
         "docs/reference/commands.md": docs_commands.page(),
         "docs/reference/subjects.md": docs_messages.subjects_page(),
         "docs/reference/messages.md": docs_messages.page(),
