@@ -57,7 +57,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.snapshots import freeze, thaw
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 from support.reference_machines import FateModel, IslandModel, RoundModel
 
 SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]
@@ -386,8 +386,8 @@ class CandidateModel:
 
     def __init__(self, lease_s: float) -> None:
         """Wait."""
-        self.lease_s, self.seen, self.since_s = lease_s, -1, 0.0
-        self.epoch, self.standing, self.renewed_s = 0, "waiting", 0.0
+        self.lease_s, self.seen, self.looks_s = lease_s, -1, list[float]()
+        self.epoch, self.standing, self.renewed_s, self.never = 0, "waiting", 0.0, True
 
     def sees(self, fact: LeaseSeen) -> list[Command]:
         """Return what a look at the lease must lead to."""
@@ -402,13 +402,20 @@ class CandidateModel:
         if self.standing == "taking" and fact.ours:
             self.written(fact.at_s)
             return []
+        self.never = self.never and not fact.revision
         if fact.revision != self.seen:
-            self.seen, self.since_s = fact.revision, fact.at_s
-        if fact.revision and not fact.released and fact.at_s - self.since_s < self.lease_s:
+            self.seen, self.looks_s = fact.revision, []
+        self.looks_s.append(fact.at_s)
+        still_s = sum(min(later - at_s, self.lease_s / 4.0) for at_s, later in itertools.pairwise(self.looks_s))
+        if not fact.released and not self.never and still_s < self.lease_s:
             self.standing = "waiting"
             return []
         self.standing, self.epoch = "taking", fact.epoch + 1
         return [TakeLease(revision=fact.revision, epoch=self.epoch)]
+
+    def misses(self) -> None:
+        """A look failed: what was seen before it counts no more."""
+        self.looks_s = []
 
     def written(self, at_s: float) -> None:
         """Own it from now on."""
@@ -424,12 +431,16 @@ def test_a_candidate_takes_and_renews_a_lease_as_its_model(seeds: range) -> None
         now_s, revision, epoch = chance.uniform(-50.0, 50.0), chance.randrange(3), 1
         for _ in range(80):
             now_s += chance.choice([0.1, 0.5, 1.0, 1.0, 3.0])
+            if chance.random() < 0.05:
+                assert tenure.handle(LeaseUnseen(at_s=now_s)) == []
+                model.misses()
+                continue
             ours = tenure.standing in (LeaseStanding.OWNING, LeaseStanding.TAKING) and chance.random() < 0.9
             if chance.random() < (0.05 if ours else 0.15):
                 revision, epoch = revision + 1, epoch + chance.randrange(2)
             fact = LeaseSeen(
                 at_s=now_s,
-                revision=revision,
+                revision=0 if chance.random() < 0.05 else revision,
                 epoch=epoch,
                 released=chance.random() < 0.03,
                 ours=ours and chance.random() < 0.6,

@@ -63,6 +63,9 @@ Their strength is how many messages come a second.
 REPLICATED: Final[dict[str, Kind]] = {"leader lost": Kind((6.0, 20.0), (0.5, 2.0, 5.0))}
 """Of a broker of several nodes alone: a stream has no leader for a while; the other streams and all messages go on."""
 
+OUTAGES: Final[dict[str, Kind]] = {"broker gone": Kind((4.0, 8.0), (3.0, 8.0))}
+"""Absences of the broker that mostly outlast a lease; no seed draws them, a test asks for them."""
+
 Beside = Literal["", "hostile", "replicated"]
 """What every schedule of a campaign has beside what is drawn: hostile peers, or a broker whose streams lose their leaders."""
 
@@ -113,7 +116,7 @@ def _rates(dice: random.Random, always: tuple[str, ...]) -> dict[str, float]:
 
 def _times(dice: random.Random, name: str, per_min: float, storm_s: float, *, surely: bool = False) -> list[_Timed]:
     """Return when a kind happens, for how long, how strongly and to whom; `surely`: once at least."""
-    kind, found = KINDS.get(name) or REPLICATED[name], []
+    kind, found = (KINDS | REPLICATED | OUTAGES)[name], []
     for_s, strength = dice.choice(kind.for_s), dice.choice(kind.strength)
     # Some begin with the run: to be founded takes no longer than a moment.
     at_s = 0.0 if dice.random() < 0.3 else dice.expovariate(per_min / 60.0)

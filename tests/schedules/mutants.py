@@ -51,7 +51,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
 from atoll.protocol.slot import FragmentSlot
-from atoll.protocol.tenure import LeaseSeen, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseUnseen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
 from atoll.run import outer_state as _outer
@@ -82,6 +82,7 @@ heads: Any = _heads
 # What the patches build on, as production has it.
 HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
+LOOK = Tenure.handle
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _outer.read_outer_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
 LEASE_INIT: Any = LeaseKeeper.__init__
@@ -178,8 +179,17 @@ def steal(self: Tenure, fact: LeaseSeen) -> list[Command]:
 
 def never_expires(self: Tenure, fact: LeaseSeen) -> list[Command]:
     """Only a lease that was released is taken; that of a dead owner is respected for ever."""
-    self.moved_s = fact.at_s
+    self.still_s, self.looked_s = 0.0, None
     return SEEN(self, fact)
+
+
+def absence_counts(self: Tenure, fact: Fact) -> list[Command]:
+    """A candidate counts time in which nobody could renew. It was real."""
+    if isinstance(fact, LeaseUnseen):
+        return []
+    if isinstance(fact, LeaseSeen) and self.looked_s is not None and fact.revision == self.revision:
+        self.still_s, self.looked_s = self.still_s + fact.at_s - self.looked_s, None
+    return LOOK(self, fact)
 
 
 async def epoch_of_heads(self: LeaseKeeper, lease: Lease | None, revision: int) -> int:
@@ -524,6 +534,8 @@ DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
 CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 LOST = {"store lost": 12.0, "messages slow": 30.0}
 ARCHIVED = {"archive_every_s": 2, "storm_s": 20.0}
+OUTAGE = {"broker gone": 6.0, "join": 8.0}
+LONG_STORM = {"storm_s": 30.0, "archive_every_s": 0, "hosts": 3}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, ScheduleMutant] = {
@@ -553,6 +565,7 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "lease stolen, no fence": ScheduleMutant(((Tenure, "_seen", steal), (ShardStore, "_fence", no_fence))),
     "epoch of heads": ScheduleMutant(((LeaseKeeper, "_epoch_of", epoch_of_heads),), SPOILT),
     "incarnation anew": ScheduleMutant(((session, "claim", incarnation_anew),), SPOILT),
+    "an absence counts as stillness": ScheduleMutant(((Tenure, "handle", absence_counts),), OUTAGE, LONG_STORM),
     "lease never expires": ScheduleMutant(((Tenure, "_seen", never_expires),), CRASHES),
     "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
     "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),

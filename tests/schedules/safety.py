@@ -37,19 +37,18 @@ LEASE_LOST = (
     "crashes of hosts",
     "freezes",
     "clock ahead",
-    "requests sent again",
+    "requests lost",
+    "answers lost",
     "messages slow",
     "messages late",
     "cut both ways",
     "cut up",
     "cut down",
-    "broker away",
-    "power cut",
     "disk full",
     "stores lost",
     "host told to leave",
 )
-"""After these an owner may have failed to renew its lease in time."""
+"""After these an owner may have failed to renew its lease while others could. An absence of the broker is none of them."""
 
 
 class Safety:

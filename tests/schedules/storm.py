@@ -44,6 +44,7 @@ class FaultStorm:
         self._raging = False
         self._acts: dict[str, Callable[[Happening], None]] = {
             "broker away": self._crash_broker,
+            "broker gone": self._crash_broker,
             "power cut": self._cut_power,
             "disk full": self._fill_disk,
             "leader lost": self._lose_leader,

@@ -10,6 +10,7 @@ import structlog
 
 from atoll.base.clock import SystemClock
 from atoll.base.quantities import EPOCH_MAX
+from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
@@ -72,6 +73,13 @@ def keeper(bus: MemoryBus, run: str) -> LeaseKeeper:
     return LeaseKeeper(bus, founded(run), 0, SystemClock())
 
 
+async def wait_a_lease(clock: HandClock, candidate: LeaseKeeper) -> None:
+    """Look as often as a candidate does while a lease passes."""
+    for _ in range(6):
+        clock.now_s += PROTOCOL.lease_s / 6.0
+        await candidate._look(None)
+
+
 def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_stay_known() -> None:
     """Who left goes before who lives, however long ago it was first heard of; nothing changes while all fit."""
     ledger = Ledger()
@@ -131,28 +139,99 @@ async def test_a_lease_that_cannot_be_read_is_taken_over_once_it_stands_still(ru
     with structlog.testing.capture_logs() as said:
         await candidate._look(None)
         early = candidate.epoch
-        clock.now_s += PROTOCOL.lease_s
-        await candidate._look(None)
+        await wait_a_lease(clock, candidate)
 
     assert [(line["event"], line["log_level"]) for line in said] == [("lease.undecodable", "error")]
     assert (early, candidate.epoch) == (0, FAR + 1)
     await bus.close()
 
 
-async def test_an_owner_writes_its_lease_over_one_that_nobody_can_read(run: str) -> None:
-    """Junk takes no shard from its owner."""
+@pytest.mark.parametrize("junk", [b"junk", None], ids=["junk", "lost"])
+async def test_an_owner_writes_its_lease_over_one_that_is_lost_or_that_nobody_can_read(
+    run: str, junk: bytes | None
+) -> None:
+    """It takes no shard from its owner, and a later epoch is above all that the broker has given a number."""
     bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
-    owner = LeaseKeeper(bus, founded(run), 0, clock)
+    await bus.put_record(
+        Subjects(run).run_record, encode(msgspec.structs.replace(run_record(run), nonce="first")), expected=0
+    )
+    owner, heir = (LeaseKeeper(bus, founded(run), 0, clock) for _ in range(2))
     await owner.win()
-    await bus.put_record(subject, b"junk", expected=None)
+    await heir._look(None)
+    if junk is None:
+        await bus.purge(subject)
+    else:
+        await bus.put_record(subject, junk, expected=None)
+    await heir._look(None)
     for _ in range(4):
         clock.now_s += PROTOCOL.lease_s / 3.0
         await owner._look(Ledger())
+        await heir._look(None)
     record = await bus.get_record(subject)
 
     assert record is not None
-    assert decode(Lease, record.data).epoch == owner.epoch == 1
+    lease = decode(Lease, record.data)
+    assert (lease.epoch, owner.epoch, heir.epoch) == (1, 1, 0)
+    assert 1 < lease.epoch_max <= record.revision
     await bus.close()
+
+
+async def test_an_owner_of_a_run_that_was_founded_anew_does_not_write_its_lease_there(run: str) -> None:
+    """The broker lost its store; the new run has no lease yet."""
+    bus, subject, clock = MemoryBus(run, MemoryBroker()), Subjects(run).lease(0), HandClock()
+    owner = LeaseKeeper(bus, founded(run), 0, clock)
+    await owner.win()
+    await bus.purge(subject)
+    await bus.put_record(
+        Subjects(run).run_record, encode(msgspec.structs.replace(run_record(run), nonce="second")), expected=0
+    )
+    clock.now_s += PROTOCOL.lease_s
+    await owner._look(Ledger())
+
+    assert owner.epoch == 0
+    assert await bus.get_record(subject) is None
+    await bus.close()
+
+
+class AbsentBus(MemoryBus):
+    """A broker that is away: `silent`, its answers do not come."""
+
+    silent = False
+
+    async def get_record(self, subject: str) -> Record | None:
+        """Answer, if it is there."""
+        if self.silent:
+            await asyncio.Event().wait()
+        return await super().get_record(subject)
+
+
+async def test_a_broker_that_was_away_for_longer_than_a_lease_takes_no_shard_from_its_owner(run: str) -> None:
+    """The candidate is answered first; the owner comes back within a lease. Each absence is one line in the log."""
+    broker, clock = MemoryBroker(), HandClock()
+    there, away = MemoryBus(run, broker), AbsentBus(run, broker)
+    owner = LeaseKeeper(there, founded(run), 0, clock)
+    heir = LeaseKeeper(away, founded(run), 0, clock)
+    await owner.win()
+    await heir._look(None)
+    away.silent = True
+    with structlog.testing.capture_logs() as said:
+        for _ in range(2):
+            clock.now_s += 20.0 * PROTOCOL.lease_s
+            await heir._look(None)
+        away.silent = False
+        for _ in range(6):
+            await heir._look(None)
+            clock.now_s += PROTOCOL.lease_s / 6.0
+    early = heir.epoch
+    await owner._look(Ledger())
+    await wait_a_lease(clock, heir)
+
+    assert (early, owner.epoch, heir.epoch) == (0, 1, 0)
+    assert [line["event"] for line in said] == ["lease.unseen", "lease.seen_again"]
+    await wait_a_lease(clock, heir)
+    assert heir.epoch == 2
+    await there.close()
+    await away.close()
 
 
 @pytest.mark.parametrize("epoch", [2 * FAR, EPOCH_MAX])
@@ -165,8 +244,7 @@ async def test_an_epoch_above_the_broker_s_numbers_is_not_gone_on_from(run: str,
         await bus.put_record(subject, encode(absurd), expected=None)
         heir = LeaseKeeper(bus, founded(run), 0, clock)
         await heir._look(None)
-        clock.now_s += PROTOCOL.lease_s
-        await heir._look(None)
+        await wait_a_lease(clock, heir)
         assert heir.epoch == FAR + 1
     await bus.close()
 
@@ -182,8 +260,7 @@ async def test_no_two_owners_have_the_same_epoch_whatever_is_written_over_their_
     for _ in range(4):
         owner = LeaseKeeper(bus, founded(run), 0, clock)
         await owner._look(None)
-        clock.now_s += PROTOCOL.lease_s
-        await owner._look(None)
+        await wait_a_lease(clock, owner)
         epochs.append(owner.epoch)
         if junk is not None:
             await bus.put_record(subject, junk, expected=None)

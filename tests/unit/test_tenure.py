@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 
 LEASE_S = 3.0
 
@@ -22,7 +22,7 @@ class LeaseRecord:
     epochs: list[int] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
     """A machine and the clock it goes by, which may be ahead of others."""
 
@@ -93,6 +93,72 @@ def test_who_slept_looks_again_before_it_takes() -> None:
     owner.look(100.0)
 
     assert sleeper.look(100.0) == []
+
+
+def test_no_owner_that_lives_loses_its_shard_to_an_absence_of_the_broker() -> None:
+    """Absences of 1 to 20 s, at any moment, however the two come back, as long as the owner needs less than a lease for it."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        record = LeaseRecord()
+        owner, standby = Candidate(1, record), Candidate(2, record, ahead_s=dice.uniform(-1e3, 1e3))
+        owner.look(0.0)
+        away_s = dice.uniform(10.0, 13.0)
+        back_s = away_s + dice.uniform(1.0, 20.0)
+        frozen = dice.random() < 0.3
+        """A broker that is frozen answers late what was asked of it, if that is soon enough."""
+        back = {owner: back_s + dice.uniform(0.0, 0.8 * LEASE_S), standby: back_s + dice.uniform(0.0, 0.2)}
+        due = {owner: 0.0, standby: dice.uniform(0.0, 0.5)}
+        while min(due.values()) < back_s + 10.0:
+            one = min(due, key=lambda each: due[each])
+            now_s = due[one]
+            if away_s < now_s < back[one]:
+                late_s = min(back[one], now_s + one.machine.patience_s) - now_s
+                now_s += late_s
+                if now_s < back[one] or not frozen:
+                    one.machine.handle(LeaseUnseen(at_s=now_s + one.ahead_s))
+                else:
+                    one.look(now_s)
+            else:
+                one.look(now_s)
+            due[one] = now_s + one.machine.poll_s + dice.uniform(0.0, 0.05)
+
+        assert record.epochs == [1], seed
+
+
+def test_a_dead_owner_is_followed_within_a_lease_of_the_end_of_an_absence() -> None:
+    """What was seen before it does not count, and neither does it hold up anything after it."""
+    record = LeaseRecord()
+    Candidate(1, record).look(0.0)
+    heir = Candidate(2, record)
+    for tenth in range(20):
+        heir.look(tenth / 10)
+    heir.machine.handle(LeaseUnseen(at_s=12.0))
+    taken_s = next(12.0 + tenth / 10 for tenth in range(100) if heir.look(12.0 + tenth / 10))
+
+    assert 12.0 + LEASE_S <= taken_s <= 12.0 + LEASE_S + 0.2
+
+
+def test_one_look_is_never_enough() -> None:
+    """A candidate that slept for an hour has seen the lease at both ends of it, and not whether it stood still in between."""
+    record = LeaseRecord()
+    Candidate(1, record).look(0.0)
+    heir = Candidate(2, record)
+    heir.look(0.0)
+
+    assert [bool(heir.look(3600.0 * number)) for number in range(1, 5)] == [False, False, False, True]
+
+
+def test_a_lease_that_was_there_and_is_lost_is_taken_once_that_stands_still() -> None:
+    """Its owner may live, and writes it anew."""
+    record = LeaseRecord()
+    Candidate(1, record).look(0.0)
+    heir, newcomer = Candidate(2, record), Candidate(3, LeaseRecord())
+    heir.look(0.0)
+    record.revision = 0
+
+    assert heir.look(0.5) == []
+    assert newcomer.look(0.5) == [TakeLease(revision=0, epoch=1)]
+    assert any(heir.look(0.5 + tenth / 10) for tenth in range(40))
 
 
 def test_a_taking_whose_answer_was_lost_counts() -> None:

@@ -1,7 +1,7 @@
 """The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.tenure`.
 
 While the broker is away, a candidate waits and an owner goes on: fences guard its commits. When the broker returns, the
-owner sees whether the lease is still its own or another process's.
+owner sees whether the lease is still its own or another process's, and renews it at once.
 
 The lease carries the reports of the learners, so that the next owner also knows what no commit has recorded yet. It is
 one small record: beyond `ledger.ACCOUNTS_MAX` incarnations it leaves out the oldest ended ones (`ledger.newest`),
@@ -12,15 +12,16 @@ it, and names what it writes by it. A lease says the last epoch. One that cannot
 claims a higher epoch than the broker has given numbers to messages (its `revision`): each tenure began with a lease of its
 own, so there were never more of them than that. Such a lease is taken over like any other, once it has stood still for
 `lease_s`. The next epoch is then above that number, and above all heads. The reports in it are lost, those of the last
-commit are not. The owner, if there is one, writes its own lease over it. It cannot know whether somebody had taken the shard
-before that lease was lost. So its lease says from where on epochs are free (`epoch_max`).
+commit are not. The owner, if there is one, writes its own lease over it, and writes it anew where it is gone. It cannot know
+whether somebody had taken the shard before that lease was lost. So its lease says from where on epochs are free (`epoch_max`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,12 +30,16 @@ from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
+from atoll.base.retry import bounded
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
 from atoll.protocol.recorder import FactRecorder
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseWritten, Tenure
+from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
+from atoll.run.record import the_run
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
+
+T = TypeVar("T")
 
 log = get(__name__)
 
@@ -56,6 +61,7 @@ class LeaseKeeper:
         settings = run.protocol
         self._bus = bus
         self._run_nonce = run.nonce
+        self._subjects = run.subjects
         self._subject = run.subjects.lease(shard)
         self._heads = [run.subjects.head(fragment) for fragment in settings.fragments_of(shard)]
         self._shard = shard
@@ -69,6 +75,8 @@ class LeaseKeeper:
         self._ledger: Ledger | None = None
         self._leaving = False
         self._undecodable_s: float | None = None
+        self._unseen_s: float | None = None
+        """Since when no look has succeeded."""
         self._epoch_max = 0
         self._nudged = asyncio.Event()
 
@@ -134,7 +142,7 @@ class LeaseKeeper:
     async def _look(self, ledger: Ledger | None) -> Lease | None:
         """Read the lease and do what the machine decides; return the lease."""
         try:
-            record = await self._bus.get_record(self._subject)
+            record = await self._soon(self._bus.get_record(self._subject))
             lease = None if record is None else self._decoded(record)
             if lease is not None and lease.nonce != self._nonce:
                 self._ledger = self._ledger_of(lease)
@@ -143,15 +151,49 @@ class LeaseKeeper:
                 revision=0 if record is None else record.revision,
                 epoch=await self._epoch_of(lease, 0 if record is None else record.revision),
                 released=lease is not None and self._is_free(lease),
-                # An owner goes on as such, and writes its own lease over one that nobody can read, with `epoch_max`.
-                ours=lease.nonce == self._nonce if lease is not None else record is not None and self.epoch > 0,
+                ours=await self._is_ours(lease, record),
             )
             for action in self.recorder.handle(seen):
                 await self._do(action, self._ledger if ledger is None else ledger)
-        except (BusError, BrokerUnavailable, StorageFull, PeerMisbehaved) as error:
+        except (BusError, BrokerUnavailable, StorageFull) as error:
+            self._on_unseen(str(error))
+            return None
+        except PeerMisbehaved as error:
             log.warning("lease.unreadable", reason=str(error))
             return None
+        if self._unseen_s is not None:
+            log.info(
+                "lease.seen_again", after_s=round(self._clock.monotonic() - self._unseen_s, 3), owner=self.epoch > 0
+            )
+            self._unseen_s = None
         return lease
+
+    async def _is_ours(self, lease: Lease | None, record: Record | None) -> bool:
+        """Return whether we hold the shard: an owner writes its own lease over one that is lost or nobody can read.
+
+        Raises `RunReplaced` if the broker has lost the run as well.
+        """
+        if lease is not None:
+            return lease.nonce == self._nonce
+        if not self.epoch or record is not None:
+            return self.epoch > 0
+        return (await self._soon(the_run(self._bus, self._subjects))).nonce == self._run_nonce
+
+    async def _soon(self, request: Coroutine[Any, Any, T]) -> T:
+        """Return the answer to a request about the lease; `BrokerUnavailable` if it does not come soon."""
+        try:
+            return await bounded(request, self._machine.patience_s)
+        except TimeoutError as error:
+            within = f"no answer within {self._machine.patience_s:g} s"
+            raise BrokerUnavailable("the lease cannot be reached", got=within) from error
+
+    def _on_unseen(self, reason: str) -> None:
+        """Let the machine know of a look that failed, and log it once per absence."""
+        now_s = self._clock.monotonic()
+        self.recorder.handle(LeaseUnseen(at_s=now_s))
+        if self._unseen_s is None:
+            self._unseen_s = now_s
+            log.warning("lease.unseen", reason=reason, owner=self.epoch > 0)
 
     def _decoded(self, record: Record) -> Lease | None:
         """Return the lease in a record; None, logged now and then, for one that cannot be read."""
@@ -173,7 +215,7 @@ class LeaseKeeper:
         """
         if lease is not None and (newest := max(lease.epoch, lease.epoch_max)) <= revision:
             return newest
-        heads = [await self._bus.get_record(subject) for subject in self._heads]
+        heads = [await self._soon(self._bus.get_record(subject)) for subject in self._heads]
         return max(revision, *(0 if head is None else decode(Head, head.data).epoch for head in heads))
 
     async def _do(self, action: Command, ledger: Ledger | None) -> None:
@@ -182,9 +224,13 @@ class LeaseKeeper:
         elif isinstance(action, TakeLease | RenewLease):
             try:
                 lease = encode(self._lease(ledger))
-                revision = await self._bus.put_record(self._subject, lease, expected=action.revision)
+                write = self._bus.put_record(self._subject, lease, expected=action.revision)
+                revision = await self._soon(write)
             except RecordConflict:
                 return
+            if isinstance(action, RenewLease) and not action.revision:
+                self._epoch_max = max(self._epoch_max, revision)
+                log.error("lease.written_anew", reason="the broker had lost it", epoch=self.epoch, revision=revision)
             self.recorder.handle(LeaseWritten(at_s=self._clock.monotonic(), revision=revision))
 
     def _lease(self, ledger: Ledger | None) -> Lease:

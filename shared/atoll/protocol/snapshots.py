@@ -93,7 +93,9 @@ class TenureState(msgspec.Struct, tag="tenure"):
     standing: LeaseStanding
     epoch: int
     revision: int
-    moved_s: float
+    known: bool
+    still_s: float
+    looked_s: float | None
     renewed_s: float
 
 
@@ -138,7 +140,8 @@ def thaw(frozen: bytes) -> Machine:
     if isinstance(state, TenureState):
         tenure = Tenure(state.lease_s)
         tenure.standing, tenure.epoch, tenure.revision = state.standing, state.epoch, state.revision
-        tenure.moved_s, tenure.renewed_s = state.moved_s, state.renewed_s
+        tenure.known = state.known
+        tenure.still_s, tenure.looked_s, tenure.renewed_s = state.still_s, state.looked_s, state.renewed_s
         return tenure
     balance = Balance(state.host, state.lease_s)
     balance.others = {heard.host: heard for heard in state.others}
@@ -179,7 +182,14 @@ def _state(machine: Machine) -> State:
         )
     if isinstance(machine, Tenure):
         return TenureState(
-            machine.lease_s, machine.standing, machine.epoch, machine.revision, machine.moved_s, machine.renewed_s
+            machine.lease_s,
+            machine.standing,
+            machine.epoch,
+            machine.revision,
+            machine.known,
+            machine.still_s,
+            machine.looked_s,
+            machine.renewed_s,
         )
     if isinstance(machine, Balance):
         settled_s = None if math.isinf(machine.settled_s) else machine.settled_s
