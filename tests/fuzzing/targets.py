@@ -167,7 +167,7 @@ def _frame(codec: str) -> Target:
 def _fragment_ledger() -> bytes:
     ledger = FragmentLedger(
         settled={"a/1": SettledPushes(merged=10, refused={"stale": 3}, pushes=[[1, 4], [6, 6]])},
-        measures=[Measure(1.0, 8, "a")],
+        lengths={"a": Measure(1.0, 8, 1, 3)},
     )
     told = Ledger()
     told.reported("a", 1, 10, 5, 5, 0)

@@ -219,7 +219,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
                 due.refused(key.learner, 1, tokens, reason)
             assert ledger.knows(key)
             assert not ledger.knows(key._replace(push=push + 1))
-        ledger.measures = [Measure(1.0, 2, "a")] * MEASURES_MAX
+        ledger.lengths = {f"l{number}": Measure(1.0, 2, 1, number) for number in range(MEASURES_MAX)}
         due.learn(reports)
 
         heir = parsed(ledger.frozen(reports), FragmentLedger)
@@ -229,7 +229,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
         assert plain(told) == plain(due)
         assert told.told_tokens == reports.told_tokens
         assert heir.settled == ledger.settled
-        assert heir.measures == ledger.measures
+        assert heir.lengths == ledger.lengths
         for name in ("l0", "l1", "l2", "l3"):
             refused = ledger.settled[f"{name}/1"].refused if f"{name}/1" in ledger.settled else {}
             offences = heir.offences(name, 1)

@@ -219,6 +219,8 @@ class ShardAtRandom:
             grace_cap_steps=chance.choice([0.5, 1.0, 2.0]),
             average_decay=chance.choice([0.2, 0.5, 1.0]),
             offences_max=chance.choice([0, 1, 3]),
+            protect=chance.choice(["clip", "isolate"]),
+            outlier_ratio=chance.choice([0.0, 2.0, 10.0]),
             ending=chance.choice(["apart", "together"]),
         )
         self.versions = {fragment: chance.randrange(3) for fragment in self.settings.fragments_of(1)}
@@ -264,7 +266,8 @@ class ShardAtRandom:
                 reason = chance.choice(["not_finite", "corrupt", "blob_gone"])
                 self.tell(ContributionSpoiled(at_s=self.now_s, key=key, reason=reason))
             else:
-                self.tell(ContributionReady(at_s=self.now_s, key=key))
+                norm, base_norm = chance.choice([0.0, 0.1, 1.0, 1.0, 1.5, 30.0]), chance.choice([0.0, 0.0, 10.0])
+                self.tell(ContributionReady(at_s=self.now_s, key=key, norm=norm, base_norm=base_norm))
         elif kind < 14 and any(self.writes.values()):
             self.now_s += chance.choice([0.0, 0.2, 1.0])
             self.write()

@@ -20,7 +20,7 @@ from atoll.client.join import IslandHandle, join
 from atoll.client.join_options import JoinOptions
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger, settle
-from atoll.protocol.quarantine import MEASURES_MIN
+from atoll.protocol.quarantine import OTHERS_MIN
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
@@ -46,7 +46,7 @@ def settings(**changes: object) -> ProtocolSettings:
         "shards": 2,
         "silence_s": 2.0,
         "tokens_target": 6_000,
-        "outlier_ratio": 0.0,  # a toy is where it pulls to after few steps: its first long interval makes later ones outliers
+        "outlier_ratio": 0.0,  # a toy is where it pulls to after few steps: its lengths say nothing
     }
     return msgspec.convert(base | changes, ProtocolSettings).check()
 
@@ -170,7 +170,5 @@ class MemoryWorld:
             fragment_ledger = self.home.submit(read()).result(240.0)
         except BlobGone:  # a commit wrote newer ledgers between the two reads
             return False
-        known = [each for each in fragment_ledger if len(each.measures) >= MEASURES_MIN]
-        return len(known) == self.protocol.fragments and all(
-            any(measure.learner != "mad" for measure in each.measures) for each in known
-        )
+        known = [each for each in fragment_ledger if len(each.lengths.keys() - {"mad"}) >= OTHERS_MIN]
+        return len(known) == self.protocol.fragments and all(each.has_merged("mad", 1) for each in known)

@@ -50,7 +50,7 @@ PLANTS: Final = (
         "quarantine",
         "learner-4",
         learners=4,
-        changes={"sim.liars.learner-4": "scaling", "protocol.tokens_target": 2 * TOKENS},
+        changes={"sim.liars.learner-4": "scaling", "protocol.protect": "isolate", "protocol.tokens_target": 2 * TOKENS},
     ),
 )
 BY_KIND: Final = {plant.kind: plant for plant in PLANTS}

@@ -5,7 +5,7 @@ answered it, keeps its own ledger in the most simple form it can (one entry for 
 and raises `InvariantBroken` where the machine says something else. No model reads a machine's private state to decide.
 
     RoundModel     quorum time, commit time and step time, their averages, the grace window of Eq. 3, why a round ends
-    FateModel      weight, age and staleness of each contribution, and the fate of its tokens, by incarnation
+    FateModel      weight, age, staleness and clip of each contribution, and the fate of its tokens, by incarnation
     IslandModel    one fate for each step of each fragment, and the answer to each call, head and settled push
     HeadModel      visible heads: versions, epochs, and the tokens that all commits of a fragment have included
 
@@ -29,6 +29,7 @@ from atoll.protocol.events import (
     Commit,
     Committed,
     ContributionArrived,
+    ContributionReady,
     DrainOrdered,
     Fact,
     Fetch,
@@ -60,6 +61,9 @@ SILENT_STEPS = 10
 CALLS_IN_VAIN = 8
 JUDGES_MIN = 3
 CALLS_UNHEARD = 3
+FORGIVEN = 8
+OTHERS = 3
+FORGOTTEN = 24
 CLOSE = 1e-9
 
 
@@ -133,7 +137,8 @@ class RoundModel:
         self._bases: dict[PushKey, int] = {}
         self._held: set[PushKey] = set()
         self._loading: set[PushKey] = set()
-        self._offences: Counter[tuple[str, int]] = Counter()
+        self._offences: Counter[tuple[str, int, int]] = Counter()
+        self._clean: Counter[tuple[str, int, int]] = Counter()
         self._quorums_s: list[float] = []
         self._commits_s: list[float] = []
         self._trained: dict[tuple[str, int], int] = {}
@@ -172,7 +177,11 @@ class RoundModel:
             learner, _, incarnation = name.rpartition("/")
             self._trained[learner, int(incarnation)] = account.trained
         for key, (fate, _) in fates.items():
-            self._offences[key.learner, key.incarnation] += fate.partition(":")[2] in OFFENCES
+            if fate.partition(":")[2] in OFFENCES:
+                self._offences[key.learner, key.incarnation, key.fragment] += 1
+                self._clean[key.learner, key.incarnation, key.fragment] = 0
+            elif fate.startswith("merged"):
+                self._see_merged(key)
 
     # --- facts ----------------------------------------------------------------------------------------------------------
 
@@ -220,6 +229,18 @@ class RoundModel:
 
     # --- what follows from them -----------------------------------------------------------------------------------------
 
+    def _isolated(self, name: str, incarnation: int) -> bool:
+        """Return whether a life has sent what no healthy learner sends, again and again, in a run that isolates."""
+        limit = self._settings.offences_max if self._settings.protect == "isolate" else 0
+        return 0 < limit <= sum(self._offences[name, incarnation, p] for p in self._rounds)
+
+    def _see_merged(self, key: PushKey) -> None:
+        """Forgive one offence for every eight merges in a row."""
+        life = key.learner, key.incarnation, key.fragment
+        self._clean[life] += 1
+        if self._offences[life] and self._clean[life] % FORGIVEN == 0:
+            self._offences[life] -= 1
+
     def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
         """Return the learners that train and are not silent; those in quarantine only if asked for."""
         return {
@@ -227,7 +248,7 @@ class RoundModel:
             for name, heard in self._learners.items()
             if heard.training
             and at_s - heard.at_s <= max(self._settings.silence_s, min(120.0, SILENT_STEPS * (heard.step_s or 0.0)))
-            and (isolated or not 0 < self._settings.offences_max <= self._offences[name, heard.incarnation])
+            and (isolated or not self._isolated(name, heard.incarnation))
         }
 
     def step_s(self, at_s: float) -> float | None:
@@ -249,7 +270,9 @@ class RoundModel:
         key = refusal.key
         self._held.add(key)
         self._loading.discard(key)
-        self._offences[key.learner, key.incarnation] += refusal.reason in OFFENCES
+        if refusal.reason in OFFENCES:
+            self._offences[key.learner, key.incarnation, key.fragment] += 1
+            self._clean[key.learner, key.incarnation, key.fragment] = 0
         now = self._rounds[key.fragment]
         if self._bases.get(key) == now.version:
             now.answered.add(key.learner)
@@ -293,9 +316,81 @@ class RoundModel:
             require(not loading, "what is being read is waited for", loading)
         else:
             require(not live and not loading, "nobody is left", (commit.end, live, loading))
+        for share in commit.shares:
+            self._see_merged(share.key)
 
     def _on_time(self, now: _Round) -> list[PushKey]:
         return [key for key in now.folded if self._bases[key] == now.version]
+
+
+class _Lengths:
+    """How much of each contribution counts, and which is too long for a run that isolates, from all lengths that were read."""
+
+    def __init__(self, settings: ProtocolSettings) -> None:
+        """Start with nobody's length."""
+        self._settings = settings
+        self._newest: dict[str, int] = {}
+        self._left: set[tuple[str, int]] = set()
+        self._read: list[tuple[PushKey, int, int, float]] = []
+        """Of each contribution that counts as a measure: its key, the version it was read on, its steps, its length."""
+        self.scales: dict[PushKey, float] = {}
+        self.outliers: set[PushKey] = set()
+
+    def see(
+        self,
+        fact: Fact,
+        actions: list[Command],
+        versions: Mapping[int, int],
+        arrived: Mapping[PushKey, ContributionArrived],
+        fates: Mapping[PushKey, tuple[str, int]],
+    ) -> None:
+        """Follow a fact and its commands; the rest is what the fates' model knows."""
+        if isinstance(fact, LearnerBeat | LearnerLeft):
+            self._newest[fact.learner] = max(fact.incarnation, self._newest.get(fact.learner, 0))
+        if isinstance(fact, LearnerLeft):
+            self._left.add((fact.learner, fact.incarnation))
+        if not isinstance(fact, ContributionReady) or any(isinstance(action, Fetch) for action in actions):
+            return
+        for key, norm in ((fact.key, fact.norm), *fact.others):
+            self._judge(key, norm, fact.base_norm, versions[key.fragment], arrived[key].steps, fates)
+
+    def _judge(
+        self,
+        key: PushKey,
+        norm: float,
+        base_norm: float,
+        version: int,
+        steps: int,
+        fates: Mapping[PushKey, tuple[str, int]],
+    ) -> None:
+        last = {
+            past.learner: (past, on, over, length)
+            for past, on, over, length in self._read
+            if self._counts(past, on, key.fragment, version)
+        }
+        own = last.pop(key.learner, None)
+        around = list(last.values()) or ([own] if own else [])
+        lengths = sorted(length * min(10.0, max(1.0, steps / over)) for _, _, over, length in around)
+        most, enough = math.inf, len(last) >= OTHERS
+        if lengths and self._settings.outlier_ratio:
+            usual = self._settings.outlier_ratio * lengths[len(lengths) // 2]
+            most = max(usual, base_norm / 10.0 if enough else base_norm)
+        known = any(
+            (past.learner, past.incarnation, past.fragment) == key[:3] and fate.startswith("merged")
+            for past, (fate, _) in fates.items()
+        )
+        if norm > most:
+            self.scales[key] = most / norm
+            if self._settings.protect == "isolate" and enough and known:
+                self.outliers.add(key)
+        if norm > 0.0 and known:
+            self._read = [one for one in self._read if one[0].learner != key.learner or one[0].fragment != key.fragment]
+            self._read.append((key, version, steps, min(norm, most)))
+
+    def _counts(self, past: PushKey, on: int, fragment: int, version: int) -> bool:
+        """Return whether a measure is of this fragment, of a life that goes on, and not too old."""
+        over = self._newest.get(past.learner, 0) > past.incarnation or (past.learner, past.incarnation) in self._left
+        return past.fragment == fragment and not over and version - on <= FORGOTTEN
 
 
 class FateModel:
@@ -315,28 +410,36 @@ class FateModel:
         self._being_made: set[int] = set()
         """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
+        self._lengths = _Lengths(settings) if fates is None else None
+        """An heir has measures that no model has seen."""
 
     def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands."""
+        actions = list(actions)
         if isinstance(fact, ContributionArrived):
             self._arrived[fact.key] = fact
         elif isinstance(fact, Committed):
             require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
             self._versions[fact.fragment] = fact.version
             self._being_made.discard(fact.fragment)
+        if self._lengths is not None:
+            self._lengths.see(fact, actions, self._versions, self._arrived, self.fates)
         for action in actions:
-            if isinstance(action, Fetch):
-                require(not self._unfit(action.key), "what cannot be merged is not read", action)
-            elif isinstance(action, Fold):
-                self._see_fold(action)
-            elif isinstance(action, Unfold):
-                self._see_unfold(action)
-            elif isinstance(action, Commit):
-                self._see_commit(action)
-            elif isinstance(action, Refuse):
-                self._see_refusal(action)
-            elif isinstance(action, Acknowledge):
-                self._see_acknowledge(action)
+            self._see_command(action)
+
+    def _see_command(self, action: Command) -> None:
+        if isinstance(action, Fetch):
+            require(not self._unfit(action.key), "what cannot be merged is not read", action)
+        elif isinstance(action, Fold):
+            self._see_fold(action)
+        elif isinstance(action, Unfold):
+            self._see_unfold(action)
+        elif isinstance(action, Commit):
+            self._see_commit(action)
+        elif isinstance(action, Refuse):
+            self._see_refusal(action)
+        elif isinstance(action, Acknowledge):
+            self._see_acknowledge(action)
 
     def check(self, ledger: Ledger) -> None:
         """Compare the sums by incarnation with the owner's ledger."""
@@ -376,6 +479,9 @@ class FateModel:
         if self._settings.age_law == "gate":
             fresh *= math.cos(math.pi / 2.0 * age / limit) ** 2
         require(_near(fold.staleness_weight, fresh), "the staleness weight is that of the law", (fold, fresh))
+        if self._lengths is not None:
+            scale = self._lengths.scales.get(key, 1.0)
+            require(_near(fold.scale, scale), "what is too long is clipped to what others justify", (fold, scale))
         self._folded[key.fragment].append(key)
 
     def _see_commit(self, commit: Commit) -> None:
@@ -389,6 +495,8 @@ class FateModel:
         for share in commit.shares:
             arrived = self._arrived[share.key]
             age = max(0, commit.base_version - arrived.base_version)
+            scale = share.scale if self._lengths is None else self._lengths.scales.get(share.key, 1.0)
+            require(_near(share.scale, scale), "a share says how it was clipped", (share, scale))
             got = share.tokens, share.steps, share.base_version, share.age, share.weight
             due = arrived.tokens, arrived.steps, arrived.base_version, age, arrived.tokens**2 / arrived.steps
             require(got == due, "a share is as its contribution was", (got, due))
@@ -417,6 +525,8 @@ class FateModel:
         fits = refusal.reason in (unfit, "quarantined", *SPOILED)
         require(not unfit or fits, "what cannot be merged is refused", (unfit, refusal))
         require(bool(unfit) or refusal.reason not in known, "what could be merged is not refused", refusal)
+        if self._lengths is not None and refusal.reason == "outlier":
+            require(refusal.key in self._lengths.outliers, "only a run that isolates refuses for a length", refusal)
         self._give(refusal.key, f"refused:{refusal.reason}")
 
     def _give(self, key: PushKey, fate: str) -> None:

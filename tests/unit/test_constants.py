@@ -20,7 +20,6 @@ from atoll.protocol import (
     island,
     ledger,
     pacing,
-    quarantine,
     tenure,
 )
 from atoll.protocol import round as rounds
@@ -37,7 +36,6 @@ CONSTANTS = [
     (pacing, {"RECENT_STEPS": 16, "ODD_TIMES": 3.0, "NEWS_SHARE": 0.2, "BEATS_PER_SILENCE": 5.0, "PAUSE_S_MIN": 0.5}),
     (pacing, {"PATIENCE_STEPS": 10.0, "EARLIER_SHARE": 0.25, "RECALL_STEPS": 2.0, "RECALL_S_MIN": 0.5}),
     (pacing, {"STEP_S_MIN": 1e-6, "STEP_S_MAX": 3600.0}),
-    (quarantine, {"NEGLIGIBLE_SHARE": 0.01, "MEASURES_MIN": 4, "MEASURES_MAX": 16}),
     (rounds, {"VAIN_CALLS": 8, "PLACES": 2}),
     (tenure, {"RENEWALS_PER_LEASE": 3.0}),
     (fold, {"ROUNDING": 2.0**-23, "NORM_MIN": 1e-20, "SMALL": 128}),
@@ -91,5 +89,3 @@ def test_fresh_records_are_empty() -> None:
     assert (settled.merged, settled.merged_late, settled.offences) == (0, 0, 0)
     assert (report.trained, report.pushed, report.superseded, report.refused_local, report.left) == (0, 0, 0, 0, False)
     assert ledger.Ledger().told_tokens == fragment_ledger.FragmentLedger().told_tokens == 0
-    assert quarantine.Measure(1.0, 2, "a").refused is False
-    assert quarantine.Measure(1.0, 2, "a").incarnation == 0

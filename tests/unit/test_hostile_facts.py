@@ -195,7 +195,7 @@ def test_a_contribution_weighs_no_more_than_time_allows() -> None:
 
 def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
     """Refused unread; and its learner is isolated after the third, as after any other lie."""
-    desk = Shard(agreed(offences_max=2), 0, {0: 0})
+    desk = Shard(agreed(offences_max=2, protect="isolate"), 0, {0: 0})
     absurd = [msgspec.structs.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
     told = [action for fact in absurd for action in desk.handle(fact)]
 

@@ -8,7 +8,6 @@ import pytest
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import PushKey
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.quarantine import Measure, is_outlier
 from atoll.protocol.round import FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 
@@ -130,33 +129,3 @@ def test_a_round_ends_at_its_deadline_and_not_before() -> None:
     assert now.end(2.5, {"a"}, alone=False) == ""
     assert now.end(2.5, set(), alone=True) == ""
     assert begun().end(9.0, set(), alone=True, patient=True) == ""
-
-
-@pytest.mark.parametrize(
-    ("norm", "steps", "base_norm", "ratio", "outlier"),
-    [
-        (20.0, 10, 0.0, 10.0, False),
-        (20.1, 10, 0.0, 10.0, True),
-        (20.1, 5, 0.0, 10.0, True),
-        (40.0, 20, 0.0, 10.0, False),
-        (40.1, 20, 0.0, 10.0, True),
-        (20.1, 10, 2010.0, 10.0, False),
-        (20.1, 10, 2000.0, 10.0, True),
-        (1e9, 10, 0.0, 0.0, False),
-        (2.1, 10, 0.0, 1.0, True),
-        (0.9, 10, 0.0, 0.4, True),
-    ],
-)
-def test_the_yardstick_is_the_median_of_what_came_before(
-    norm: float,
-    steps: int,
-    base_norm: float,
-    ratio: float,
-    outlier: bool,  # noqa: FBT001
-) -> None:
-    """By its length per step, once there are four, and beside the parameters it would move."""
-    known = [Measure(1.0, 5, "a"), Measure(2.0, 10, "b"), Measure(2.0, 10, "a"), Measure(90.0, 50, "b")]
-
-    assert is_outlier(known, norm, steps, ratio, base_norm) == outlier
-    assert not is_outlier(known[:3], norm, steps, ratio, base_norm)
-    assert not is_outlier([Measure(0.0, 10, "a")] * 4, norm, steps, ratio, base_norm)

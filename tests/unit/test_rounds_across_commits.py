@@ -120,7 +120,7 @@ def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: fl
 
 def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
     """It is there, and may not be read any more."""
-    desk = CommitDesk(ending="together", tokens_target=150, offences_max=1, silence_s=60.0)
+    desk = CommitDesk(ending="together", tokens_target=150, offences_max=1, protect="isolate", silence_s=60.0)
     for learner in ("a", "mad"):
         desk.beat(learner, training=False)
     desk.beat("a", 100.0, training=False)

@@ -47,6 +47,7 @@ DEFAULTS = {
     "silence_s": 5.0,
     "norm_max": 1e4,
     "outlier_ratio": 10.0,
+    "protect": "clip",
     "step_tokens_max": 0,
     "steps_per_s_max": 10_000.0,
     "offences_max": 3,

@@ -90,10 +90,10 @@ def test_a_sum_that_comes_too_late_is_parked_whole_and_folded_late() -> None:
     assert [(fold.key.learner, fold.age) for fold in folds] == [("b", 1), ("c", 1)]
 
 
-def test_one_that_is_refused_has_the_others_read_again() -> None:
-    """Its tokens are refused; those of the others wait, are measured once, and enter with the next sum."""
-    desk = SumDesk()
-    for push in range(1, 5):  # four measures say what is usual
+def test_one_that_is_too_long_is_read_apart_and_the_others_once_more() -> None:
+    """A sum cannot be clipped in part: the long one is clipped alone, and the others enter with the next sum."""
+    desk = SumDesk(quorum=3)
+    for push in range(1, 5):
         desk.arrive(*NAMES, push=push, base=push - 1, at_s=10.0 * push)
         desk.ready(*NAMES, push=push, at_s=10.0 * push)
         desk.shard.handle(Committed(at_s=10.0 * push, fragment=0, version=push))
@@ -102,15 +102,20 @@ def test_one_that_is_refused_has_the_others_read_again() -> None:
         desk.shard.handle(TimerFired(at_s=10.0 * push + 8.0, name="due/0"))
     ledger = desk.shard.slots[0].fragment_ledger
     desk.arrive(*NAMES, push=5, base=4, at_s=50.0)
-    measured = len(ledger.measures)
+    before = ledger.lengths
     actions = desk.ready("b", "a", "c", push=5, at_s=50.0, norms=1e6)
 
-    assert of(Refuse, actions) == ["b"]
-    assert of(Fetch, actions) == ["a", "c"]
+    assert of(Refuse, actions) == []
+    assert [(action.key.learner, action.apart) for action in actions if isinstance(action, Fetch)] == [
+        ("b", True),
+        ("a", False),
+        ("c", False),
+    ]
     assert of(Fold, actions) == []
-    assert len(ledger.measures) == measured + 1
-    assert of(Fold, desk.ready("a", "c", push=5, at_s=51.0)) == ["a", "c"]
-    assert len(ledger.measures) == measured + 3
+    assert ledger.lengths == before
+    [fold] = [action for action in desk.ready("b", push=5, at_s=50.1, norms=1e6) if isinstance(action, Fold)]
+    assert fold.scale * 1e6 == pytest.approx(10.0)
+    assert of(Fold, desk.ready("a", "c", push=5, at_s=50.2)) == ["a", "c"]
 
 
 def test_a_sum_of_what_nobody_asked_for_is_a_mistake() -> None:

@@ -118,6 +118,7 @@ class Retention:
                         weight=fold.weight,
                         staleness_weight=fold.staleness_weight,
                         age=fold.age,
+                        scale=fold.scale,
                     )
                 )
         return tuple(found)

@@ -295,7 +295,8 @@ class ShardService:
 
     async def _fetch(self, action: Fetch) -> None:
         manifest, region = self.pending.contributions[action.key].manifest, self.intake.region_of(action.key.learner)
-        if region and not manifest.frame and await self.regions.take(region, action.key, manifest, action.cause_id):
+        sums = region and not manifest.frame and not action.apart
+        if sums and await self.regions.take(region, action.key, manifest, action.cause_id):
             return
         reason, norm = await self.aggregator.fetch(action.key, manifest)
         if reason == CHUNKS_GONE and region and await self.regions.fetch_back(region, manifest):

@@ -370,6 +370,7 @@ class ShardStore:
                     share.steps,
                     share.weight,
                     share.age,
+                    share.scale,
                 )
                 for share in command.shares
             ),

@@ -40,9 +40,9 @@ def otherwise(made: RetainedRound, decision: Decision) -> list[Difference]:
             for place, key in enumerate(folded)
             if due.index(key) != place
         ]
-    decided = {fold.key: (fold.weight, fold.staleness_weight, fold.age) for fold in decision.folds}
+    decided = {fold.key: (fold.weight, fold.staleness_weight, fold.age, fold.scale) for fold in decision.folds}
     for key, fold in zip(folded, made.folds, strict=True):
-        counted = fold.weight, fold.staleness_weight, fold.age
+        counted = fold.weight, fold.staleness_weight, fold.age, fold.scale
         if key in decided and counted != decided[key]:
             found.append(Difference("it was folded with other weights than were decided", key, counted, decided[key]))
     due_nonce = head_nonce(made.epoch, decision.commit.fragment_ledger)
@@ -66,6 +66,7 @@ def unlisted(made: RetainedRound) -> list[Difference]:
             manifest.steps,
             fold.weight,
             fold.age,
+            fold.scale,
         )
         there = listed.get((manifest.learner, manifest.incarnation, manifest.push))
         if there is None:

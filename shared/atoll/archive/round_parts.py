@@ -141,4 +141,4 @@ def cosine(one: Vector, other: Vector) -> float | None:
 def command_of(fold: RetainedFold) -> Fold:
     """Return the command by which a contribution was folded."""
     key = key_of(fold.manifest)
-    return Fold(key=key, weight=fold.weight, staleness_weight=fold.staleness_weight, age=fold.age)
+    return Fold(key=key, weight=fold.weight, staleness_weight=fold.staleness_weight, age=fold.age, scale=fold.scale)

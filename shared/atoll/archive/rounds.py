@@ -44,6 +44,7 @@ class RetainedFold(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     staleness_weight: float
     age: Count
+    scale: float = 1.0
 
 
 class Anchor(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) ->
         if ref is not None:
             ledger = read_fragment_ledger(await bus.get_blob(ref, LEDGER_BYTES_MAX))
             offences += ledger.offences(member.learner, member.incarnation)
-    if not 0 < run.protocol.offences_max <= offences:
+    if run.protocol.protect != "isolate" or not 0 < run.protocol.offences_max <= offences:
         return None
     return Quarantined(
         f"learner {member.learner!r} is in quarantine: a shard refuses all it sends",

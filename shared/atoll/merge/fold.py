@@ -19,7 +19,8 @@ RDA is taken per slice (`FragmentSlice`): the mean of M nearly orthogonal vector
 RDA keeps R. Slices marked `direct` (embeddings) take the mean. The comment at `SMALL` describes directions that cancel.
 
 A pseudo-gradient that disagrees with the outer momentum may be corrected on its way in (`SliceCorrection`,
-`atoll.merge.correction`): v is then a v + b m, in the same pass.
+`atoll.merge.correction`): v is then a v + b m, in the same pass. One that is too long is shortened there, after its
+correction (`atoll.protocol.quarantine`).
 """
 
 from __future__ import annotations
@@ -99,10 +100,17 @@ class SliceCorrection:
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """The correction of each slice of a pseudo-gradient, None for a kept slice, and the momentum m."""
+    """The correction of each slice of a pseudo-gradient, None for a kept slice, and the momentum m, None for none."""
 
-    momentum: Vector
+    momentum: Vector | None
     by_slice: Sequence[SliceCorrection | None]
+
+    @classmethod
+    def clipped(cls, corrections: Corrections | None, norms: Sequence[float], scale: float) -> Corrections:
+        """Return the corrections of a pseudo-gradient with these norms per slice that is shortened by `scale` after them."""
+        by_slice = [None] * len(norms) if corrections is None else corrections.by_slice
+        whole = [each or SliceCorrection(1.0, 0.0, norm) for each, norm in zip(by_slice, norms, strict=True)]
+        return cls(None if corrections is None else corrections.momentum, [each.times(scale) for each in whole])
 
 
 class SliceLength(NamedTuple):
@@ -306,7 +314,7 @@ class FragmentFold:
         if correction is None:
             return values
         corrected: Vector = np.float32(correction.keep) * values
-        if corrections is not None and correction.add:
+        if corrections is not None and corrections.momentum is not None and correction.add:
             bounds = self._slices[number].bounds
             corrected = corrected + np.float32(correction.add) * corrections.momentum[slice(*bounds)]
         return corrected

@@ -52,6 +52,8 @@ class RoundMerge:
     def add(self, pseudo_gradient: Encoded, norms: Sequence[float], command: Fold, state: State) -> Corrections | None:
         """Fold in a pseudo-gradient with these norms per slice; return how it was corrected, if the run has a correction.
 
+        It is folded at the command's `scale`, below 1 if it is clipped.
+
         `state` is the outer state of the base version. The pseudo-gradient must not change until the result is there.
         """
         corrections = None
@@ -61,7 +63,11 @@ class RoundMerge:
             if self._reference is None or self._reference.momentum is not momentum:
                 self._reference = MomentumReference.of(momentum, self._slices)
             corrections = correction.corrections(pseudo_gradient, norms, self._reference, self._slices)
-        taken = pseudo_gradient, norms, command.weight, command.staleness_weight, corrections
+        folded = corrections
+        if command.scale != 1.0:  # the others of its round see it as it is folded, too
+            folded = Corrections.clipped(corrections, norms, command.scale)
+            norms = [command.scale * norm for norm in norms]
+        taken = pseudo_gradient, norms, command.weight, command.staleness_weight, folded
         if isinstance(self._fold, FragmentFold):
             self._fold.add(*taken)
         else:

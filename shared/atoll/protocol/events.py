@@ -214,18 +214,24 @@ class PublishCall(Command, frozen=True, kw_only=True):
 
 
 class Fetch(Command, frozen=True, kw_only=True):
-    """Read, decode and validate a contribution; keep it until `Fold` or `Acknowledge`."""
+    """Read, decode and validate a contribution, `apart` from any sum; keep it until `Fold` or `Acknowledge`."""
 
     key: PushKey
+    apart: bool = False
 
 
 class Fold(Command, frozen=True, kw_only=True):
-    """Add a ready contribution to its fragment's round with `weight` and its staleness weight (0..1); then free its memory."""
+    """Add a ready contribution to its fragment's round with `weight` and its staleness weight (0..1); then free its memory.
+
+    It counts as `scale` (0..1) times itself: below 1 it is clipped. `norm` is its L2 norm as it came, for people.
+    """
 
     key: PushKey
     weight: float
     staleness_weight: float
     age: int
+    scale: float = 1.0
+    norm: float = 0.0
 
 
 class Unfold(Command, frozen=True, kw_only=True):
@@ -243,6 +249,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     weight: float
     age: int
+    scale: float = 1.0
     cause_id: str = ""
 
 

@@ -24,6 +24,7 @@ from atoll.base.quantities import (
     TOKEN_FRAGMENTS_MAX,
     AccountKey,
     Count,
+    PeerId,
     PushNumber,
     RunTokens,
     TokenFragments,
@@ -33,8 +34,7 @@ from atoll.base.quantities import (
 )
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.quarantine import MEASURES_MAX, OFFENCES, Measure
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, OFFENCES, Measure
 
 RANGES_MAX = 1024
 PushRange = Annotated[list[PushNumber], msgspec.Meta(min_length=2, max_length=2)]
@@ -42,13 +42,17 @@ LEDGER_BYTES_MAX = 64 << 20
 
 
 class SettledPushes(msgspec.Struct):
-    """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences."""
+    """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences.
+
+    `clean` counts the contributions that were merged since the last offence, or since one has faded.
+    """
 
     merged: TokenFragments = 0
     merged_late: TokenFragments = 0
     refused: dict[Word, TokenFragments] = msgspec.field(default_factory=dict)
     pushes: Annotated[list[PushRange], msgspec.Meta(max_length=RANGES_MAX)] = msgspec.field(default_factory=list)
     offences: Count = 0
+    clean: Count = 0
 
 
 class LearnerReport(msgspec.Struct):
@@ -62,11 +66,16 @@ class LearnerReport(msgspec.Struct):
 
 
 class FragmentLedger(msgspec.Struct):
-    """The ledger of one fragment; keys are `learner/incarnation`. `measures`: norms of the last contributions."""
+    """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
+
+    A ledger of a former release has other measures, which count no more.
+    """
 
     settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
     reports: dict[AccountKey, LearnerReport] = msgspec.field(default_factory=dict)
-    measures: Annotated[list[Measure], msgspec.Meta(max_length=MEASURES_MAX)] = msgspec.field(default_factory=list)
+    lengths: Annotated[dict[PeerId, Measure], msgspec.Meta(max_length=MEASURES_MAX)] = msgspec.field(
+        default_factory=dict
+    )
     told_tokens: RunTokens = 0
 
     def knows(self, key: PushKey) -> bool:
@@ -79,22 +88,38 @@ class FragmentLedger(msgspec.Struct):
         account = self._settle(share.key)
         account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
         account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
+        if account.offences:
+            account.clean += 1
+            if account.clean >= FADING:
+                account.offences, account.clean = account.offences - 1, 0
 
     def refuse(self, key: PushKey, tokens: int, reason: str) -> None:
         """Enter a contribution that is refused whole."""
         account = self._settle(key)
         account.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, account.refused.get(reason, 0) + tokens)
-        account.offences += reason in OFFENCES
+        if reason in OFFENCES:
+            account.offences, account.clean = account.offences + 1, 0
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often one incarnation sent something that no healthy learner sends."""
         account = self.settled.get(f"{learner}/{incarnation}")
         return 0 if account is None else account.offences
 
-    def remember(self, measure: Measure, settings: ProtocolSettings, *, refused: bool) -> None:
-        """Keep a length as a measure for later ones; a norm of 0 means that it was not measured."""
-        if measure.norm > 0.0 and 2 * measure.steps >= settings.interval_steps:
-            self.measures = [*self.measures, msgspec.structs.replace(measure, refused=refused)][-MEASURES_MAX:]
+    def has_merged(self, learner: str, incarnation: int) -> bool:
+        """Return whether a contribution of an incarnation has been merged."""
+        account = self.settled.get(f"{learner}/{incarnation}")
+        return account is not None and account.merged + account.merged_late > 0
+
+    def measures(self, version: int) -> dict[str, Measure]:
+        """Return the measures by learner that are not too old at a version."""
+        return {name: each for name, each in self.lengths.items() if version - each.version <= MEASURE_VERSIONS}
+
+    def remember(self, learner: str, measure: Measure) -> None:
+        """Keep a learner's latest length in place of its former one; a norm of 0 means that it was not measured."""
+        if measure.norm > 0.0 and self.has_merged(learner, measure.incarnation):
+            kept = self.measures(measure.version) | {learner: measure}
+            newest = sorted(kept, key=lambda name: (kept[name].version, name), reverse=True)[:MEASURES_MAX]
+            self.lengths = {name: kept[name] for name in newest}
 
     def frozen(self, ledger: Ledger) -> bytes:
         """Return the ledger of this moment as JSON, with the learners' reports; `parsed` reads it."""
@@ -102,7 +127,7 @@ class FragmentLedger(msgspec.Struct):
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
         }
-        return msgspec.json.encode(FragmentLedger(self.settled, reports, self.measures, ledger.told_tokens))
+        return msgspec.json.encode(FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens))
 
     def enter_into(self, ledger: Ledger) -> None:
         """Add this fragment's fates to a shard's ledger, and what learners reported."""

@@ -1,37 +1,39 @@
-"""Protection against learners that spoil a run: a bad contribution is refused, a bad incarnation is isolated.
+"""Protection against contributions that would spoil a run: one that is too long is shortened, one that is unusable is refused.
 
-A pseudo-gradient that cannot be used is refused whole, with its reason. Some reasons blame no learner (a base that became
-too old, chunks that the broker deleted). Others no healthy learner causes: these are *offences* (`OFFENCES`). At the
-run's `offences_max`-th offence the shard isolates that incarnation. It refuses the incarnation's later contributions
-unread as `quarantined`, no round waits for it, and it is told so; a learner of ours then stops with an error. The next
-incarnation begins with a clean record, because a restart mends most of these faults.
+A pseudo-gradient may be finite, of the right size and as long as claimed, and still ruin the model: memory flips bits, or
+a learning rate is a hundred times the run's. An honest one may be as long: an island with other data joins islands that
+have converged, or begins anew beside them. Length alone does not tell the two apart. So a contribution v over s steps is
+*clipped*: folded as `scale` v, as long as the others (norms ||v_i|| over s_i steps) and the parameters justify,
 
-**Outliers.** A pseudo-gradient may be finite, of the right size and as long as claimed, and still ruin the model: memory
-flips bits, or a learning rate is a hundred times the run's. The measure is the history of the same fragment, with norms
-||v_i|| over s_i steps:
+    ||scale v|| <= max(outlier_ratio * median_i(||v_i|| * steps(s / s_i)), share * ||theta||),  steps(x) = min(max(1, x), 10)
 
-    outlier  <=>  ||v|| > outlier_ratio * median(||v_i||) * max(1, s / median(s_i))  and  ||v|| > 0.01 ||theta||
+k times the steps may lead k times as far, since every inner step has a bounded length; but steps are claims, so their
+factor is bounded. `share` is 0.1 with three others or more. Fewer cannot outvote a liar: then a contribution may be as long
+as the parameters themselves. A learner that is alone is measured by its own last length, and its first one by nothing.
 
-A pseudo-gradient over k times the steps may be k times as long, since every inner step has a bounded length. One that is
-short beside the parameters ruins nothing, so it is no outlier. Judging begins with `MEASURES_MIN` measures; the last
-`MEASURES_MAX` count. The first pushes of a run cover a step or two, so only local intervals of at least half of H are
-measured. Refused contributions are measured as well: if the run has really changed, the median follows within some
-rounds. Measures of lives that have ended count no more: a fleet that begins anew, with the rate of a longer schedule say,
-is judged anew. An outlier is an offence only if its learner stands alone: another learner's was accepted lately, and no other's
-refused. Otherwise it is refused as `unusual`, without blame. The fragment ledger keeps measures and offences, so the next
-owner judges as its predecessor did.
+**Measures.** Each learner has one: the length at which its latest contribution was folded, as the shard has computed it.
+Nothing that a learner claims selects it, and however often it pushes, it has one vote. The first contribution of a life is
+no measure: as a rule it covers a step or two of a warm-up. Measures count for `MEASURE_VERSIONS` versions, and not after
+their life has ended. Of an even number of others the larger middle one counts. So less than half of the learners neither
+lower the limit of an honest one nor raise their own; the smaller one would belong to two of five that send next to nothing.
+
+**Isolation** (`protocol.protect = "isolate"`, for runs with strangers). A contribution beyond the limit is refused as
+`outlier`, unless it is the first of its life or has fewer than three others beside it. That, and what no healthy learner
+sends (`OFFENCES`), are *offences*; `FADING` merged contributions in a row take one back. At the run's `offences_max`-th the
+shard isolates that incarnation: it refuses its later contributions unread as `quarantined`, no round waits for it, and a
+learner of ours then stops with an error. The next incarnation begins with a clean record: a restart mends most faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
-from statistics import median
+from statistics import median_high
 from typing import Final
 
 import msgspec
 
-from atoll.base.quantities import Incarnation, PeerId, Steps
+from atoll.base.quantities import Incarnation, Steps, Version
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner
 
@@ -56,59 +58,43 @@ OFFENCES: Final = frozenset(
 )
 """Reasons of refusals that no healthy learner gives."""
 
-NEGLIGIBLE_SHARE: Final = 0.01
-MEASURES_MIN: Final = 4
-MEASURES_MAX: Final = 16
+OTHERS_MIN: Final = 3
+"""The least number of other learners of which most can be believed."""
+NEGLIGIBLE_SHARE: Final = 0.1
+STEPS_RATIO_MAX: Final = 10.0
+MEASURES_MAX: Final = 64
+MEASURE_VERSIONS: Final = 24
+FADING: Final = 8
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True):
-    """The length (L2) of a learner's pseudo-gradient, the number of inner steps in it, and whether that length was refused.
-
-    `incarnation` is 0 in ledgers of former releases.
-    """
+    """The length (L2) at which a learner's contribution was folded, its inner steps, its incarnation, and the round's base."""
 
     norm: float
     steps: Steps
-    learner: PeerId
-    refused: bool = False
-    incarnation: Incarnation = 0
+    incarnation: Incarnation
+    version: Version
 
 
-def is_of_the_past(learners: Mapping[str, KnownLearner], ledger: Ledger, measure: Measure) -> bool:
-    """Return whether the life that a measure is of has ended: the learner has left, or a later one of its learner is known."""
-    newest, account = learners.get(measure.learner), ledger.accounts.get(f"{measure.learner}/{measure.incarnation}")
-    return (newest is not None and newest.incarnation > measure.incarnation > 0) or (
-        account is not None and account.left
-    )
+def has_ended(learners: Mapping[str, KnownLearner], ledger: Ledger, learner: str, measure: Measure) -> bool:
+    """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known."""
+    newest, account = learners.get(learner), ledger.accounts.get(f"{learner}/{measure.incarnation}")
+    return (newest is not None and newest.incarnation > measure.incarnation) or (account is not None and account.left)
 
 
-def is_outlier(measures: Sequence[Measure], norm: float, steps: int, ratio: float, base_norm: float = 0.0) -> bool:
-    """Return whether a pseudo-gradient of this length over so many steps is an outlier; never for ratio 0.
+def norm_limit(measures: Mapping[str, Measure], learner: str, steps: int, ratio: float, base_norm: float) -> float:
+    """Return the length (L2) up to which a learner's pseudo-gradient over so many steps counts; infinite where any does.
 
-    `base_norm` is the L2 norm of the global fragment that it would move.
+    `measures` are those that count, by learner; `base_norm` is the L2 norm of the global fragment that it would move.
     """
-    return norm > norm_max(measures, steps, ratio, base_norm)
-
-
-def norm_max(measures: Sequence[Measure], steps: int, ratio: float, base_norm: float = 0.0) -> float:
-    """Return the length beyond which a pseudo-gradient over so many steps is an outlier; infinite where none is."""
-    if ratio <= 0.0 or len(measures) < MEASURES_MIN:
+    if ratio <= 0.0:
         return inf
-    usual_norm = median(known.norm for known in measures)
-    usual_steps = median(known.steps for known in measures) or 1.0
-    if usual_norm <= 0.0:
+    known = {
+        name: each.norm * min(max(1.0, steps / max(1, each.steps)), STEPS_RATIO_MAX) for name, each in measures.items()
+    }
+    own = known.pop(learner, None)
+    lengths = list(known.values()) or ([] if own is None else [own])
+    if not lengths:
         return inf
-    return max(NEGLIGIBLE_SHARE * base_norm, ratio * usual_norm * max(1.0, steps / usual_steps))
-
-
-def judged(measures: Sequence[Measure], one: Measure, ratio: float, base_norm: float) -> str:
-    """Return why a pseudo-gradient of such a length is refused; empty if it is accepted."""
-    if not is_outlier(measures, one.norm, one.steps, ratio, base_norm):
-        return ""
-    return "outlier" if stands_alone(measures, one.learner) else "unusual"
-
-
-def stands_alone(measures: Sequence[Measure], learner: str) -> bool:
-    """Return whether another learner's pseudo-gradient was accepted lately and no other learner's refused."""
-    others = [known for known in measures if known.learner != learner]
-    return bool(others) and not any(known.refused for known in others)
+    share = NEGLIGIBLE_SHARE if len(known) >= OTHERS_MIN else 1.0
+    return max(share * base_norm, ratio * median_high(lengths))

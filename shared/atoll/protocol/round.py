@@ -49,7 +49,7 @@ class Phase(enum.Enum):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A contribution that has arrived and not been settled: its counters and whether it is ready to fold."""
+    """A contribution that has arrived and not been settled: its counters, and once it is read its norm and its scale."""
 
     key: PushKey
     base_version: int
@@ -57,6 +57,8 @@ class Offer(msgspec.Struct, frozen=True):
     steps: int
     final: bool
     cause_id: str = ""
+    norm: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(slots=True)
@@ -179,11 +181,20 @@ class FragmentRound:
                 steps=offer.steps,
                 weight=weight,
                 age=age,
+                scale=offer.scale,
                 cause_id=offer.cause_id,
             )
         )
         staleness = staleness_weight(self.settings, age)
-        return Fold(key=offer.key, weight=weight, staleness_weight=staleness, age=age, cause_id=cause_id)
+        return Fold(
+            key=offer.key,
+            weight=weight,
+            staleness_weight=staleness,
+            age=age,
+            scale=offer.scale,
+            norm=offer.norm,
+            cause_id=cause_id,
+        )
 
     def answered(self) -> set[str]:
         """Return the learners that answered *this* base, well or badly: a late contribution is no answer."""

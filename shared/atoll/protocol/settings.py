@@ -132,10 +132,12 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         lease_s: seconds after which the lease of a shard that its owner does not renew may be taken by another.
         silence_s: seconds without a heartbeat after which a learner no longer counts as live.
         norm_max: largest L2 norm of one slice of a pseudo-gradient that is still believed.
-        outlier_ratio: how many times longer than the usual a pseudo-gradient may be per its steps; 0 for any length.
+        outlier_ratio: how many times longer than other learners' a pseudo-gradient may be per its steps; 0 for any length.
+        protect: what becomes of a longer one: "clip" shortens it to that; "isolate" refuses it, and isolates an incarnation
+            that sends such things again and again, for runs with strangers (`atoll.protocol.quarantine`).
         step_tokens_max: largest number of tokens of one inner step that is still believed; 0 for any.
         steps_per_s_max: largest number of inner steps per second of one learner that is still believed.
-        offences_max: offences after which an incarnation is isolated; 0 for never (`atoll.protocol.quarantine`).
+        offences_max: offences after which protect = isolate isolates an incarnation; 0 for never.
     """
 
     fragments: int = 24
@@ -170,6 +172,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     silence_s: float = 5.0
     norm_max: float = 1e4
     outlier_ratio: float = 10.0
+    protect: Literal["clip", "isolate"] = "clip"
     step_tokens_max: int = 0
     steps_per_s_max: float = 10_000.0
     offences_max: int = 3

@@ -10,7 +10,8 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   acknowledged at once; one that was delivered already is not fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
   commit. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment takes all (`FragmentSlot`).
-* **Quarantine** (`atoll.protocol.quarantine`). An incarnation that offends repeatedly is isolated, without effect on others.
+* **Protection** (`atoll.protocol.quarantine`). What is too long is clipped. A run that isolates refuses it, and isolates an
+  incarnation that offends repeatedly, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is queued and
   nothing is unsettled. When the last has left, its pushes are merged without a quorum; what no majority can judge is refused.
 * **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
@@ -55,7 +56,7 @@ from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import KnownLearner, due_of_call_s, look_is_due, newest_of, recall_s
-from atoll.protocol.quarantine import OFFENCES, is_of_the_past
+from atoll.protocol.quarantine import OFFENCES, has_ended
 from atoll.protocol.reasons import Opened, id_of
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
@@ -137,6 +138,8 @@ class Shard:
 
     def isolated(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is in quarantine: the shard reads nothing of it, and no round waits for it."""
+        if self.settings.protect != "isolate":
+            return False
         ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: then no fragment's ledger is looked at
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
@@ -193,12 +196,12 @@ class Shard:
 
     def _on_contribution_ready(self, event: ContributionReady) -> list[Command]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
-        has_ended = partial(is_of_the_past, self.learners, self.ledger)
-        bad, again = slot.unfit(ready, event.base_norm, event.cause_id, has_ended)
+        ended = partial(has_ended, self.learners, self.ledger)
+        outliers, again = slot.judge(ready, event.base_norm, event.cause_id, ended)
         actions: list[Command] = [*again]
-        for each in bad:
-            actions += self._refuse(slot, each.offer, each.reason, event.cause_id, (each.norm, each.norm_max))
-        if not bad:
+        for each in outliers:
+            actions += self._refuse(slot, each.offer, "outlier", event.cause_id, (each.norm, each.norm_max))
+        if not outliers and not again:
             offers = [slot.offers[key] for key, _ in ready]
             if slot.round.parks(offers[0]):
                 slot.parked += [key for key, _ in ready]
@@ -394,6 +397,7 @@ class Shard:
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
         slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)
         actions = [Refuse(key=key, reason=reason, norms=norms, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
-        if reason in OFFENCES and (offences := self.offences(learner, incarnation)) == self.settings.offences_max:
+        offences = self.offences(learner, incarnation) if reason in OFFENCES else 0
+        if self.isolated(learner, incarnation) and offences == self.settings.offences_max:
             actions.append(Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason))
         return actions

@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import Acknowledge, Dismiss, Fetch, Keep, PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import comes_earlier
-from atoll.protocol.quarantine import Measure, judged, norm_max
+from atoll.protocol.quarantine import OTHERS_MIN, Measure, norm_limit
 from atoll.protocol.round import FragmentRound, Offer, Phase
 
 
-class Unfit(NamedTuple):
-    """A contribution that is refused for its length, why, and which length (L2) was allowed."""
+class Outlier(NamedTuple):
+    """A contribution that is refused for its length (L2), and which one was allowed."""
 
     offer: Offer
-    reason: str
     norm: float
     norm_max: float
 
@@ -109,38 +110,45 @@ class FragmentSlot:
         settled, self.keeping = self.keeping.commands(), None
         return settled
 
-    def unfit(
+    def judge(
         self,
         ready: Sequence[tuple[PushKey, float]],
         base_norm: float,
         cause_id: str,
-        has_ended: Callable[[Measure], bool],
-    ) -> tuple[list[Unfit], list[Fetch]]:
-        """Weigh contributions that have been read, with their norms, which can only be folded together.
+        has_ended: Callable[[str, Measure], bool],
+    ) -> tuple[list[Outlier], list[Fetch]]:
+        """Judge the lengths of contributions that have been read, with their norms, which can only be folded together.
 
-        `has_ended` says whether the life that a measure is of has ended. Return those that are refused; and commands to read
-        the others once more, without these.
+        `has_ended` says whether the life that a learner's measure is of has ended. Return those that are refused; and commands
+        to read the others once more, because a sum holds one that is to be clipped or refused: what is clipped comes apart.
         """
-        ledger, settings, told = self.fragment_ledger, self.round.settings, list[tuple[Offer, Measure]]()
-        known, ratio = [each for each in ledger.measures if not has_ended(each)], settings.outlier_ratio
+        ledger, settings, version = self.fragment_ledger, self.round.settings, self.round.version
+        outliers, clipped = list[Outlier](), set[PushKey]()
         for key, norm in ready:
             if key not in self.offers:
                 raise ProtocolMisuse("a contribution became ready that nobody asked for", got=key)
-            told.append(
-                (self.offers[key], Measure(norm, self.offers[key].steps, key.learner, incarnation=key.incarnation))
-            )
-        refused = [(offer, measure, judged(known, measure, ratio, base_norm)) for offer, measure in told]
-        bad = [
-            Unfit(offer, reason, measure.norm, norm_max(known, measure.steps, ratio, base_norm))
-            for offer, measure, reason in refused
-            if reason
-        ]
-        again = [Fetch(key=offer.key, cause_id=cause_id) for offer, _, reason in refused if bad and not reason]
-        for offer, measure, reason in refused:
-            if reason or not bad:
-                self.round.loading.discard(offer.key)
-                ledger.remember(measure, settings, refused=bool(reason))
-        return bad, again
+            offer, name = self.offers[key], key.learner
+            known = {other: each for other, each in ledger.measures(version).items() if not has_ended(other, each)}
+            limit = norm_limit(known, name, offer.steps, settings.outlier_ratio, base_norm)
+            scale = limit / norm if norm > limit else 1.0
+            others = len(known.keys() - {name})
+            judged = others >= OTHERS_MIN and ledger.has_merged(name, key.incarnation)
+            if scale < 1.0 and settings.protect == "isolate" and judged:
+                outliers.append(Outlier(offer, norm, limit))
+            elif scale < 1.0 and not settings.by_value(self.round.fragment):  # of values, it would be another value
+                clipped.add(key)
+            else:
+                scale = 1.0
+            self.offers[key] = msgspec.structs.replace(offer, norm=norm, scale=scale)
+        apart = len(ready) > 1 and bool(outliers or clipped)
+        refused = {outlier.offer.key for outlier in outliers}
+        for key, norm in ready:
+            if key in refused or not apart:
+                offer = self.offers[key]
+                self.round.loading.discard(key)
+                ledger.remember(key.learner, Measure(offer.scale * norm, offer.steps, key.incarnation, version))
+        again = [key for key, _ in ready if apart and key not in refused]
+        return outliers, [Fetch(key=key, apart=key in clipped, cause_id=cause_id) for key in again]
 
     def commits(self) -> None:
         """Note that a commit carries the ledger with all that was refused until now."""

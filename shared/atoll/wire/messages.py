@@ -131,8 +131,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Subjects(self.run)
 
 
-class Included(msgspec.Struct, frozen=True):
-    """One contribution as a head lists it: the learner, the push, its base, its weight and its age."""
+class Included(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One contribution as a head lists it: the learner, the push, its base, its weight, its age, and below 1 its clip."""
 
     learner: PeerId
     incarnation: Incarnation
@@ -142,6 +142,7 @@ class Included(msgspec.Struct, frozen=True):
     steps: Steps
     weight: float
     age: Count
+    scale: float = 1.0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
