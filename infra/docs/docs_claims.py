@@ -122,7 +122,7 @@ _SIZES = "the layout of the run record: sizes, slices and digest of what is read
 CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     wire.RunRecord: (
         row("run nonce schema", "tells runs, foundings and wire versions apart", _FOUNDER, Cost.RUN),
-        row("layout protocol seed frozen bulk", "what all processes do", _FOUNDER, Cost.RUN),
+        row("layout protocol seed frozen bulk data_blocks", "what all processes do", _FOUNDER, Cost.RUN),
         row("closing", "learners leave", _FOUNDER, Cost.RUN),
         row("founder founded_at_s model data rebuilt", "for people, and for the names of archives", _FOUNDER, Cost.RUN),
     ),
@@ -298,7 +298,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         every(
             DataLedger,
             "who reads which blocks",
-            "`DataLedger.fault`; the number of blocks of the run's text; room left in every counter",
+            "`DataLedger.fault`, `fault_at`; the blocks that the run record says; room left in every counter",
             Cost.OTHERS,
         ),
     ),

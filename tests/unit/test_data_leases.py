@@ -21,6 +21,8 @@ from atoll.wire.subjects import Subjects
 
 BLOCKS = 10
 LEASE_S = 6.0
+AHEAD = -1
+"""Stands for a number beyond that of the record's own write."""
 
 
 @dataclass
@@ -103,13 +105,17 @@ async def test_who_has_other_blocks_than_the_run_leases_nothing(learners: Learne
     assert (await learners.ledger()).next_position == 2
 
 
-@pytest.mark.parametrize("wrong", [{"blocks": BLOCKS + 1}, {"epoch": COUNT_MAX}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"blocks": BLOCKS + 1}, {"epoch": COUNT_MAX}, {"epoch": COUNT_MAX - 1, "next_position": BLOCKS}, {"epoch": AHEAD}],
+)
 async def test_a_ledger_that_cannot_be_the_runs_ends_nobody(learners: Learners, wrong: dict[str, int]) -> None:
     """Who has leased before knows better: the record is replaced by the ledger that it has seen."""
     _, leases = await learners.join("a")
     await leases.take(2)
     record = await learners.bus.get_record(learners.subjects.data)
     assert record is not None
+    wrong = {name: record.revision + 2 if value == AHEAD else value for name, value in wrong.items()}
     bad = structs.replace(decode(DataLedger, record.data), **wrong)
     await learners.bus.put_record(learners.subjects.data, json.encode(bad), expected=record.revision)
     leases.progress = {(0, 0, 2): (0, 4)}
@@ -118,6 +124,37 @@ async def test_a_ledger_that_cannot_be_the_runs_ends_nobody(learners: Learners, 
 
     assert grant.key == (0, 2, 4)
     assert ((await learners.ledger()).blocks, (await learners.ledger()).epoch) == (BLOCKS, 0)
+
+
+async def test_a_newcomer_is_not_stopped_by_a_ledger_of_other_blocks_than_the_run_record_says(
+    learners: Learners,
+) -> None:
+    """Any learner may write the ledger, and nobody but the founder how many blocks the run's text has."""
+    member, _ = await learners.join("a")
+    await learners.bus.put_record(learners.subjects.data, json.encode(DataLedger(blocks=7)), expected=0)
+    known = DataLeases(
+        learners.bus, learners.subjects, member, BLOCKS, lease_s=LEASE_S, clock=learners.clock, recorded=True
+    )
+
+    assert (await known.take(4)).blocks == 4
+    assert (await learners.ledger()).blocks == BLOCKS
+
+
+async def test_renewals_beyond_the_writes_of_a_ledger_are_not_counted_on(learners: Learners) -> None:
+    """The holder could not write the next one, and would lose what it holds."""
+    _, leases = await learners.join("a")
+    grant = await leases.take(2)
+    leases.progress = {grant.key: (1, 4)}
+    before = await learners.ledger()
+    record = await learners.bus.get_record(learners.subjects.data)
+    assert record is not None
+    for renewals in (record.revision + 100, COUNT_MAX):
+        bad = structs.replace(before, grants=(structs.replace(before.grants[0], renewals=renewals),))
+        await learners.bus.put_record(learners.subjects.data, json.encode(bad), expected=None)
+        await leases.renew()
+
+    assert (await learners.ledger()).grants[0].renewals < 10
+    assert leases.lost == frozenset()
 
 
 def positions(grants: tuple[DataGrant, ...]) -> list[tuple[int, int]]:

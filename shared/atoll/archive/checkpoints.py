@@ -30,7 +30,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from atoll.base.quantities import Count, Epoch, ObjectDigest, RunTokens, Seconds, ShardNumber, SizeBytes
+from atoll.base.quantities import (
+    COUNT_MAX,
+    COUNTED_SHARE,
+    Count,
+    Epoch,
+    ObjectDigest,
+    RunTokens,
+    Seconds,
+    ShardNumber,
+    SizeBytes,
+)
 from atoll.codec import KEYFRAME, frame_bytes
 from atoll.merge.global_update import state_bytes_max
 from atoll.protocol.data import DataLedger
@@ -141,7 +151,7 @@ def number(run: RunRecord, now_s: float, every_s: int) -> int:
 def due_number(run: RunRecord, shard: int, parts: Iterable[Part], now_s: float, every_s: int) -> int:
     """Return the number of the checkpoint that `shard` makes at wall time `now_s`, given the `parts` in the archive."""
     ours = [part for part in parts if part.founding == founding(run)]
-    newest = max((part.number for part in ours), default=0)
+    newest = max((part.number for part in ours if part.number <= COUNT_MAX // COUNTED_SHARE), default=0)
     by_clock = number(run, now_s, every_s)
     if by_clock >= newest:
         return by_clock
@@ -213,7 +223,7 @@ def parts_of(paths: Iterable[str]) -> list[Part]:
             path,
         )
         for name, path in found
-        if name is not None
+        if name is not None and max(int(name[2]), int(name[5])) <= COUNT_MAX
     ]
 
 

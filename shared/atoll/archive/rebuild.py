@@ -37,6 +37,7 @@ from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, RunChec
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict, RunReplaced
 from atoll.base.logs import get
+from atoll.base.quantities import COUNT_MAX, COUNTED_SHARE, INCARNATION_MAX, at_most
 from atoll.bus.interface import Bus, Record
 from atoll.codec import StoredFrame
 from atoll.protocol.data import DataLedger
@@ -157,7 +158,7 @@ def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) 
     rebuilt = Rebuilt(
         source=run.nonce,
         checkpoint=checkpoint.number,
-        generation=generation + 1,
+        generation=at_most(COUNT_MAX, generation + 1),
         tokens=reports_of(manifests).run_tokens,
         versions=sum(piece.head.version for manifest in manifests for piece in manifest.pieces),
         checkpoint_at_s=min(manifest.made_at_s for manifest in manifests),
@@ -210,7 +211,8 @@ async def _restore_records(bus: Bus, run: RunRecord, manifests: list[Manifest], 
     for learner, incarnation in sorted(_incarnations(manifests).items()):
         member = Member(
             learner=learner,
-            incarnation=(incarnation // INCARNATIONS + 1) * INCARNATIONS,
+            # One that no claimant can count on from is not counted on from (`atoll.client.membership`).
+            incarnation=at_most(INCARNATION_MAX // COUNTED_SHARE, (incarnation // INCARNATIONS + 1) * INCARNATIONS),
             nonce=f"{REBUILDER}-{run.nonce}",
             host=REBUILDER,
             pid=0,

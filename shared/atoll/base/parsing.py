@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from atoll.base.errors import for_a_terminal, on_one_line
+from atoll.base.quantities import COUNTED_SHARE
 
 FAULT_CHARS_MAX: Final = 256
 T = TypeVar("T")
@@ -32,6 +35,39 @@ def parsed(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+def exhausted_counter(message: msgspec.Struct) -> str:
+    """Return which counter of a message leaves too little room to count on from it, or the empty string."""
+    return next(_exhausted(message, msgspec.inspect.type_info(type(message))), "")
+
+
+def _exhausted(value: Any, kind: Any) -> Iterator[str]:  # noqa: ANN401  (what was parsed, and its type as msgspec sees it)
+    for name, bound, inner in _counters(kind):
+        found = getattr(value, name)
+        if inner is not None:
+            for each in found:
+                yield from _exhausted(each, inner)
+        elif found > bound // COUNTED_SHARE:
+            yield f"{name} {found}, above {bound // COUNTED_SHARE}"
+
+
+_known_counters: Final[dict[type, list[tuple[str, int, Any]]]] = {}
+
+
+def _counters(kind: msgspec.inspect.StructType) -> list[tuple[str, int, Any]]:
+    """Return the counters of a struct: each with its bound, or a list of structs that have some with their type."""
+    if kind.cls not in _known_counters:
+        found: list[tuple[str, int, Any]] = []
+        for field in kind.fields:
+            if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("counted"):
+                found.append((field.name, field.type.type.le, None))  # type: ignore[attr-defined]
+            elif isinstance(field.type, msgspec.inspect.VarTupleType):
+                item = field.type.item_type
+                if isinstance(item, msgspec.inspect.StructType) and _counters(item):
+                    found.append((field.name, 0, item))
+        _known_counters[kind.cls] = found
+    return _known_counters[kind.cls]
 
 
 def fault_of(error: msgspec.MsgspecError) -> str:

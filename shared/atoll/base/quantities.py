@@ -1,7 +1,7 @@
 """One type for each quantity that a message or a record may hold: what it may look like, and how large it may be.
 
 A peer may claim anything. So every number, id and digest that comes from outside has one of these types, and decoding
-refuses what does not fit (`atoll.base.parsing`). Four rules follow from how the numbers are used:
+refuses what does not fit (`atoll.base.parsing`). Five rules follow from how the numbers are used:
 
 * **A sum never leaves the bound that its readers check.** A sum over peers' claims saturates (`at_most`). If it did not,
   two absurd claims would make a record that no process can read, and everything that waits for that record would stop.
@@ -10,6 +10,10 @@ refuses what does not fit (`atoll.base.parsing`). Four rules follow from how the
 * **Text for people has no control characters**, so that nothing that a peer writes can move a cursor.
 * **A number fits wherever a reader puts it.** Python's integers and JSON's floats have no end, and `float`, a date or a sum of
   squares has. A float is finite and far from that end, a moment is one that a calendar has.
+
+* **A counter that its reader counts on from has room left.** A value that is valid while its successor is not would stop
+  everybody who reads it. Such a field of a record is marked `COUNTED`: of a peer's record half the bound is taken
+  (`atoll.base.parsing.exhausted_counter`), and a record beyond it is replaced like one that cannot be read.
 
 Bounds leave room: the largest token count of one incarnation is a hundred times what the largest run of 2025 trained on.
 """
@@ -46,6 +50,11 @@ FIGURE_MAX: Final = 1e100
 NAME_CHARS_MAX: Final = 256
 DESCRIPTION_CHARS_MAX: Final = 1024
 STEM_CHARS_MAX: Final = 512
+
+COUNTED: Final = Meta(extra={"counted": True})
+"""Marks a number in a record that its reader counts on from."""
+COUNTED_SHARE: Final = 2
+"""Of the bound of a counted number: the part that may have been used up when it is read."""
 
 _ONLY: Final = r"$(?!\n)"
 """The end of a text: `$` alone would also match before a last newline."""

@@ -6,7 +6,8 @@ holders: at once if the member record says that the holder left, and after a tim
 over from a checkpoint (`resume`) or returns them. A learner renews in the background while it holds anything. Each
 renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
 
-A ledger that nobody can read is replaced by the newest one that a learner has seen. What was granted since is then granted
+A ledger that nobody can read, or that cannot be (other blocks than the run record says, counted further than there were
+writes), is replaced by the newest one that a learner has seen. What was granted since is then granted
 again, and its holders find it lost: the lesser evil, since no learner can lease anything until somebody does it.
 
 Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
@@ -51,14 +52,23 @@ class DataLeases:
     those that we held and that are no longer ours.
     """
 
-    def __init__(
-        self, bus: Bus, subjects: Subjects, member: Member, blocks: int, *, lease_s: float, clock: Clock
+    def __init__(  # noqa: PLR0913  (who leases what, by which clock)
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        member: Member,
+        blocks: int,
+        *,
+        lease_s: float,
+        clock: Clock,
+        recorded: bool = False,
     ) -> None:
-        """Hold nothing yet."""
+        """Hold nothing yet; `recorded`: the run record says that there are so many blocks."""
         self._bus = bus
         self._subjects = subjects
         self._member = member
         self._blocks = blocks
+        self._recorded = recorded
         self._lease_s = lease_s
         self._clock = clock
         self._watch = LeaseWatch(lease_s)
@@ -158,9 +168,11 @@ class DataLeases:
         except PeerMisbehaved as error:
             return record.revision, self._before(str(error))
         if ledger.blocks == self._blocks:
+            if fault := ledger.fault_at(record.revision):
+                return record.revision, self._before(fault)
             self._seen = ledger
             return record.revision, ledger
-        if self._settled:  # who has leased before has the run's text: it is the ledger that is wrong
+        if self._settled or self._recorded:  # we have the run's text: it is the ledger that is wrong
             return record.revision, self._before(f"it is of {ledger.blocks} blocks, and was of {self._blocks}")
         raise DataError(
             "the run leases other blocks than this text has",

@@ -120,6 +120,7 @@ def join(
         protocol=msgspec.structs.replace(settings, value_fragments=settings.value_fragments or layout.value_fragments),
         model=options.model,
         data=options.data,
+        data_blocks=options.data_blocks,
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
         bulk=tuple(options.bulk),

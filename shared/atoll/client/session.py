@@ -169,6 +169,7 @@ class Session:
             max(1, self._request.data_blocks),
             lease_s=data_lease_s(self.run.protocol.lease_s),
             clock=self._clock,
+            recorded=self.run.data_blocks > 0,
         )
         self.lender = StateLender(self.bus, self.run, self.member, self._standing, self._identity)
         return [AdoptableFragment(frame, frame.values) for frame in frames]

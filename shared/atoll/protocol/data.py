@@ -28,7 +28,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from atoll.base.quantities import COUNT_MAX, Count, Incarnation
+from atoll.base.quantities import COUNT_MAX, COUNTED, Count, Incarnation, at_most
 
 EPOCHS_KEPT: Final = 16
 SHARD_LEASES: Final = 10.0
@@ -63,7 +63,7 @@ class DataGrant(msgspec.Struct, frozen=True):
     read: Count = 0
     of: Count = 0
     counted: Count = 0
-    renewals: Count = 0
+    renewals: Annotated[Count, COUNTED] = 0
 
     @property
     def key(self) -> Key:
@@ -103,17 +103,22 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     blocks: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
-    epoch: Count = 0
+    epoch: Annotated[Count, COUNTED] = 0
     next_position: Count = 0
     grants: tuple[DataGrant, ...] = ()
     returned: tuple[DataGrant, ...] = ()
     finished: tuple[DataShare, ...] = ()
     schema: int = 1
 
+    def fault_at(self, revision: int) -> str:
+        """Return what has been counted further than there were writes (up to the record's `revision`), or the empty string."""
+        if self.epoch > revision:
+            return f"epoch {self.epoch} at revision {revision}"
+        renewals = max((grant.renewals for grant in self.grants), default=0)
+        return f"{renewals} renewals at revision {revision}" if renewals > revision else ""
+
     def fault(self) -> str:
         """Return why no learner of ours writes this ledger, or the empty string."""
-        if self.epoch == COUNT_MAX:
-            return f"epoch {self.epoch}, after which there is none"
         if self.next_position > self.blocks:
             return f"position {self.next_position} of {self.blocks} blocks"
         for unit in (*self.grants, *self.returned):
@@ -305,14 +310,14 @@ def _summed(shares: Iterable[DataShare], epoch: int, grants: Collection[DataGran
     learners: Counter[str] = Counter()
     for share in shares:
         if share.epoch != OLDER:
-            epochs[share.epoch] += share.blocks
+            epochs[share.epoch] = at_most(COUNT_MAX, epochs[share.epoch] + share.blocks)
         if share.learner != ALL:
-            learners[share.learner] += share.blocks
+            learners[share.learner] = at_most(COUNT_MAX, learners[share.learner] + share.blocks)
     if len(learners) > LEARNERS_NAMED_MAX:
         holding = {grant.learner for grant in grants}
         by_rank = sorted(learners, key=lambda name: (name == OTHERS, name in holding, learners[name], name))
         for name in by_rank[: len(learners) - LEARNERS_NAMED_MAX]:
-            learners[OTHERS] += learners.pop(name)
+            learners[OTHERS] = at_most(COUNT_MAX, learners[OTHERS] + learners.pop(name))
     read = [DataShare(OLDER, name, blocks) for name, blocks in sorted(learners.items()) if blocks]
     recent = [(number, blocks) for number, blocks in sorted(epochs.items()) if number > epoch - EPOCHS_KEPT and blocks]
     return (*read, *(DataShare(number, ALL, blocks) for number, blocks in recent))

@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.quantities import (
+    COUNT_MAX,
     TOKEN_FRAGMENTS_MAX,
     AccountKey,
     Count,
@@ -98,7 +99,7 @@ class FragmentLedger(msgspec.Struct):
         account = self._settle(key)
         account.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, account.refused.get(reason, 0) + tokens)
         if reason in OFFENCES:
-            account.offences, account.clean = account.offences + 1, 0
+            account.offences, account.clean = at_most(COUNT_MAX, account.offences + 1), 0
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often one incarnation sent something that no healthy learner sends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.base.errors import BrokerUnavailable, LayoutMismatch, PeerMisbehaved, RunReplaced, SettingsError
+from atoll.base.errors import BrokerUnavailable, DataError, LayoutMismatch, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.logs import get
 from atoll.base.wording import few
 from atoll.bus.interface import Bus, Record
@@ -82,6 +82,13 @@ async def check_run(bus: Bus, offer: RunRecord) -> RunRecord:
             got=data,
             allowed=run.data,
             todo="copy the run's token shards here, or choose another run id",
+        )
+    if offer.data_blocks and run.data_blocks and offer.data_blocks != run.data_blocks:
+        raise DataError(
+            "the run leases other blocks than this text has",
+            got=f"{offer.data_blocks} blocks",
+            allowed=f"{run.data_blocks}, those of its founder {run.founder}",
+            todo="prepare the text with the same --block-tokens",
         )
     return run
 

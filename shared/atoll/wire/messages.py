@@ -15,8 +15,9 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse, SettingsError
-from atoll.base.parsing import fault_of, parsed
+from atoll.base.parsing import exhausted_counter, fault_of, parsed
 from atoll.base.quantities import (
+    COUNTED,
     FRAGMENTS_MAX,
     LEARNERS_MAX,
     Count,
@@ -86,7 +87,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
-    broker is about to end, so learners leave; it may go on later. `frozen` are leaves that all islands hold and nobody sends.
+    broker is about to end, so learners leave; it may go on later. `data_blocks` are those of its leased text (0: there is none,
+    or an earlier release has founded the run). `frozen` are leaves that all islands hold and nobody sends.
     `bulk` are further brokers that keep fragments (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.version`).
     """
 
@@ -98,6 +100,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     protocol: ProtocolSettings
     model: Description = ""
     data: Text = ""
+    data_blocks: Count = 0
     seed: int = 0
     frozen: tuple[FrozenLeaf, ...] = ()
     rebuilt: Rebuilt | None = None
@@ -167,8 +170,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fragment: FragmentNumber
-    version: Version
-    epoch: Epoch
+    version: Annotated[Version, COUNTED]
+    epoch: Annotated[Epoch, COUNTED]
     nonce: WriterNonce
     layout: Fingerprint
     keyframe: BlobRef
@@ -264,7 +267,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The present incarnation of a learner id, its version of Atoll (`software`), and the `region` that folds what it sends."""
 
     learner: PeerId
-    incarnation: Incarnation
+    incarnation: Annotated[Incarnation, COUNTED]
     nonce: PeerId
     host: Text
     pid: Count
@@ -285,12 +288,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     shard: ShardNumber
-    epoch: Epoch
+    epoch: Annotated[Epoch, COUNTED]
     nonce: PeerId
     host: Text
     pid: Count
     run_nonce: PeerId
-    epoch_max: Epoch = 0
+    epoch_max: Annotated[Epoch, COUNTED] = 0
     ledger: Ledger | None = None
     released: bool = False
     closed: bool = False
@@ -368,7 +371,7 @@ def encode(message: msgspec.Struct) -> bytes:
         )
     if isinstance(message, RECORDS):
         try:
-            decode(type(message), data)
+            _decoded(type(message), data)
         except PeerMisbehaved as error:
             raise ProtocolMisuse(
                 f"a {type(message).__name__} that no process could read",
@@ -380,7 +383,17 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that. A signature is taken off."""
+    """Return `data` as a `kind`; raise `PeerMisbehaved` for anything that is not exactly that. A signature is taken off.
+
+    A record whose counters have too little room left is none either: nobody could write the next one.
+    """
+    message = _decoded(kind, data)
+    if isinstance(message, RECORDS) and (fault := exhausted_counter(message)):
+        raise PeerMisbehaved(f"a {kind.__name__} after which there is none", got=fault)
+    return message
+
+
+def _decoded(kind: type[M], data: bytes) -> M:
     data = without_signature(kind.__name__, data)
     if len(data) > DOCUMENT_BYTES_MAX:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=DOCUMENT_BYTES_MAX)
