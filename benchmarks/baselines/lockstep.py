@@ -15,8 +15,8 @@ With `protocol.average_versions` N an average of the parameters is kept and meas
 (`atoll.merge.global_update`), so that averages are compared with averages. A version of data-parallel training is a
 step, one of synchronous DiLoCo a meeting.
 
-The validation curve has the shape of `report.json`. Its points are measured on as many held-out tokens as the evaluator of a
-run uses, the end on as many as its export. Every trained token counts as merged; in between, synchronous DiLoCo is
+The validation curve has the shape of `report.json`. All its points are measured on the same
+`data.held_out_tokens`, like those of a run. Every trained token counts as merged; in between, synchronous DiLoCo is
 measured only where its learners meet.
 """
 
@@ -49,7 +49,7 @@ from atoll_learner.data.batches import BatchReader
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.schedule import learning_rate
-from atoll_learner.train import CURVE_TOKENS_MAX, init_optimizer, make_evaluator, make_step
+from atoll_learner.train import init_optimizer, make_evaluator, make_step
 
 Batch = npt.NDArray[np.int32]
 Method = Literal["data-parallel", "diloco"]
@@ -245,9 +245,9 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
     apart = 1 if method == "data-parallel" else settings.protocol.interval_steps
     steps = max(1, (min(stop_tokens, target) if stop_tokens else target) // group)
     feeds = Feeds(work, learners, settings.data.lease_blocks, settings.seed)
-    follow = make_evaluator(work.model, work.train, work.shards, CURVE_TOKENS_MAX)
-    export = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
-    trained = BaselineResult(params, initial=export(params), curve=[Point(0, follow(params))])
+    measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
+    initial = measure(params)
+    trained = BaselineResult(params, initial=initial, curve=[Point(0, initial)])
     average = Average(settings.protocol.average_versions) if settings.protocol.average_versions else None
     began_s = time.monotonic()
     for number in range(steps):
@@ -262,15 +262,15 @@ def train_baseline(  # noqa: PLR0913  (one per question; all but three have defa
             if average is not None:
                 average.add(trainer.params)
             if trained.steps == steps or trained.steps * evaluations // steps > len(trained.curve) - 1:
-                trained.curve.append(Point(trained.tokens, follow(trainer.params)))
+                trained.curve.append(Point(trained.tokens, measure(trainer.params)))
     trained.wall_s = time.monotonic() - began_s
     trained.params = trainer.params
     if trained.finite:
-        end = export(trainer.params)
+        end = trained.curve[-1].bits_per_byte
         trained.finite = math.isfinite(end)
         trained.final = end if trained.finite else None
     if trained.finite and average is not None and average.params is not None:
-        trained.averaged, trained.average = average.params, export(average.params)
+        trained.averaged, trained.average = average.params, measure(average.params)
     return trained
 
 

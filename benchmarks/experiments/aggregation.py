@@ -3,9 +3,9 @@
 Everything here is a pure function of the experiment and of the cells' records, so that the published pages can be made again
 from what is kept in the repository.
 
-The gap of a cell to its rival (the baseline of the same seed) is taken at equal merged tokens t = min of both. Both ends
-are measured well, the points between on a smaller part of the held-out text, so the end is moved along the curve:
-loss(t) = end * curve(t) / curve(end). Who merged fewer tokens is not moved at all, nor who merged hardly more (`ALIKE`): a
+The gap of a cell to its rival (the baseline of the same seed) is taken at equal merged tokens t = min of both: the end is
+moved along the curve, loss(t) = end * curve(t) / curve(end). (Before November 2026 the points between the ends were measured
+on a smaller part of the held-out text.) Who merged fewer tokens is not moved at all, nor who merged hardly more (`ALIKE`): a
 run ends with the round its target falls into, and what so few tokens teach is less than one version differs from the next.
 """
 

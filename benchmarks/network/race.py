@@ -46,7 +46,7 @@ from atoll_learner.beginning import first_values
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
-from atoll_learner.train import CURVE_TOKENS_MAX, make_evaluator
+from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.faults.chaos import prepare
 from benchmarks.lib.arguments import natural, positive
@@ -73,6 +73,8 @@ KEEPS: Final = 20
 SPEED_UP_GOAL: Final = 20.0
 END_S: Final = 60.0
 TRAIN: Final = TrainSettings(batch=4, sequence=128, rate=2e-3, warmup=0.1)
+MEASURED_TOKENS: Final = 16_384
+"""Held-out tokens of every point of the curves, for all systems alike."""
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
 SYSTEMS: Final = ("Atoll", "data-parallel", "DiLoCo")
 
@@ -275,7 +277,7 @@ def tokens_per_s(course: RaceTrack, system: str) -> float:
 
 def losses(course: RaceTrack, system: str) -> list[tuple[float, float]]:
     """Return bits per byte of held-out text by seconds."""
-    measure = make_evaluator(MODEL, TRAIN, TokenShards(course.text.parent), CURVE_TOKENS_MAX)
+    measure = make_evaluator(MODEL, TRAIN, TokenShards(course.text.parent), MEASURED_TOKENS)
     kept = sorted((course.folder / system).glob("*.safetensors"))
     return [(float(file.stem), measure(first_values(MODEL, course.seed, file))) for file in kept]
 

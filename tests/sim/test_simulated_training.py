@@ -94,6 +94,10 @@ def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> No
 
     fates, validation = report["tokens_by_fate"], report["validation"]
     merged = [point["tokens_merged"] for point in validation["curve"]]
+
+    assert validation["curve"][0]["bits_per_byte"] == validation["initial_bits_per_byte"], (
+        "one measure for the same model"
+    )
     assert ran.code == 0
     assert report["fates_exact"], report["fates_errors"]
     assert report["clock"] == "virtual"

@@ -152,3 +152,13 @@ def test_a_console_whose_reader_has_gone_ends_nothing(monkeypatch: pytest.Monkey
 
     assert quiet == [True]
     assert console.quiet
+
+
+def test_times_of_a_simulated_run_are_told_as_virtual() -> None:
+    """Its age, its pace and what is left of it."""
+    picture = ConsolePicture(running(), "r", ProtocolSettings(tokens_target=100_000), 0.0, 2.0)
+    real, virtual = status_line(picture), status_line(replace(picture, virtual=True))
+
+    assert "virtual" not in real
+    assert virtual.startswith("virtual ")
+    assert virtual.count("virtual ") == real.count("/s") + 1 + real.count(" to go")

@@ -639,6 +639,23 @@ def test_a_published_page_outlives_the_defaults_that_named_its_cells() -> None:
     assert ("protocol.codec_up" in settings_of(former), "protocol.codec_up" in settings_of(todays)) == (False, True)
 
 
+def test_a_page_says_on_which_former_defaults_its_runs_stand() -> None:
+    """Of settings that the question sets itself it says nothing, nor of defaults that are today's."""
+    text = """
+    question = "?"
+    [settings]
+    tokens = 10
+    "train.optimizer" = "adamw"
+    """
+    standing = {"train.optimizer": "adamw", "train.schedule": "cosine"}
+    former = Raw(name="which", text=text, seeds=[0], records={}, standing=standing_settings() | standing)
+    todays = Raw(name="which", text=text, seeds=[0], records={}, standing=standing_settings())
+    told = [line for line in page(former).splitlines() if "These runs are old" in line]
+
+    assert [("train.schedule = cosine" in line, "train.optimizer" in line) for line in told] == [(True, False)]
+    assert "These runs are old" not in page(todays)
+
+
 def test_a_rate_that_follows_from_the_model_is_a_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells of another rule do not count, except those that say their rate."""
     cells = [

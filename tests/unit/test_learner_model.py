@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,22 @@ def test_a_model_file_round_trips(tmp_path: Path) -> None:
     loaded = load_safetensors([tmp_path / "model.safetensors"], init_params(small(), 1))
 
     assert loaded.keys() == params.keys()
+    assert all((loaded[name] == params[name]).all() for name in params)
+
+
+def test_equal_models_make_equal_files(tmp_path: Path) -> None:
+    """The order of the metadata, which the library draws from a hash table, is that of their names."""
+    params, path = init_params(small(), 0), tmp_path / "model.safetensors"
+    metadata = {name: f'"{name}" \\ \n é \x01' for name in ("run", "model", "versions", "values", "others", "more")}
+    written: set[bytes] = set()
+    read: list[Mapping[str, str] | None] = []
+    for _ in range(16):
+        save_safetensors(params, path, metadata)
+        written.add(path.read_bytes())
+    loaded = load_safetensors([path], params, lambda _, found: read.append(found))
+
+    assert len(written) == 1
+    assert read == [{"format": "pt", **metadata}]
     assert all((loaded[name] == params[name]).all() for name in params)
 
 

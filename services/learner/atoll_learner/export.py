@@ -5,10 +5,11 @@ Writing needs no JAX: `atoll export` writes any run's model with the base instal
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -26,12 +27,14 @@ MODEL_MODE = 0o644
 
 
 def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write `params` to `path`; a reader never sees half a file."""
+    """Write `params` to `path`; a reader never sees half a file, and equal arguments make equal bytes."""
     draft = path.with_suffix(".partial")
     try:
         save_file({name: np.asarray(leaf) for name, leaf in params.items()}, draft, {"format": "pt", **metadata})
         draft.chmod(MODEL_MODE)
-        with draft.open("rb") as handle:
+        with draft.open("r+b") as handle:
+            _sort_metadata(handle)
+            handle.flush()
             os.fsync(handle.fileno())
         draft.replace(path)
     except (OSError, SafetensorError) as error:
@@ -41,6 +44,21 @@ def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) ->
                 "no room for the model", got=str(path), todo="free space or use another folder"
             ) from error
         raise
+
+
+def _sort_metadata(handle: BinaryIO) -> None:
+    """Write the header of a safetensors file again, in its place, with its metadata in the order of their names.
+
+    The library writes them in the order of a hash table with a random seed. Format: https://github.com/huggingface/safetensors.
+    """
+    size = int.from_bytes(handle.read(8), "little")
+    header = json.loads(handle.read(size))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+    if len(text) != size:  # would shift the tensors
+        raise CheckpointError("a header of safetensors changed its length", got=len(text), allowed=size)
+    handle.seek(8)
+    handle.write(text)
 
 
 def _kind(dtype: Any) -> str:  # noqa: ANN401  (whatever names a dtype)

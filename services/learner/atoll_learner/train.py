@@ -32,8 +32,6 @@ MUON_ITERATIONS: Final = ((3.4445, -4.7750, 2.0315),) * 5
 matrix of one triple: a larger program, which compiles longer and is no faster."""
 PROGRAMS_MAX: Final = 8
 """How many steps and losses of different settings a process keeps traced."""
-CURVE_TOKENS_MAX: Final = 16_384
-"""Held-out tokens of a point of a curve that has many, in simulated runs and benchmarks."""
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 

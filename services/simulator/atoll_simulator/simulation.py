@@ -39,7 +39,7 @@ from atoll.story.history_view import HistoryView
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner.exporting import measured_by, write_out
-from atoll_learner.train import CURVE_TOKENS_MAX, make_evaluator
+from atoll_learner.train import make_evaluator
 from atoll_simulator.evaluator import SimulatedEvaluator
 from atoll_simulator.interrupting import Interrupted
 from atoll_simulator.learner import LifeParts, SimulatedLearner, StepPace, Trade
@@ -160,7 +160,7 @@ class Simulation:
             every,
             view=self._view,
             clock=self.clock,
-            measure=make_evaluator(work.model, work.train, work.shards, CURVE_TOKENS_MAX),
+            measure=make_evaluator(work.model, work.train, work.shards, work.held_out_tokens),
         )
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -279,7 +279,8 @@ class Simulation:
             return
         self._shown_s = now_s
         settings = self._settings
-        self._face.show(ConsolePicture(self._view, settings.run, settings.protocol, 0.0, self.clock.monotonic()))
+        now_s = self.clock.monotonic()
+        self._face.show(ConsolePicture(self._view, settings.run, settings.protocol, 0.0, now_s, virtual=True))
 
 
 def simulate(

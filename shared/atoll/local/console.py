@@ -58,7 +58,7 @@ class ConsolePicture:
     """A run at one moment: `now_s` by the clock of the view's arrivals, `began_s` likewise.
 
     `began_s` is when the process that draws began to listen. `run_s` is the age of the run for a process that came later,
-    such as a watcher; None for the process that began the run.
+    such as a watcher; None for the process that began the run. `virtual` says that all times are of a simulated run.
     """
 
     view: RunView
@@ -67,6 +67,7 @@ class ConsolePicture:
     began_s: float
     now_s: float
     run_s: float | None = None
+    virtual: bool = False
 
     @property
     def target(self) -> int:
@@ -145,8 +146,9 @@ class PlainConsole:
 
     def show(self, picture: ConsolePicture) -> None:
         """Print a status line, not more often than every ten seconds."""
-        if self._shown_s is None or picture.now_s - self._shown_s >= STATUS_EVERY_S:
-            self._shown_s = picture.now_s
+        now_s = self._clock.monotonic()
+        if self._shown_s is None or now_s - self._shown_s >= STATUS_EVERY_S:
+            self._shown_s = now_s
             self.say(status_line(picture))
 
     def rest(self) -> None:
@@ -288,7 +290,8 @@ def status_line(picture: ConsolePicture) -> str:
     age_s, now = (picture.now_s - picture.began_s, "") if picture.run_s is None else (picture.run_s, " now")
     goodput = "" if picture.goodput is None else f" · goodput{now} {100 * picture.goodput:.0f}%"
     quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
-    left = "" if picture.left_s is None else f" · {as_duration(picture.left_s)} to go"
+    clock = "virtual " if picture.virtual else ""
+    left = "" if picture.left_s is None else f" · {clock}{as_duration(picture.left_s)} to go"
     hearing = picture.hearing
     states = [hearing.state(learner) for learner in view.learners.values()]
     training, silent = states.count("training"), states.count("silent")
@@ -303,7 +306,7 @@ def status_line(picture: ConsolePicture) -> str:
     if less is not None:
         traffic += f", {less:,.3g} times less than data-parallel"
     return (
-        f"{as_duration(age_s)} · {training} training{start}{unheard}{few} · "
-        f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/s · {view.commits} commits · {traffic}"
+        f"{clock}{as_duration(age_s)} · {training} training{start}{unheard}{few} · "
+        f"{view.run_tokens:,}{target} tokens · {picture.tokens_per_s:,.0f}/{clock}s · {view.commits} commits · {traffic}"
         f"{goodput}{quality}{left}"
     )

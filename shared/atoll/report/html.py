@@ -73,11 +73,12 @@ def _provenance(report: Mapping[str, Any]) -> str:
 
 def _summary(report: Mapping[str, Any]) -> str:
     validation, rounds = report["validation"], report["rounds"]
+    measured = validation["validation_bytes"]
     rows = [
         ["tokens trained", f"{report['tokens_trained']:,}"],
         ["every token accounted for", "yes" if report["fates_exact"] else "no, see the reasons below"],
         [
-            "bits per byte",
+            "bits per byte" + ("" if measured is None else f" of the first {as_size(measured)} held out"),
             f"{_number(validation['initial_bits_per_byte'])} → {_number(validation['final_bits_per_byte'])}",
         ],
         *(

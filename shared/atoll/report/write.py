@@ -73,6 +73,8 @@ def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:
     goodput = "unknown" if report["goodput"] is None else f"{100 * report['goodput']:.1f}%"
     ends = [validation["initial_bits_per_byte"], validation["final_bits_per_byte"]]
     bits = " to ".join("?" if end is None else f"{end:.3f}" for end in ends)
+    if validation["validation_bytes"] is not None:
+        bits += f", both on the first {as_size(validation['validation_bytes'])} held out"
     idle = [each["learner"] for each in report["learners"] if not each["tokens"]]
     late = [f"  trained nothing: {few(idle, NAMED_MAX)}, ready too late or never"] if idle else []
     doubts = [f"                 {error}" for error in report["fates_errors"][:DOUBTS_MAX]]
