@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -115,6 +116,41 @@ def test_a_child_that_never_does_what_it_is_for_is_given_up(tmp_path: Path) -> N
     assert len([end for end in ends if end.name == "hopeless"]) == 3
     assert not group.alive(["hopeless"])
     assert group.alive(["useful"])
+    group.kill_all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "away", "proven", "given_up"),
+    [
+        ("BrokerUnavailable", True, False, False),
+        ("BrokerUnavailable", False, True, False),
+        ("BrokerUnavailable", False, False, True),
+        ("StorageFull", True, True, True),
+    ],
+)
+def test_the_absence_of_the_broker_costs_no_restarts(
+    tmp_path: Path, kind: str, *, away: bool, proven: bool, given_up: bool
+) -> None:
+    """Whether `up` misses it, too, or the child alone is cut off; one that has never reached it may have a wrong address."""
+    clock = HandClock()
+    group = ProcessGroup(tmp_path, clock)
+    lives = iter([proven])
+    group.proven = lambda _: next(lives, False)
+    group.away_s = lambda: clock.now_s if away else 0.0
+    word = tmp_path / "word"
+    word.write_text(json.dumps({"event": "process.failed", "kind": kind, "what": "no broker answers"}))
+    program = f"import sys; print(open({str(word)!r}).read()); sys.exit(3)"
+    group.start(ChildPlan("child", (sys.executable, "-S", "-c", program), {}, restarts_max=2))
+    ends = ended(group, clock, 3)
+    if given_up:
+        assert not ends[-1].restarting
+    else:
+        more = ended(group, clock, 2)
+        assert all(end.restarting and end.absent for end in (*ends, *more))
+        assert "the broker was away; starting it again" in more[-1].news
+        word.write_text("another fault")
+        assert ended(group, clock, 2)[-1].restarting
+    assert bool(group.alive(["child"])) != given_up
     group.kill_all()
 
 

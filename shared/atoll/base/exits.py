@@ -162,13 +162,22 @@ def _ungrouped(call: Callable[[], Any]) -> None:
 
 def last_word_in(line: str) -> str:
     """Return the error that ended a process, as a terminal shows it, if this line of its log tells one, else nothing."""
+    told = _last_word(line)
+    return text_of({name: str(told[name]) for name in ("what", "got", "allowed", "todo") if name in told})
+
+
+def last_kind_in(line: str) -> str:
+    """Return the class of the error that ended a process, if this line of its log tells one, else nothing."""
+    return str(_last_word(line).get("kind", ""))
+
+
+def _last_word(line: str) -> dict[str, Any]:
+    """Return the fields of the line that tells why a process ended; none of any other line."""
     try:
         told = json.loads(line)
     except ValueError:
-        return ""
-    if not isinstance(told, dict) or told.get("event") != "process.failed":
-        return ""
-    return text_of({name: str(told[name]) for name in ("what", "got", "allowed", "todo") if name in told})
+        return {}
+    return told if isinstance(told, dict) and told.get("event") == "process.failed" else {}
 
 
 def _speaks_json() -> bool:

@@ -7,7 +7,8 @@ the group. (On other systems a SIGKILL of `up` leaves children; every other way 
 
 Exit codes decide. 0 is a good end. 2 means that a person must change something, so a restart is useless. Anything else is
 a fault: the child restarts after a pause, at most `restarts_max` times in a row. A child that lived for `PROVEN_S` gets all
-its restarts back. The group only observes and restarts; the supervisor decides what an exit means for the run.
+its restarts back. A child that ended for want of the broker has spent none: no restart helps, and none is saved by giving it
+up. The group only observes and restarts; the supervisor decides what an exit means for the run.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, EnvironmentFault, UserError, parts_of
-from atoll.base.exits import SIGNALLED, last_word_in
+from atoll.base.errors import AtollError, BrokerUnavailable, EnvironmentFault, UserError, parts_of
+from atoll.base.exits import SIGNALLED, last_kind_in, last_word_in
 from atoll.base.logs import get
 
 log = get(__name__)
@@ -55,13 +56,15 @@ class ChildPlan:
 class Exit:
     """A child ended with `code` (negative: by that signal).
 
-    `restarting` tells whether it will be restarted, `asked` whether it had been asked to leave.
+    `restarting` tells whether it will be restarted, `asked` whether it had been asked to leave, `absent` whether the broker
+    was away.
     """
 
     name: str
     code: int
     restarting: bool = False
     asked: bool = False
+    absent: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -81,7 +84,8 @@ class Exit:
     @property
     def news(self) -> str:
         """Return the end, and what comes of it, as a line."""
-        more = "; starting it again" if self.restarting else "" if self.asked else "; it is not started again"
+        away = "; the broker was away" if self.absent else ""
+        more = f"{away}; starting it again" if self.restarting else "" if self.asked else "; it is not started again"
         return f"{self.name} {self.what}{more}"
 
 
@@ -92,6 +96,9 @@ class _Child:
     codes: list[int] = field(default_factory=list)
     restarts: int = 0
     born_s: float = 0.0
+    away_s: float = 0.0
+    """For how long the broker had been away when it was born."""
+    was_proven: bool = False
     due_s: float | None = None
     asked: bool = False
 
@@ -107,6 +114,8 @@ class ProcessGroup:
         self._killed = False
         self.proven: Callable[[str], bool] = lambda _: True
         """Whether a life that has ended, and lasted `PROVEN_S`, did what it was for: faults before it count no more then."""
+        self.away_s: Callable[[], float] = lambda: 0.0
+        """For how long the broker has been away until now, as far as we know."""
 
     def start(self, plan: ChildPlan) -> None:
         """Start a child, or one of the same name anew.
@@ -188,26 +197,26 @@ class ProcessGroup:
         self._killed = True
         self.kill(list(self._children))
 
-    def _last_words(self, name: str) -> tuple[str, bool]:
-        """Return the error that a child's log ends with, or the end of the log as far as it is plain text; and which it is."""
+    def _last_words(self, name: str) -> tuple[str, str]:
+        """Return the error that a child's log ends with, and its class (or "ours"); else the end of the log, and nothing."""
         try:
             with self.log_path(name).open("rb") as log:
                 skipped = log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
                 lines = lines[1:] if skipped else lines  # the first one is the rest of one
         except OSError:
-            return "", False
-        told = next((word for line in reversed(lines) if (word := last_word_in(line))), "")
+            return "", ""
+        told = next((line for line in reversed(lines) if last_word_in(line)), "")
         if told:
-            return told, True
+            return last_word_in(told), last_kind_in(told)
         plain = [line for line in lines if line.strip() and not line.startswith("{")]
         begins = [i for i, line in enumerate(plain) if line.startswith("atoll: ")]
         ours = plain[begins[-1] :] if begins else []
         if not ours or any(line.startswith("Traceback ") for line in ours):  # it went on, and ended otherwise
-            return "\n".join(plain[-_WORDS_LINES:]), False
+            return "\n".join(plain[-_WORDS_LINES:]), ""
         return "\n".join(
             [ours[0], *itertools.takewhile(lambda line: not line.startswith("Exception "), ours[1:])]
-        ), True
+        ), "ours"
 
     def log_path(self, name: str) -> Path:
         """Return where a child logs."""
@@ -218,9 +227,9 @@ class ProcessGroup:
         code = self.codes(name)[-1] if self.codes(name) else 1
         kind = {UserError.exit_code: UserError, EnvironmentFault.exit_code: EnvironmentFault}.get(code, AtollError)
         # What a killed one said last is not why it ended.
-        last, is_ours = ("", False) if code < 0 else self._last_words(name)
+        last, kind_said = ("", "") if code < 0 else self._last_words(name)
         log = f"look at {self.log_path(name)}"
-        if not is_ours:
+        if not kind_said:
             return kind(what, got=last.replace("\n", "\n           ") or Exit(name, code).what, todo=log)
         told = parts_of(last)
         todo = f"{told['todo']}; its log is {self.log_path(name)}" if "todo" in told else log
@@ -236,7 +245,7 @@ class ProcessGroup:
         return []
 
     def _spawn(self, child: _Child) -> None:
-        child.born_s = self._clock.monotonic()
+        child.born_s, child.away_s = self._clock.monotonic(), self.away_s()
         command = list(child.plan.command)
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -261,17 +270,26 @@ class ProcessGroup:
         child.process = None
         proven = self.proven(child.plan.name) and now_s - child.born_s >= PROVEN_S
         child.restarts = 0 if proven else child.restarts
+        child.was_proven = child.was_proven or proven
         return self._restarted_later(child, code, now_s)
+
+    def _is_absence(self, child: _Child, code: int) -> bool:
+        """Return whether a child ended for want of the broker: we missed it, too, or the child that has reached it says so."""
+        if code != EnvironmentFault.exit_code or self._last_words(child.plan.name)[1] != BrokerUnavailable.__name__:
+            return False
+        return child.was_proven or self.away_s() > child.away_s
 
     def _restarted_later(self, child: _Child, code: int, now_s: float) -> Exit:
         """Note a code, and when to start again if that is what it deserves."""
         child.codes.append(code)
         fault = code not in (0, UserError.exit_code)
-        restarting = fault and not child.asked and not self._killed and child.restarts < child.plan.restarts_max
+        absent = self._is_absence(child, code)
+        left = absent or child.restarts < child.plan.restarts_max
+        restarting = fault and not child.asked and not self._killed and child.plan.restarts_max > 0 and left
         if restarting:
-            child.restarts += 1
-            child.due_s = now_s + RESTART_PAUSE_S * child.restarts
-        return Exit(child.plan.name, code, restarting=restarting, asked=child.asked)
+            child.restarts += not absent
+            child.due_s = now_s + RESTART_PAUSE_S * max(1, child.restarts)
+        return Exit(child.plan.name, code, restarting=restarting, asked=child.asked, absent=absent)
 
 
 def _signal_group(pid: int, number: signal.Signals, *, group: bool = True) -> None:

@@ -147,6 +147,7 @@ class Supervisor:
             self._say(self._up.like.other_text(self._services.data_dir))
         run = self._up.settings.run
         bus = await open_bus(url, run, name="up", options=self._bus_options())
+        self._fleet.away_s = lambda: bus.stats.away_s(self._clock.monotonic())
         watch = Watch(bus, run, self._view, self._clock)
         following = asyncio.create_task(watch.follow())
         try:
