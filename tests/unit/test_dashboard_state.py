@@ -208,7 +208,14 @@ def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
 
     assert now["learners"][1]["quarantine"] == "outlier"
     assert later["learners"][1]["quarantine"] == ""
-    assert later["quarantined"] == [{"learner": "b", "incarnation": 1, "offences": 3, "reason": "outlier"}]
+    (isolated,) = later["quarantined"]
+    assert {name: isolated[name] for name in ("learner", "incarnation", "offences", "reason")} == {
+        "learner": "b",
+        "incarnation": 1,
+        "offences": 3,
+        "reason": "outlier",
+    }
+    assert "protocol.protect" in isolated["why"]
 
 
 def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:

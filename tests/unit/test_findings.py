@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from atoll.run.protection import describe_outlier
 from atoll.story.findings import GRAVITY, SAME_CULPRIT, SAME_TIME, by_cause, by_urgency, findings
 from atoll.story.questions import behind, loss, refused
 from atoll.story.run_clock import RunClock
@@ -47,9 +48,7 @@ def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_mo
     assert (found.cause, found.culprit, found.from_s, found.until_s) == ("quarantine", "a", 41.0, None)
     assert "isolated at shard-0 (fragments 0, 2); shard-1 (fragments 1) still reads it" in found.text
     assert "shard-0 after 3 offences, the last 'outlier'" in found.text
-    assert found.evidence == (
-        "push/a/1/0/1 was refused by shard-0: outlier, its length (L2) is 12, and 4.5 was allowed",
-    )
+    assert found.evidence == (f"push/a/1/0/1 was refused by shard-0: outlier, {describe_outlier(12.0, 4.5)}",)
     told.isolate("a", 50.0, shard="shard-1")
     told.join("a", 60.0, incarnation=2)
     (both,) = findings(told.history)
@@ -63,7 +62,7 @@ def test_an_outlier_is_told_with_its_length_and_the_bound(told: SteppedRun) -> N
     told.refuse("b", 41.0, "outlier")
     answer = "\n".join(refused(told.history, None))
 
-    assert "push/a/1/0/1, its length (L2) is 12, and 4.5 was allowed" in answer
+    assert f"push/a/1/0/1, {describe_outlier(12.0, 4.5)}" in answer
     assert answer.splitlines()[-1].endswith("push/b/1/0/1")
 
 

@@ -16,7 +16,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import PUSHES_AT_ONCE, IslandDriver
 from atoll.client.founding import publish_origin
-from atoll.client.local_refusals import QUIET_S, LocalRefusals, tell_verdict
+from atoll.client.local_refusals import QUIET_S, LocalRefusals, tell_refusal
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
@@ -183,7 +183,7 @@ async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_
 def test_a_push_that_came_too_late_is_no_reason_to_worry(reason: str, level: str) -> None:
     """A learner that joins meets one or two, and a warning without a why would alarm whoever reads it."""
     with capture_logs() as lines:
-        tell_verdict(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
+        tell_refusal(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
     assert [line["log_level"] for line in lines] == [level]
     assert ("harmless" in lines[0].get("why", "")) is (reason == "stale")
 

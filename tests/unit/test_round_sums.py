@@ -51,7 +51,7 @@ def test_whoever_writes_the_event_log_makes_no_sum_grow_without_end() -> None:
     """Names beyond a bound are counted together."""
     sums = RoundSums()
     for number in range(2 * NAMES_KEPT):
-        sums.add("shard-0", event_fields.RoundView(fragment=0, version=1, contributors=(), end=f"reason {number}"))
+        sums.add("shard-0", event_fields.RoundView(fragment=0, version=1, contributors=(), end=f"reason {number}"), 0.0)
 
     assert len(sums.ends) == NAMES_KEPT + 1
     assert sums.ends[OTHER] == NAMES_KEPT

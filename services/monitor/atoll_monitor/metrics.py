@@ -169,6 +169,8 @@ def _rounds(watched: Watched) -> Iterator[Metric]:
     yield from counter("atoll_contributions_merged", "Contributions merged.", view.sums.contributions, run)
     yield from counter("atoll_contributions_late", "Of those, made on an older version.", view.sums.late, run)
     yield from by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
+    clipped = sum(clips.count for clips in view.sums.clipped.values())
+    yield from counter("atoll_contributions_clipped", "Contributions folded at less than their length.", clipped, run)
     yield from by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
     yield from counter("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined), run)
     yield from counter("atoll_contribution_bytes", "Bytes of merged contributions.", view.bytes_merged, run)

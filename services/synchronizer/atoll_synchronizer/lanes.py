@@ -84,6 +84,7 @@ class FragmentLanes:
         tools = self._tools
         if isinstance(command, Fold):
             await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
+            tools.pending.tell_clip(command)
             if tools.retention is not None:
                 tools.retention.folded(command)
         elif isinstance(command, Unfold):

@@ -4,8 +4,8 @@
 last of all: it empties the contribution's place in line, and leaves the chunks to the garbage collector. After a crash
 before that, the queue delivers the contribution once more, and the shard finds it in the fragment's ledger.
 
-A learner hears of a refusal as soon as it is decided. Refusals are told in batches: after an outage hundreds come at once,
-and one event and one pass over the network serve all of them.
+A learner hears of a refusal as soon as it is decided, and of what was clipped. Refusals are told in batches: after
+an outage hundreds come at once, and one event and one pass over the network serve all of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from atoll.base.errors import BrokerUnavailable, BusError
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, Delivery
-from atoll.protocol.events import Acknowledge, Dismiss, Isolate, PushKey, Refuse
+from atoll.protocol.events import Acknowledge, Dismiss, Fold, Isolate, PushKey, Refuse
+from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.wire.messages import Contribution, Verdict, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -54,6 +55,7 @@ class PendingAcknowledgements:
         self.contributions: dict[PushKey, PendingManifest] = {}
         self.farewells: dict[tuple[str, int], Delivery] = {}
         self._refused: list[tuple[Refuse, dict[str, object]]] = []
+        self._clipped: list[Fold] = []
         self._news = asyncio.Event()
         self.on_settled: Callable[[Contribution], None] = lambda _: None
         """Hears of each contribution that is settled."""
@@ -76,25 +78,40 @@ class PendingAcknowledgements:
 
     def refuse(self, action: Refuse) -> None:
         """Have a refusal told to its learner and recorded."""
-        measured = {} if action.norms is None else dict(zip(("norm", "norm_max"), action.norms, strict=True))
-        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason, **measured)
+        measured, why = {}, {}
+        if action.norms is not None:
+            measured = dict(zip(("norm", "norm_max"), action.norms, strict=True))
+            why = {"why": describe_outlier(*action.norms), "todo": ISOLATION_CURE}
+        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason, **measured, **why)
         self._refused.append((action, self._facts(action.key) | measured))
         self._news.set()
 
+    def tell_clip(self, action: Fold) -> None:
+        """Have its learner told if a contribution was folded at less than its length; the `round` event records it."""
+        if action.scale == 1.0:
+            return
+        why = describe_clip(action.norm, action.scale * action.norm)
+        log.info("contribution.clipped", **action.key._asdict(), why=why, todo=CLIP_CURE)
+        self._clipped.append(action)
+        self._news.set()
+
     async def keep_telling(self) -> None:
-        """Tell of refusals, those of a moment together."""
+        """Tell of refusals and clips, those of a moment together."""
         while True:
             await self._news.wait()
             await asyncio.sleep(TOGETHER_S)
             await self.tell_refusals()
 
     async def tell_refusals(self) -> None:
-        """Tell of the refusals that nobody was told of yet; what a cancellation leaves is told by the next call."""
+        """Tell of refusals that nobody was told of yet, and of clips; what a cancellation leaves is told by the next call."""
         refused, self._refused = self._refused, []
+        clipped, self._clipped = self._clipped, []
         self._news.clear()
         try:
+            for fold in clipped:
+                await self._tell(fold.key, "clipped", norms=(fold.norm, fold.scale * fold.norm))
             for action, _ in refused:
-                await self._tell(action.key, action.reason)
+                await self._tell(action.key, "refused", action.reason, action.norms)
             while refused:
                 batch = refused[:REFUSALS_PER_EVENT]
                 del refused[:REFUSALS_PER_EVENT]  # from here on it is the event log's
@@ -121,7 +138,8 @@ class PendingAcknowledgements:
             incarnation=action.incarnation,
             offences=action.offences,
             reason=action.reason,
-            todo="look at that machine; its next incarnation begins with a clean record",
+            why=describe_isolation(action.offences, action.reason),
+            todo=ISOLATION_CURE,
         )
         await self._event_log.record(
             "quarantined",
@@ -138,15 +156,24 @@ class PendingAcknowledgements:
             for held in list(self.contributions.values()):
                 await patiently(held.delivery.hold)
 
-    async def _tell(self, key: PushKey, reason: str) -> None:
-        """Tell a learner of a refusal; one that does not hear it learns so by being called again."""
+    async def _tell(
+        self,
+        key: PushKey,
+        fate: Literal["refused", "clipped"],
+        reason: str = "",
+        norms: tuple[float, float] | None = None,
+    ) -> None:
+        """Tell a learner of a verdict; one that does not hear of a refusal learns so by being called again."""
+        norm, norm_max = norms or (0.0, 0.0)
         verdict = Verdict(
             learner=key.learner,
             incarnation=key.incarnation,
             fragment=key.fragment,
             push=key.push,
-            fate="refused",
+            fate=fate,
             reason=reason,
+            norm=norm,
+            norm_max=norm_max,
         )
         try:
             await self._bus.tell(self._subjects.verdict(key.learner), encode(verdict))

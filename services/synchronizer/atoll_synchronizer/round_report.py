@@ -246,6 +246,9 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
         "weight": share.weight,
         "cause_id": share.cause_id,
     }
+    effect = notes.effects.get(share.key)
+    if effect is not None and share.scale < 1.0:
+        told |= {"norm": _short(effect.note.norm), "norm_max": _short(share.scale * effect.note.norm)}
     if not detailed:
         return told
     told["steps"] = share.steps
@@ -259,7 +262,7 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
             told["inline"] = True
         figures = msgspec.structs.asdict(pushed)
         told |= {name: seconds for name, seconds in figures.items() if seconds}
-    if (effect := notes.effects.get(share.key)) is not None:
+    if effect is not None:
         note, alignment = effect.note, effect.alignment
         told["staleness_weight"] = _short(note.staleness_weight)
         told["norm"] = _short(note.norm)

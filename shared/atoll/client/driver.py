@@ -42,7 +42,7 @@ from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
 from atoll.client.head_reading import HeadReading, HeadTap
-from atoll.client.local_refusals import LocalRefusals, tell_verdict
+from atoll.client.local_refusals import ClippedPushes, LocalRefusals, tell_refusal
 from atoll.client.log_lines import AdoptionLog
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
@@ -121,6 +121,7 @@ class IslandDriver:
         self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
         self.pusher = Pusher(bus, run, member, clock, self.steps)
         self._refusals = LocalRefusals(run.layout, clock)
+        self._clipped = ClippedPushes(clock)
         self._encoder: Encoder | None = None
         self.adoption_log = AdoptionLog()
 
@@ -279,7 +280,10 @@ class IslandDriver:
         verdict = decode(Verdict, core_message.data)
         if verdict.incarnation != self.member.incarnation or verdict.fragment not in self.machine.intervals:
             return
-        tell_verdict(verdict)
+        if verdict.fate == "clipped":
+            self._clipped.tell(verdict)
+            return
+        tell_refusal(verdict)
         if verdict.reason == "quarantined" and not self._asking_why:
             self._asking_why = True
             self.background.spawn(self._ask_why(verdict.fragment))

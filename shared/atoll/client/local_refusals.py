@@ -1,8 +1,9 @@
-"""Tells of pseudo-gradients that a shard refuses, and of those that are not sent because they are not finite.
+"""Tells of pseudo-gradients that a shard refuses or clips, and of those that are not sent because they are not finite.
 
 A loop that has run into NaN goes on as if nothing were wrong: its steps succeed, and each of its pushes is refused at home. A
 NaN does not heal, so a person should hear of it at once, by the name of a leaf. The line is written for the first refused push
-and then at most once in `QUIET_S` seconds, with the count of pushes since the last one. Nothing of this runs in a step.
+and then at most once in `QUIET_S` seconds, with the count of pushes since the last one; that of clipped pushes is, too. Nothing
+of this runs in a step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from atoll.base.errors import FrameRejected, on_one_line
 from atoll.base.logs import get
 from atoll.model.layout import Layout
 from atoll.protocol.events import Push
+from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_outlier
 from atoll.wire.messages import Verdict
 
 log = get(__name__)
@@ -25,13 +27,41 @@ log = get(__name__)
 QUIET_S: Final = 60.0
 
 
-def tell_verdict(verdict: Verdict) -> None:
+def tell_refusal(verdict: Verdict) -> None:
     """Log that a shard has refused a push; one that came too late is part of a normal run, at its beginning above all."""
     facts = {"fragment": verdict.fragment, "push": verdict.push, "reason": verdict.reason}
     if verdict.reason == "stale":
         log.info("push.refused", **facts, why="newer versions were there first; harmless unless it goes on")
+    elif verdict.norm_max:
+        log.warning("push.refused", **facts, why=describe_outlier(verdict.norm, verdict.norm_max), todo=ISOLATION_CURE)
     else:
         log.warning("push.refused", **facts)
+
+
+class ClippedPushes:
+    """What one incarnation has told of its pushes that shards have clipped."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Tell of the first one."""
+        self._clock = clock
+        self._pushes = 0
+        self._told_s: float | None = None
+
+    def tell(self, verdict: Verdict) -> None:
+        """Count a clipped push, and warn if it is time."""
+        self._pushes += 1
+        now_s = self._clock.monotonic()
+        if self._told_s is not None and now_s - self._told_s < QUIET_S:
+            return
+        pushes, self._pushes, self._told_s = self._pushes, 0, now_s
+        log.warning(
+            "push.clipped",
+            fragment=verdict.fragment,
+            push=verdict.push,
+            pushes=pushes,
+            why=describe_clip(verdict.norm, verdict.norm_max),
+            todo=CLIP_CURE,
+        )
 
 
 class LocalRefusals:

@@ -30,6 +30,7 @@ from atoll.bus.signed import signatures_of
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
+from atoll.run.protection import ISOLATION_CURE, describe_isolation
 from atoll.run.record import readable
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, token
@@ -144,8 +145,8 @@ async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) ->
         return None
     return Quarantined(
         f"learner {member.learner!r} is in quarantine: a shard refuses all it sends",
-        got=f"{offences} offences; fragment {fragment} refused; the warnings before say what for",
-        todo="look at this machine and at its training settings; a restart begins with a clean record",
+        got=f"{describe_isolation(offences)}; fragment {fragment} refused; the warnings before say what for",
+        todo=ISOLATION_CURE,
     )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
+from atoll.base.wording import counted
 from atoll.local.console import ConsolePicture, status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger
 from atoll.run.process_views import LearnerView
+from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
+
+NAMED_MAX: Final = 4
+RECENT_S: Final = 600.0
 
 
 def status_of(moment: TopMoment, broker: str) -> RunStatus:
@@ -48,15 +54,32 @@ def status_of(moment: TopMoment, broker: str) -> RunStatus:
             for fragment, known in sorted(view.fragments.items())
         ),
         quarantined=tuple(sorted({told.learner for told in view.quarantined})),
+        clipped=_clipped(moment),
     )
 
 
 def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
-    """Return the lines for a person: what the run does and waits for, and the run in one line.
+    """Return the lines for a person: what the run does and waits for, the run in one line, who is isolated or clipped.
 
     `founded_at_s` is from the run record. Without it the run began with the first entry of its event log.
     """
-    return f"{heading(moment)}\n{status_line(aged(moment, founded_at_s))}"
+    isolated = [
+        f"in quarantine: {told.learner}, {describe_isolation(told.offences, told.reason)}; {ISOLATION_CURE}"
+        for told in moment.picture.view.quarantined[-NAMED_MAX:]
+    ]
+    return "\n".join(
+        [heading(moment), status_line(aged(moment, founded_at_s)), *isolated, *_clipped(moment)[:NAMED_MAX]]
+    )
+
+
+def _clipped(moment: TopMoment) -> tuple[str, ...]:
+    """Return, by learner, that contributions were clipped within `RECENT_S`, and the newest of them."""
+    return tuple(
+        f"{name}: {counted(clips.count, 'contribution was', 'contributions were')} clipped, the last {moment.ago(clips.at_s)} "
+        f"ago, {describe_clip(clips.norm, clips.norm_max)}; {CLIP_CURE}"
+        for name, clips in sorted(moment.picture.view.sums.clipped.items())
+        if moment.wall_s - clips.at_s <= RECENT_S
+    )
 
 
 def aged(moment: TopMoment, founded_at_s: float | None = None) -> ConsolePicture:

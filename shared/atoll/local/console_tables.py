@@ -18,6 +18,7 @@ from atoll.local.console import ConsolePicture
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
+from atoll.run.protection import ISOLATION_CURE, describe_isolation
 from atoll.run.standing import Standing, Storing, heard_at_s, stalled_fragments, standing_of
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RoundLine
@@ -344,7 +345,8 @@ def quarantine(moment: TopMoment) -> Panel:
             _number(told.offences, str(told.offences)),
             Cell(told.reason, told.reason),
         )
-        detail = f"{told.learner}, incarnation {told.incarnation}: {told.offences} offences, the last: {told.reason}"
+        why = f"{describe_isolation(told.offences, told.reason)}; {ISOLATION_CURE}"
+        detail = f"{told.learner}, incarnation {told.incarnation}: {why}"
         rows.append(Row(str(count - number), cells, detail))
     columns = (
         Column("ago"),

@@ -67,6 +67,7 @@ class Contributor(msgspec.Struct, frozen=True):
         adopted_at_s, step_s, upload_s, full_s: notes of its learner (`atoll.wire.push_notes`).
         staleness_weight: what it kept of its weight, 0..1.
         norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.
+        norm_max: the L2 norm that it was clipped to, if it was.
         aligned, aligned_with_others: its cosine with the merge, and with the other learners (`atoll.merge.alignment`).
     """
 
@@ -93,6 +94,7 @@ class Contributor(msgspec.Struct, frozen=True):
     norm: Figure | None = None
     corrected: Count = 0
     corrected_norm: Figure | None = None
+    norm_max: Figure | None = None
     aligned: Figure | None = None
     aligned_with_others: Figure | None = None
 

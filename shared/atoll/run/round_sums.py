@@ -22,8 +22,18 @@ def count(counts: Counter[str], name: str, more: int, names_max: int = NAMES_KEP
 
 
 @dataclass(slots=True)
+class Clips:
+    """Of one learner, how many contributions were clipped; when the newest was (wall time), its length and that allowed."""
+
+    count: int = 0
+    at_s: float = 0.0
+    norm: float = 0.0
+    norm_max: float = 0.0
+
+
+@dataclass(slots=True)
 class RoundSums:
-    """Commits by shard, rounds by what ended them, contributions and how many were late, and slices judged by learner."""
+    """Commits by shard, rounds by their ends, contributions, how many were late, and by learner those judged or clipped."""
 
     commits: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
@@ -31,9 +41,10 @@ class RoundSums:
     late: int = 0
     shortened: Counter[str] = field(default_factory=Counter)
     unheard: Counter[str] = field(default_factory=Counter)
+    clipped: dict[str, Clips] = field(default_factory=dict)
 
-    def add(self, shard: str, line: RoundView) -> None:
-        """Take one round."""
+    def add(self, shard: str, line: RoundView, at_s: float) -> None:
+        """Take one round that was made at `at_s` (wall time)."""
         count(self.commits, shard, 1, LEARNERS_MAX)
         count(self.ends, line.end, 1)
         self.contributions = at_most(COUNT_MAX, self.contributions + len(line.contributors))
@@ -43,3 +54,8 @@ class RoundSums:
                 count(self.shortened, share.learner, share.shortened, LEARNERS_MAX)
             if share.unheard:
                 count(self.unheard, share.learner, share.unheard, LEARNERS_MAX)
+            if share.norm_max is not None:
+                name = share.learner if len(self.clipped) < LEARNERS_MAX or share.learner in self.clipped else OTHER
+                clips = self.clipped.setdefault(name, Clips())
+                clips.count = at_most(COUNT_MAX, clips.count + 1)
+                clips.at_s, clips.norm, clips.norm_max = at_s, share.norm or 0.0, share.norm_max

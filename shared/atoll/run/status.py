@@ -59,6 +59,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         goodput: the share of learner-seconds spent stepping while this command listened.
         lag_versions_max: the most that a learner that trains is behind.
         faults: processes that were lost, as far as the event log tells.
+        clipped: learners of which contributions were clipped lately, with the newest, in words.
     """
 
     run: str
@@ -80,6 +81,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     fragments: tuple[FragmentStatus, ...]
     quarantined: tuple[str, ...]
     unheard: tuple[str, ...]
+    clipped: tuple[str, ...]
     schema: int = SCHEMA
 
 

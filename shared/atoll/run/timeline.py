@@ -29,6 +29,7 @@ from atoll.run.event_fields import (
     fields_of,
 )
 from atoll.run.process_views import LearnerView
+from atoll.run.protection import describe_isolation
 from atoll.run.samples import SampleLine
 from atoll.run.view import LEARNERS_KEPT, RunView
 from atoll.wire.messages import Event
@@ -192,7 +193,7 @@ class Timeline:
 
     def _on_quarantined(self, event: Event) -> None:
         told = fields_of(event, QuarantineEvent)
-        text = f"is in quarantine after {told.offences} offences, the last: {told.reason}"
+        text = f"is in quarantine after {describe_isolation(told.offences, told.reason)}"
         self._fault(event.at_s, "quarantined", told.learner, text)
 
     def _on_validation(self, event: Event) -> None:

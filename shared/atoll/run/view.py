@@ -218,7 +218,7 @@ class RunView:
     def _on_round(self, event: Event) -> None:
         line = fields_of(event, RoundView)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
-        self.sums.add(event.who, line)
+        self.sums.add(event.who, line, event.at_s)
         self.commits += 1
         self.bytes_merged = at_most(TOTAL_MAX, self.bytes_merged + line.bytes_up)
         self.bytes_published = at_most(TOTAL_MAX, self.bytes_published + line.bytes_down)

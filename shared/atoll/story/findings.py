@@ -27,6 +27,7 @@ from atoll.story.history import History
 from atoll.story.learner_findings import (
     absent_learners,
     bad_directions,
+    many_clips,
     many_refusals,
     much_superseded,
     quarantines,
@@ -39,7 +40,7 @@ from atoll.story.run_finding import Cause, RunFinding
 from atoll.story.shard_findings import hindered_commits, shards_without_owner
 
 SAME_CULPRIT: Final[Mapping[Cause, tuple[Cause, ...]]] = {
-    "bad direction": ("quarantine", "refusals", "nothing merged"),
+    "bad direction": ("quarantine", "refusals", "clipped", "nothing merged"),
     "quarantine": ("refusals", "nothing merged"),
     "slow link": ("stale refusals", "superseded", "nothing merged"),
     "slow learner": ("stale refusals", "superseded", "nothing merged"),
@@ -67,6 +68,7 @@ GRAVITY: Final[tuple[Cause, ...]] = (
     "superseded",
     "refusals",
     "stale refusals",
+    "clipped",
     "nothing merged",
 )
 """The causes, the gravest first: what stops everybody, what harms the model, what harms one learner."""
@@ -92,6 +94,7 @@ def findings(history: History) -> list[RunFinding]:
         *absent_learners(history),
         *much_superseded(history),
         *many_refusals(history),
+        *many_clips(history),
         *without_contributions(history),
     ]
     kept_s = history.forgotten_until_s

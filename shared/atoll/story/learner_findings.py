@@ -11,6 +11,7 @@ from typing import Final
 
 from atoll.base.wording import counted, few
 from atoll.run.event_fields import SUPERSEDED_MAX, QuarantineEvent, RefusedContribution
+from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import LearnerShare, middle, of_others, points_away
 from atoll.story.history import History, Noted, push_id
@@ -41,7 +42,7 @@ def quarantines(history: History) -> list[RunFinding]:
         reads = "reads" if len(others) == 1 else "read"
         still = f"; {_served(history, others)} still {reads} it" if others else "; no shard reads it any more"
         said = ", ".join(
-            f"{each.who} after {counted(each.fields.offences, 'offence')}, the last {each.fields.reason!r}"
+            f"{each.who} after {describe_isolation(each.fields.offences, each.fields.reason)}"
             for each in isolations[:NAMED_MAX]
         )
         where = f"its incarnation {incarnation} is isolated at {_served(history, sorted(shards))}{still}"
@@ -50,7 +51,7 @@ def quarantines(history: History) -> list[RunFinding]:
             finding(
                 "quarantine",
                 learner,
-                f"{where}. Each shard judges by itself: {said}",
+                f"{where}. Each shard judges by itself: {said}. {ISOLATION_CURE.capitalize()}",
                 from_s=min(each.at_s for each in isolations),
                 until_s=min(ended, default=None),
                 evidence=tuple(_offences(history, learner, incarnation)),
@@ -272,6 +273,30 @@ def many_refusals(history: History) -> list[RunFinding]:
     return found
 
 
+def many_clips(history: History) -> list[RunFinding]:
+    """Return the learners of which several contributions were clipped."""
+    found = []
+    for learner in sorted({share.learner for _, share in history.contributions() if share.norm_max is not None}):
+        own = [(line, share) for line, share in history.contributions(learner) if share.norm_max is not None]
+        if len(own) < REFUSED_MIN:
+            continue
+        told = [
+            f"{push_id(line, share)} {describe_clip(share.norm or 0.0, share.norm_max or 0.0)}"
+            for line, share in own[-2:]
+        ]
+        found.append(
+            finding(
+                "clipped",
+                learner,
+                f"{len(own)} of its {len(history.contributions(learner))} merged contributions were clipped; {CLIP_CURE}",
+                from_s=own[0][0].at_s,
+                until_s=own[-1][0].at_s,
+                evidence=tuple(told),
+            )
+        )
+    return found
+
+
 def refused_id(one: RefusedContribution) -> str:
     """Return the id of a refused contribution."""
     return f"push/{one.learner}/{one.incarnation}/{one.fragment}/{one.push}"
@@ -286,7 +311,7 @@ def measure_told(one: RefusedContribution) -> str:
     """Return the length of an outlier, and its bound; nothing for other reasons, or an event of an earlier release."""
     if not one.norm_max:
         return ""
-    return f", its length (L2) is {one.norm:.3g}, and {one.norm_max:.3g} was allowed"
+    return f", {describe_outlier(one.norm or 0.0, one.norm_max)}"
 
 
 def _served(history: History, shards: Sequence[str]) -> str:

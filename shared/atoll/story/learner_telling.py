@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.run.event_fields import QuarantineEvent
+from atoll.run.protection import describe_isolation
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import of_others, points_away, shares_of
 from atoll.story.history import History
@@ -82,7 +83,7 @@ def _gone(each: LearnerAbsence) -> str:
 
 
 def _offences(told: QuarantineEvent) -> str:
-    return f"{told.offences} offences, the last {told.reason!r}"
+    return describe_isolation(told.offences, told.reason)
 
 
 def _refusals(history: History, learner: str) -> Sequence[str]:

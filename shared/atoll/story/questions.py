@@ -15,6 +15,7 @@ from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
+from atoll.run.protection import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.view import RoundLine
 from atoll.story.attribution import of_others, points_away, shares_of
 from atoll.story.goodput import goodput_of
@@ -29,7 +30,7 @@ REASONS: Final = {
     "future_base": "it is on a version that does not exist yet: its learner follows another founding or is broken",
     "empty": "it covers no token or no step",
     "implausible": "it claims more tokens than its steps, or the time, allow",
-    "outlier": "it is far longer than this fragment's usual pseudo-gradients: a learning rate, bad data, or broken memory",
+    "outlier": "it is far longer than the other learners': a learning rate, other data, or broken memory",
     "unusual": "it is far longer than usual, but others' were as well: nobody is blamed",
     "quarantined": "its incarnation had been isolated before, and is not read any more",
     "unjudged": "the last learners left before a majority was there to judge it",
@@ -157,11 +158,12 @@ def _not_waited_for(history: History, learner: str) -> list[str]:
 
 
 def refused(history: History, learner: str | None) -> list[str]:
-    """Answer why contributions were refused: all of them, or those of one learner."""
+    """Answer why contributions were refused or clipped: all of them, or those of one learner."""
     chosen = [each for each in history.refused if learner in (None, each.fields.learner)]
+    clipped = clips_told(history, learner)
     if not chosen:
-        return [f"no contribution{'' if learner is None else f' of {learner}'} was refused"]
-    told, clock = [], history.clock
+        return [f"no contribution{'' if learner is None else f' of {learner}'} was refused", *clipped]
+    told, clock = clipped, history.clock
     for (name, reason), count in Counter((each.fields.learner, each.fields.reason) for each in chosen).most_common():
         newest = next(each for each in reversed(chosen) if (each.fields.learner, each.fields.reason) == (name, reason))
         blame = "an offence" if reason in OFFENCES else "no offence"
@@ -178,11 +180,25 @@ def refused(history: History, learner: str | None) -> list[str]:
             took = f"; its upload took {push.upload_s:.3g} s" if push.upload_s else ""
             told.append(f"    it was on version {push.base_version}, and the fragment was at {version}{took}")
     told += [
-        f"{each.fields.learner} is in quarantine at {each.who} since {clock.at(each.at_s)}: {each.fields.offences} offences, "
-        f"the last {each.fields.reason!r}"
+        f"{each.fields.learner} is in quarantine at {each.who} since {clock.at(each.at_s)}: "
+        f"{describe_isolation(each.fields.offences, each.fields.reason)}"
         for each in history.quarantined
         if learner in (None, each.fields.learner)
     ]
+    return told
+
+
+def clips_told(history: History, learner: str | None) -> list[str]:
+    """Return, by learner, how many merged contributions were clipped, and the newest of them."""
+    told = []
+    own = [(line, share) for line, share in history.contributions(learner) if share.norm_max is not None]
+    for name, count in Counter(share.learner for _, share in own).most_common():
+        line, newest = next((line, share) for line, share in reversed(own) if share.learner == name)
+        told.append(
+            f"{name}: {counted(count, 'merged contribution was', 'merged contributions were')} clipped; {CLIP_CURE}"
+        )
+        why = describe_clip(newest.norm or 0.0, newest.norm_max or 0.0)
+        told.append(f"    the last at {history.clock.at(line.at_s)}: {push_id(line, newest)} {why}")
     return told
 
 
@@ -329,7 +345,7 @@ def _beside(own: float | None, others: float | None) -> str:
 def _who_is(history: History, learner: str) -> list[str]:
     return [
         f"{each.who} has isolated its incarnation {each.fields.incarnation} since {history.clock.at(each.at_s)}: "
-        f"{each.fields.offences} offences, the last {each.fields.reason!r}"
+        f"{describe_isolation(each.fields.offences, each.fields.reason)}"
         for each in history.quarantined
         if each.fields.learner == learner
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from atoll.base.wording import counted
+from atoll.run.protection import describe_isolation
 from atoll.story.history import History
 from atoll.story.outages import outages_of, owner_of, usual_pause_s
 from atoll.story.telling import LATEST, SILENT, long_rounds
@@ -79,7 +80,7 @@ def _refused(history: History, shard: str) -> list[str]:
     ]
     told += [
         f"  {history.clock.at(each.at_s)}  it put {each.fields.learner}, incarnation {each.fields.incarnation}, into "
-        f"quarantine: {counted(each.fields.offences, 'offence')}, the last {each.fields.reason!r}"
+        f"quarantine: {describe_isolation(each.fields.offences, each.fields.reason)}"
         for each in history.quarantined
         if each.who == shard
     ]

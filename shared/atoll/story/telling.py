@@ -16,6 +16,7 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
+from atoll.run.protection import describe_clip
 from atoll.run.view import RoundLine
 from atoll.story.attribution import weight_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
@@ -244,6 +245,8 @@ def _corrected(share: Contributor) -> str:
     if share.corrected:
         lengths = f"length {share.norm or 0:.3g} to {share.corrected_norm or 0:.3g}"
         words.append(f"{share.corrected} slices turned towards the momentum, {lengths}")
+    if share.norm_max is not None:
+        words.append(describe_clip(share.norm or 0.0, share.norm_max))
     if share.shortened:
         words.append(f"{share.shortened} slices shortened")
     if share.unheard:

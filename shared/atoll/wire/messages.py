@@ -229,14 +229,19 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The fate of a contribution, sent to its learner."""
+    """The fate of a contribution, sent to its learner.
+
+    `norm` and `norm_max` are its length (L2) and the one allowed, if that decided it; one that is clipped will be merged.
+    """
 
     learner: PeerId
     incarnation: Incarnation
     fragment: FragmentNumber
     push: PushNumber
-    fate: Literal["merged", "merged_late", "refused"]
+    fate: Literal["merged", "merged_late", "refused", "clipped"]
     reason: Word = ""
+    norm: Figure = 0.0
+    norm_max: Figure = 0.0
     schema: int = SCHEMA
 
 

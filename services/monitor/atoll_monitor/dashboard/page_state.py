@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from atoll.run.links import as_report, byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerLife, LearnerView
+from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
 from atoll_monitor.dashboard.page_facts import (
@@ -73,8 +74,22 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "traffic": {name: value for name, value in told.items() if name not in ("links", "learners", "all", "tokens")},
         "fates": None if facts.fates is None else {name: count for name, count in facts.fates.items() if count},
         "quarantined": [
-            {"learner": q.learner, "incarnation": q.incarnation, "offences": q.offences, "reason": q.reason}
+            {
+                "learner": q.learner,
+                "incarnation": q.incarnation,
+                "offences": q.offences,
+                "reason": q.reason,
+                "why": f"{describe_isolation(q.offences, q.reason)}; {ISOLATION_CURE}",
+            }
             for q in view.quarantined[-QUARANTINES_SHOWN:]
+        ],
+        "clipped": [
+            {
+                "learner": name,
+                "count": clips.count,
+                "why": f"the last {describe_clip(clips.norm, clips.norm_max)}; {CLIP_CURE}",
+            }
+            for name, clips in sorted(view.sums.clipped.items(), key=lambda each: -each[1].count)[:QUARANTINES_SHOWN]
         ],
         "refused": dict(view.refused.most_common(REASONS_SHOWN)),
         "junk": dict(view.junk.most_common(REASONS_SHOWN)),

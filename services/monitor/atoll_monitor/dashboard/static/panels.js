@@ -155,7 +155,7 @@ export class Marks {
 
 export class Quarantine {
   constructor(host) {
-    this.parts = ["In quarantine", "Contributions refused", "Messages dropped as junk"].map((title) => {
+    this.parts = ["In quarantine", "Contributions refused", "Messages dropped as junk", "Contributions clipped"].map((title) => {
       const list = make("ul", { class: "keys" }), none = make("p", { class: "note" });
       host.append(make("h3", {}, title), list, none);
       return { list, none };
@@ -163,8 +163,9 @@ export class Quarantine {
   }
 
   set(state) {
-    this.#fill(0, state.quarantined.map((q) => [`${q.learner}, incarnation ${q.incarnation}`, `${plural(q.offences, "offence")}, the last: ${q.reason}`]), "Nobody was isolated.");
+    this.#fill(0, state.quarantined.map((q) => [`${q.learner}, incarnation ${q.incarnation}`, q.why]), "Nobody was isolated.");
     this.#fill(1, Object.entries(state.refused).map(([reason, times]) => [reason.replaceAll("_", " "), exact(times)]), "None was refused.");
+    this.#fill(3, state.clipped.map((c) => [`${c.learner}, ${plural(c.count, "contribution")}`, c.why]), "None was clipped.");
     this.#fill(2, Object.entries(state.junk).map(([reason, times]) => [reason.replaceAll("_", " "), exact(times)]), "None.");
   }
 
