@@ -46,7 +46,7 @@ def heads_of(world: MemoryWorld) -> tuple[RunRecord, dict[int, Head]]:
 
 
 def trained(run: str, folder: Path, **changes: object) -> tuple[RunRecord, dict[int, Head]]:
-    """Train with three learners and shards that retain their rounds in `folder`.
+    """Train with four learners and shards that retain their rounds in `folder`.
 
     Every parameter begins with a value of its own: fragments of equal values would send equal contributions.
     """
@@ -57,6 +57,7 @@ def trained(run: str, folder: Path, **changes: object) -> tuple[RunRecord, dict[
         lambda: world.train("low", -1.0, params=uneven),
         lambda: world.train("high", 1.0, pace=1.5, params=uneven),
         lambda: world.train("mid", 0.5, params=uneven),
+        lambda: world.train("far", 2.0, pace=1.2, params=uneven),
     )
     found = heads_of(world)
     world.home.stop()
@@ -98,6 +99,24 @@ def test_every_head_of_a_run_is_made_again_to_the_same_bits(
     assert len(anchors) - anchors.count(None) == len(heads), "only the first round of a fragment needs an anchor"
     assert len(made) >= 2 * len(heads)
     assert rounds.size_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"share_max": 0.9, "merge": "mean", "correction": "none"}], ids=["rda", "mean"]
+)
+def test_a_round_with_a_clipped_contribution_is_made_again(
+    run: str, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """The scale is in the command, in the head and in what is retained, and the same facts lead to it."""
+    record, heads = trained(run, tmp_path, **{"outlier_ratio": 0.01, "tokens_target": 8_000, **changes})
+    rounds = RoundStore.of(FolderArchive(tmp_path), record)
+    folds = [(made.head, fold) for made in every_round(rounds) for fold in made.folds if fold.scale < 1.0]
+
+    assert folds
+    assert all(any(each.scale == fold.scale for each in head.included) for head, fold in folds)
+    made = list(replayed(rounds))
+    assert [(each.fragment, each.version, each.differences) for each in made if not each.identical] == []
+    assert {each.digest for each in made} >= {head.digest for head in heads.values()}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from atoll.run.protection import describe_outlier
+from atoll.run.protection import CLIP_CURE, describe_clip, describe_outlier
 from atoll.story.findings import GRAVITY, SAME_CULPRIT, SAME_TIME, by_cause, by_urgency, findings
 from atoll.story.questions import behind, loss, refused
 from atoll.story.run_clock import RunClock
@@ -54,6 +54,21 @@ def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_mo
     (both,) = findings(told.history)
     assert "no shard reads it any more" in both.text
     assert both.until_s == 60.0
+
+
+def test_clips_are_told_with_both_lengths_the_setting_and_the_cure(told: SteppedRun) -> None:
+    """As a finding, and to whoever asks why contributions were refused: none was."""
+    for version in (50, 51, 52):
+        told.steps = {"a": 1.0}
+        told.round(version, norm=12.0, norm_max=4.5)
+    (found,) = [each for each in findings(told.history) if each.cause == "clipped"]
+    answer = "\n".join(refused(told.history, "a"))
+
+    assert found.culprit == "a"
+    assert CLIP_CURE in found.text
+    assert found.evidence[-1] == f"push/a/1/0/52 {describe_clip(12.0, 4.5)}"
+    for words in ("no contribution of a was refused", describe_clip(12.0, 4.5), CLIP_CURE, "protocol.outlier_ratio"):
+        assert words in answer
 
 
 def test_an_outlier_is_told_with_its_length_and_the_bound(told: SteppedRun) -> None:

@@ -16,7 +16,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import PUSHES_AT_ONCE, IslandDriver
 from atoll.client.founding import publish_origin
-from atoll.client.local_refusals import QUIET_S, LocalRefusals, tell_refusal
+from atoll.client.local_refusals import QUIET_S, ClippedPushes, LocalRefusals, tell_refusal
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
@@ -24,6 +24,7 @@ from atoll.protocol.events import CallHeard, HeadHeard, Push
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
+from atoll.run.protection import describe_clip
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
 from atoll.wire.messages import Member, RunRecord, Verdict, encode
@@ -186,6 +187,22 @@ def test_a_push_that_came_too_late_is_no_reason_to_worry(reason: str, level: str
         tell_refusal(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
     assert [line["log_level"] for line in lines] == [level]
     assert ("harmless" in lines[0].get("why", "")) is (reason == "stale")
+
+
+def test_clipped_pushes_are_told_at_once_and_then_now_and_then() -> None:
+    """With both lengths, the setting and the cure; how many there were since the last line."""
+    clock = HandClock(0.0)
+    clipped = ClippedPushes(clock)
+    with capture_logs() as lines:
+        for push in range(1, 6):
+            verdict = Verdict(
+                learner="a", incarnation=1, fragment=0, push=push, fate="clipped", norm=12.0, norm_max=4.5
+            )
+            clipped.tell(verdict)
+            clock.now_s += QUIET_S / 3
+
+    assert [(line["push"], line["pushes"]) for line in lines] == [(1, 1), (4, 3)]
+    assert all(line["why"] == describe_clip(12.0, 4.5) for line in lines)
 
 
 def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:
