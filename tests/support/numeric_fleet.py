@@ -98,11 +98,11 @@ def sgd(rate: float = 0.1) -> Update:
     return lambda gradient: np.float32(-rate) * gradient
 
 
-class Classifier:
+class SmallClassifier:
     """Two layers of weights in one flat vector: its layout, its values at first, its gradient."""
 
     def __init__(self, fragments: int, seed: int = 0) -> None:
-        """Plan the layout and draw the first values."""
+        """LearnerPlan the layout and draw the first values."""
         self.shapes = ((FEATURES, FEATURES), (FEATURES, CLASSES))
         tensors = [TensorSpec(f"w{number}", shape, "float32") for number, shape in enumerate(self.shapes)]
         self.layout: Layout = plan_layout(tensors, fragments)
@@ -138,7 +138,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LearnerPlan:
     """A learner: its classes, when it joins (virtual seconds), a step's time, its batch, its optimizer, and when it leaves.
 
     It is away, and hears and sends nothing, between the two times of `away_s`; killed and back anew at those of `restarts_s`. A
@@ -157,11 +157,11 @@ class Plan:
 
 
 @dataclass
-class Life:
+class NumericLearner:
     """One incarnation of a learner: its machine, its values, what it measures its progress from."""
 
     name: str
-    plan: Plan
+    plan: LearnerPlan
     incarnation: int
     island: Island
     values: Vector
@@ -179,11 +179,11 @@ class Life:
 class NumericFleet:
     """A run of learners with plans, for as long as `run` is told."""
 
-    def __init__(self, plans: dict[str, Plan], **settings: object) -> None:
+    def __init__(self, plans: dict[str, LearnerPlan], **settings: object) -> None:
         """Found the run."""
         agreed = {"fragments": 2, "interval_steps": 50, "shards": 1, "codec_up": "f32", "codec_down": "f32"} | settings
         self.settings = msgspec.convert(agreed, ProtocolSettings).check()
-        self.model = Classifier(self.settings.fragments)
+        self.model = SmallClassifier(self.settings.fragments)
         self.shard = Shard(self.settings, 0, dict.fromkeys(range(self.settings.fragments), 0))
         outer = make_outer(self.settings.outer, self.settings.outer_lr, self.settings.outer_momentum)
         self.updates = [update_of(self.settings, p, outer) for p in range(self.settings.fragments)]
@@ -194,7 +194,7 @@ class NumericFleet:
         self.merges: dict[int, RoundMerge] = {}
         self.waiting: dict[PushKey, tuple[Encoded, list[float]]] = {}
         self.timers: dict[str, float] = {}
-        self.lives: dict[str, Life] = {}
+        self.lives: dict[str, NumericLearner] = {}
         self.now_s = 0.0
         self.refused: Counter[tuple[str, str]] = Counter()
         self.clipped: dict[str, list[float]] = {}
@@ -260,21 +260,23 @@ class NumericFleet:
                 self._beat(life)
         self._at(self.now_s + plan.step_s, name, incarnation)
 
-    def _join(self, name: str, plan: Plan, incarnation: int) -> Life:
+    def _join(self, name: str, plan: LearnerPlan, incarnation: int) -> NumericLearner:
         values = np.concatenate([values for _, values in self.heads])
         anchors = [values[part].copy() for part in self.model.bounds]
         island = Island(self.settings, {p: version for p, (version, _) in enumerate(self.heads)})
         draw = np.random.default_rng([*name.encode(), incarnation])
         mine = np.flatnonzero(np.isin(self.model.labels, list(plan.classes)))
-        life = self.lives[name] = Life(name, plan, incarnation, island, values, anchors, plan.optimizer(), draw, mine)
+        life = self.lives[name] = NumericLearner(
+            name, plan, incarnation, island, values, anchors, plan.optimizer(), draw, mine
+        )
         return life
 
-    def _step(self, life: Life) -> None:
+    def _step(self, life: NumericLearner) -> None:
         chosen = life.mine[life.draw.integers(0, len(life.mine), life.plan.batch)]
         life.values = life.values + life.update(self.model.gradient(life.values, chosen))
         self._tell(life, StepDone(at_s=self.now_s, tokens=life.plan.batch))
 
-    def _flood(self, life: Life) -> None:
+    def _flood(self, life: NumericLearner) -> None:
         """Send a contribution of next to nothing to every fragment, on its newest version, said to be of many steps."""
         for fragment, (version, values) in enumerate(self.heads):
             push = life.sent_of[fragment] = life.sent_of.get(fragment, 0) + 1
@@ -288,7 +290,7 @@ class NumericFleet:
         self.waiting[key] = encoded, slice_norms(self.model.layout.slices(key.fragment), encoded)
         self._tell_shard(ContributionArrived(at_s=self.now_s, key=key, **claims))
 
-    def _beat(self, life: Life) -> None:
+    def _beat(self, life: NumericLearner) -> None:
         life.beat_s = self.now_s
         self._tell_shard(
             LearnerBeat(
@@ -304,7 +306,7 @@ class NumericFleet:
             )
         )
 
-    def _adopt(self, life: Life, fragment: int, version: int, values: Vector) -> None:
+    def _adopt(self, life: NumericLearner, fragment: int, version: int, values: Vector) -> None:
         gone, part = not life.island.keeps(fragment, version), self.model.bounds[fragment]
         now = life.values.copy()
         sent = life.sent.get(fragment)
@@ -316,7 +318,7 @@ class NumericFleet:
         life.anchors[fragment], life.values = values.copy(), now
         life.sent.pop(fragment, None)
 
-    def _tell(self, life: Life, fact: Fact) -> None:
+    def _tell(self, life: NumericLearner, fact: Fact) -> None:
         for action in life.island.handle(fact):
             if isinstance(action, Push):
                 self._push(life, action)
@@ -325,7 +327,7 @@ class NumericFleet:
                 life.ready[action.fragment] = version, values
                 self._tell(life, FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
 
-    def _push(self, life: Life, action: Push) -> None:
+    def _push(self, life: NumericLearner, action: Push) -> None:
         part = self.model.bounds[action.fragment]
         vector = life.anchors[action.fragment] - life.values[part]
         life.sent[action.fragment] = life.values[part].copy()
@@ -385,7 +387,7 @@ class NumericFleet:
             if (life.name, life.incarnation) == (learner, incarnation):
                 self._tell(life, PushRefused(at_s=self.now_s, fragment=fragment, push=push, reason=action.reason))
 
-    def _there(self) -> list[Life]:
+    def _there(self) -> list[NumericLearner]:
         return [life for life in self.lives.values() if not life.plan.away_s[0] <= self.now_s < life.plan.away_s[1]]
 
     def _fold(self, action: Fold) -> None:
