@@ -322,12 +322,18 @@ class ShardAtRandom:
         self.tell(arrived)
 
     def wait(self, for_s: float) -> None:
-        """Let time pass; timers fire when they are due."""
-        until_s = self.now_s + for_s
-        while self.timers and min(self.timers.values()) <= until_s:
-            name = min(self.timers, key=lambda one: (self.timers[one], one))
-            self.now_s = max(self.now_s, self.timers.pop(name))
-            self.tell(TimerFired(at_s=self.now_s, name=name))
+        """Let time pass; timers fire when they are due, and the broker answers, or is away for all that time."""
+        until_s, cut_off = self.now_s + for_s, self.chance.random() < 0.2
+        answers_s = self.now_s + 1.0
+        while min(answers_s, *self.timers.values(), math.inf) <= until_s:
+            name = min(self.timers, key=lambda one: (self.timers[one], one), default="")
+            if not name or answers_s < self.timers[name]:
+                self.now_s, answers_s = max(self.now_s, answers_s), answers_s + 1.0
+                if not cut_off:
+                    self.tell(QueueDrained(at_s=self.now_s, proven=False))
+            else:
+                self.now_s = max(self.now_s, self.timers.pop(name))
+                self.tell(TimerFired(at_s=self.now_s, name=name))
         self.now_s = until_s
 
     def end(self) -> None:
@@ -368,8 +374,8 @@ def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_pred
     told.reported("a", 1, 500, 0, 0, 0)
     shard = Shard(agreed(tokens_target=400), 0, {0: 0, 1: 0}, ledger=told)
     assert shard.ledger.known_tokens == 500
-    first = [shard.handle(QueueDrained(at_s=at_s)) for at_s in (1000.0, 1005.9)]
-    assert first == [[], []]
+    first = [shard.handle(QueueDrained(at_s=at_s)) for at_s in (1000.0, 1002.0, 1004.0, 1005.9)]
+    assert first == [[]] * 4
     assert shard.handle(QueueDrained(at_s=1006.1)) == [Finish(reason="token target reached")]
 
 

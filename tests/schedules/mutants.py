@@ -50,7 +50,6 @@ from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
-from atoll.protocol.slot import FragmentSlot
 from atoll.protocol.tenure import LeaseSeen, LeaseUnseen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
@@ -80,7 +79,7 @@ memory_bus: Any = _bus
 heads: Any = _heads
 
 # What the patches build on, as production has it.
-HANDLE, FOLD_ALL, FOLD = Shard.handle, Shard._fold, FragmentRound.fold
+HANDLE, FOLD = Shard.handle, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 LOOK = Tenure.handle
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _outer.read_outer_state
@@ -117,11 +116,6 @@ def fold_twice(self: FragmentRound, offer: Offer, cause_id: str) -> Command:
     command = FOLD(self, offer, cause_id)
     self.shares.append(self.shares[-1])
     return command
-
-
-def open_too_early(self: Shard, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Command]:
-    """A final contribution opens its round before the others that waited with it are folded."""
-    return [action for offer in ready for action in FOLD_ALL(self, slot, [offer], at_s, cause_id)]
 
 
 def acknowledge_unkept(self: Shard, event: Fact) -> list[Command]:
@@ -302,7 +296,7 @@ async def removed_reader_waits(self: FactIntake) -> None:
         try:
             delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
-                proven = await self._queue.drained()  # type: ignore[union-attr]
+                proven = bool(await self._queue.drained())  # type: ignore[union-attr]
                 self._tell(
                     QueueDrained(at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.hearsay.tokens)
                 )
@@ -531,7 +525,6 @@ SPOILT = {"hostile records": 20.0, "crash": 20.0, "freeze": 20.0, "join": 20.0}
 FULL = {"disk full": 30.0, "requests lost": 20.0}
 COMING = {"join": 30.0, "leave": 20.0, "messages late": 30.0}
 DELTAS = {"codec_down": "int4", "keyframe_versions": 5}
-CROWD = {"grace_gamma": 0.0, "learners": 3, "quorum": 1, "interval_steps": 2, "ending": "apart"}
 LOST = {"store lost": 12.0, "messages slow": 30.0}
 ARCHIVED = {"archive_every_s": 2, "storm_s": 20.0}
 OUTAGE = {"broker gone": 6.0, "join": 8.0}
@@ -546,9 +539,6 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "any base": ScheduleMutant(((FragmentRound, "refusal", any_base),)),
     "ack before commit": ScheduleMutant(((Shard, "handle", acknowledge_when_ready),)),
     "counted twice": ScheduleMutant(((FragmentRound, "fold", fold_twice),)),
-    "opened too early": ScheduleMutant(
-        ((Shard, "_fold", open_too_early),), {"leave": 60.0, "join": 80.0, "messages slow": 30.0}, CROWD
-    ),
     "refusal acked before kept": ScheduleMutant(((Shard, "handle", acknowledge_unkept),)),
     "farewell dismissed before kept": ScheduleMutant(((Shard, "handle", dismiss_unkept),)),
     "ledger of a later moment": ScheduleMutant(

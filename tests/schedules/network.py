@@ -227,7 +227,7 @@ class ScheduleConsumer:
         if not self.place.gone:
             self.stream.settle(sequence)
 
-    async def drained(self) -> bool:
+    async def drained(self) -> bool | None:
         """Return whether nothing is queued and nothing unsettled; raise `RecordConflict` for a removed reader."""
 
         def effect() -> bool:
@@ -241,7 +241,7 @@ class ScheduleConsumer:
         try:
             return await self.bus.request(effect)
         except BrokerUnavailable:
-            return False
+            return None
 
     async def close(self) -> None:
         """Stop reading and give back what is not settled."""

@@ -8,6 +8,7 @@ both sides agree with each other and with the models.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ from atoll.protocol.shard import Shard
 from support.reference_machines import FateModel, IslandModel, RoundModel
 
 ROUNDS_MAX = 60
+ANSWERS_S = 2.0
+"""How often the broker answers for the queue."""
 
 
 def one_commit(base_version: int) -> Commit:
@@ -99,13 +102,15 @@ class LearnerIncarnation:
 class ProtocolWorld:
     """One shard and its islands; `queue` is the durable work queue, `calls` and `heads` are core messages on their way.
 
-    Pushes are durable and frames are read at once, unless `holding`: then they wait in `sending` and `fetching`.
+    Pushes are durable and frames are read at once, unless `holding`: then they wait in `sending` and `fetching`. While it is
+    `cut_off` the shard hears nothing of the broker but what a test hands over.
     """
 
     settings: ProtocolSettings
     step_s: float = 1.0
     now_s: float = 0.0
     holding: bool = False
+    cut_off: bool = False
     paces: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,6 +136,7 @@ class ProtocolWorld:
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
+        self._answered_s = 0.0
 
     # --- what a test may do -----------------------------------------------------------------------------------------
 
@@ -188,15 +194,21 @@ class ProtocolWorld:
         self._tell_shard(self._beat(life, training=not life.island.draining))
 
     def tick(self, for_s: float) -> None:
-        """Time passes; timers that come due fire in order."""
+        """Time passes; timers that come due fire in order, and the broker answers now and then."""
         until_s = self.now_s + for_s
-        while self.timers:
-            name, due_s = min(self.timers.items(), key=lambda item: (item[1], item[0]))
-            if due_s > until_s:
+        while True:
+            name, due_s = min(self.timers.items(), key=lambda item: (item[1], item[0]), default=("", math.inf))
+            at_s = max(self.now_s, min(due_s, self._answered_s + ANSWERS_S))
+            if at_s > until_s:
                 break
-            del self.timers[name]
-            self.now_s = max(self.now_s, due_s)
-            self._tell_shard(TimerFired(at_s=self.now_s, name=name))
+            self.now_s = at_s
+            if due_s <= at_s:
+                del self.timers[name]
+                self._tell_shard(TimerFired(at_s=at_s, name=name))
+            else:
+                self._answered_s = at_s
+                if not self.cut_off:
+                    self._tell_shard(QueueDrained(at_s=at_s, proven=False))
         self.now_s = until_s
 
     def deliver(self, index: int = 0, *, again: bool = False) -> None:
@@ -281,6 +293,7 @@ class ProtocolWorld:
     def heal(self) -> Settlement:
         """Deliver everything, drain everybody, and return the settlement; the shard must have finished."""
         self._deliver_all()
+        self.cut_off = False
         for name in sorted(self.lives):
             self.drain(name)
         self._tell_shard(DrainOrdered(at_s=self.now_s))
@@ -448,6 +461,8 @@ class ProtocolWorld:
 
     def _note(self, who: str, fact: Fact, actions: list[Command]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
+        if isinstance(fact, QueueDrained) and not fact.proven and not actions:
+            return
         self.log.append(logbook_line(who, fact, actions, self.now_s))
 
 

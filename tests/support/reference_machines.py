@@ -4,7 +4,7 @@ An invariant says that no sum is negative. A model says what the sum *is*. Each 
 answered it, keeps its own ledger in the most simple form it can (one entry for each step, each contribution, each learner),
 and raises `InvariantBroken` where the machine says something else. No model reads a machine's private state to decide.
 
-    RoundModel     quorum time, commit time and step time, their averages, the grace window of Eq. 3, why a round ends
+    RoundModel     connected time, quorum, commit and step time, their averages, the grace window of Eq. 3, why a round ends
     FateModel      weight, age, staleness and clip of each contribution, and the fate of its tokens, by incarnation
     IslandModel    one fate for each step of each fragment, and the answer to each call, head and settled push
     HeadModel      visible heads: versions, epochs, and the tokens that all commits of a fragment have included
@@ -49,6 +49,7 @@ from atoll.protocol.events import (
     PushSettled,
     Refuse,
     StepDone,
+    TimerFired,
     Unfold,
 )
 from atoll.protocol.invariants import require
@@ -58,6 +59,7 @@ from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.settings import ProtocolSettings
 
 SILENT_STEPS = 10
+CUT_S = 2.5
 CALLS_IN_VAIN = 8
 JUDGES_MIN = 3
 CALLS_UNHEARD = 3
@@ -80,11 +82,11 @@ def _average(samples: Iterable[float], decay: float) -> float | None:
 
 
 def _middle(values: Iterable[float]) -> float | None:
+    """Return the largest value that at least half of all are not below, counted from the least."""
     ordered = sorted(values)
-    half = len(ordered) // 2
-    if not ordered:
-        return None
-    return (ordered[half] + ordered[-half - 1]) / 2.0
+    while len(ordered) > 2:
+        ordered = ordered[1:-1]
+    return ordered[0] if ordered else None
 
 
 SPOILED: Final = ("not_finite", "corrupt", "blob_gone")
@@ -93,14 +95,25 @@ SPOILED: Final = ("not_finite", "corrupt", "blob_gone")
 
 @dataclass(slots=True)
 class _Heard:
-    """The newest life of a learner: when it was heard, whether it trains, the step time that it told last."""
+    """The newest life of a learner: when it was heard, whether it trains, the step time that it told last, its last commit."""
 
     incarnation: int
     at_s: float
     training: bool = False
     left: bool = False
     step_s: float | None = None
+    commit: int | None = None
     beats: list[tuple[float, int]] = field(default_factory=list)
+    training_beats: list[tuple[float, int]] = field(default_factory=list)
+
+    def fastest_s(self) -> float:
+        """Return the shortest step time that its heartbeats allow for: a quarter of that of the last stretch of two seconds."""
+        least_s, (then_s, before) = 0.0, self.training_beats[0]
+        for at_s, steps in self.training_beats:
+            between_s, taken = at_s - then_s, steps - before
+            if (between_s >= 2.0 and taken > 0) or between_s >= 20.0:
+                least_s, then_s, before = between_s / max(1, taken) / 4.0, at_s, steps
+        return least_s
 
     def slowest_s(self) -> float:
         """Return the longest step time that its heartbeats allow for, from the last moment but one at which one was marked."""
@@ -118,10 +131,14 @@ class _Round:
 
     version: int
     called_s: float | None = None
+    asked_s: float = 0.0
+    absent_s: float = 0.0
     attempt: int = 0
     quorum_s: float | None = None
     grace_s: float = 0.0
+    grace_step_s: float = 0.0
     committing_s: float | None = None
+    shares: tuple[PushKey, ...] = ()
     folded: list[PushKey] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
 
@@ -143,32 +160,43 @@ class RoundModel:
         self._commits_s: list[float] = []
         self._trained: dict[tuple[str, int], int] = {}
         self._told = 0
+        self._sign_s: float | None = None
+        self._absent_s = 0.0
+        self._commits = 0
+        self._ever: set[tuple[str, int]] = set()
 
     def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
         self._told = max(self._told, getattr(fact, "run_tokens", 0))
+        if not isinstance(fact, TimerFired | DrainOrdered):
+            self._see_sign(fact.at_s)
         self._take(fact)
         actions = list(actions)
         for action in actions:
-            if isinstance(action, Fetch):
-                self._held.add(action.key)
-                self._loading.add(action.key)
-            elif isinstance(action, Acknowledge):
-                self._held.discard(action.key)
-                self._loading.discard(action.key)
-            elif isinstance(action, Refuse):
-                self._see_refusal(action)
-            elif isinstance(action, Fold):
-                self._rounds[action.key.fragment].folded.append(action.key)
-                self._loading.discard(action.key)
-            elif isinstance(action, Unfold):
-                self._rounds[action.fragment].folded.clear()
-            elif isinstance(action, PublishCall):
-                self._see_call(action, fact.at_s, actions)
-            elif isinstance(action, ArmTimer) and action.name.startswith("grace/"):
-                self._see_grace(self._rounds[int(action.name[6:])], action, fact.at_s)
-            elif isinstance(action, Commit):
-                self._see_commit(action, fact.at_s)
+            self._see_command(action, fact.at_s, actions)
+
+    def _see_command(self, action: Command, at_s: float, actions: list[Command]) -> None:
+        if isinstance(action, Fetch):
+            self._held.add(action.key)
+            self._loading.add(action.key)
+        elif isinstance(action, Acknowledge):
+            self._held.discard(action.key)
+            self._loading.discard(action.key)
+        elif isinstance(action, Refuse):
+            self._see_refusal(action)
+        elif isinstance(action, Fold):
+            self._rounds[action.key.fragment].folded.append(action.key)
+            self._loading.discard(action.key)
+        elif isinstance(action, Unfold):
+            self._rounds[action.fragment].folded.clear()
+        elif isinstance(action, PublishCall):
+            self._see_call(action, at_s, actions)
+        elif isinstance(action, ArmTimer):
+            kind, _, number = action.name.partition("/")
+            see = self._see_grace if kind == "grace" else self._see_due
+            see(self._rounds[int(number)], action, at_s)
+        elif isinstance(action, Commit):
+            self._see_commit(action, at_s)
 
     def inherit(self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]]) -> None:
         """Begin as an heir: with what learners told the former owner, and its learners' offences."""
@@ -176,6 +204,7 @@ class RoundModel:
         for name, account in ledger.accounts.items():
             learner, _, incarnation = name.rpartition("/")
             self._trained[learner, int(incarnation)] = account.trained
+            self._ever |= {(learner, int(incarnation))} if account.merged or account.merged_late else set()
         for key, (fate, _) in fates.items():
             if fate.partition(":")[2] in OFFENCES:
                 self._offences[key.learner, key.incarnation, key.fragment] += 1
@@ -184,6 +213,12 @@ class RoundModel:
                 self._see_merged(key)
 
     # --- facts ----------------------------------------------------------------------------------------------------------
+
+    def _see_sign(self, at_s: float) -> None:
+        """Count the time without a sign: all of a long gap, and of a shorter one what is beyond half a silence."""
+        gap_s = max(0.0, at_s - (at_s if self._sign_s is None else self._sign_s))
+        self._absent_s += gap_s if gap_s > CUT_S else max(0.0, gap_s - self._settings.silence_s / 2.0)
+        self._sign_s = max(at_s, at_s if self._sign_s is None else self._sign_s)
 
     def _take(self, fact: Fact) -> None:
         if isinstance(fact, LearnerBeat):
@@ -199,19 +234,27 @@ class RoundModel:
             self._bases[fact.key] = fact.base_version
             heard = self._learners.get(fact.key.learner)
             if heard is not None and heard.incarnation == fact.key.incarnation:
-                heard.at_s = fact.at_s
+                heard.at_s = self._connected_s
         elif isinstance(fact, Committed):
-            before = self._rounds[fact.fragment]
-            require(before.committing_s is not None, "what is committed was decided", fact)
-            self._commits_s.append(fact.at_s - (before.committing_s or 0.0))
-            self._rounds[fact.fragment] = _Round(fact.version)
+            self._take_commit(fact)
         elif isinstance(getattr(fact, "key", None), PushKey):
             self._loading.discard(fact.key)  # type: ignore[attr-defined]  # ready or spoiled: it is read
+
+    def _take_commit(self, committed: Committed) -> None:
+        before = self._rounds[committed.fragment]
+        require(before.committing_s is not None, "what is committed was decided", committed)
+        self._commits_s.append(self._connected_s - (before.committing_s or 0.0))
+        self._commits += 1
+        for key in before.shares:
+            heard = self._learners.get(key.learner)
+            if heard is not None and heard.incarnation == key.incarnation:
+                heard.commit = self._commits
+        self._rounds[committed.fragment] = _Round(committed.version)
 
     def _take_farewell(self, farewell: LearnerLeft) -> None:
         heard = self._learners.get(farewell.learner)
         if heard is None or heard.incarnation < farewell.incarnation:
-            heard = self._learners[farewell.learner] = _Heard(farewell.incarnation, farewell.at_s)
+            heard = self._learners[farewell.learner] = _Heard(farewell.incarnation, self._connected_s)
         if heard.incarnation == farewell.incarnation:
             heard.training, heard.left = False, True
 
@@ -220,12 +263,13 @@ class RoundModel:
         self._trained[life] = max(self._trained.get(life, 0), beat.tokens)
         heard = self._learners.get(beat.learner)
         if heard is None or beat.incarnation > heard.incarnation:
-            heard = self._learners[beat.learner] = _Heard(beat.incarnation, beat.at_s)
+            heard = self._learners[beat.learner] = _Heard(beat.incarnation, self._connected_s)
         if beat.incarnation == heard.incarnation:
-            heard.at_s, heard.training = beat.at_s, beat.training and not heard.left
+            heard.at_s, heard.training = self._connected_s, beat.training and not heard.left
             heard.beats.append((beat.at_s, beat.steps))
             if heard.training and beat.step_s > 0.0:
-                heard.step_s = min(beat.step_s, heard.slowest_s())
+                heard.training_beats.append((beat.at_s, beat.steps))
+                heard.step_s = min(max(beat.step_s, heard.fastest_s()), heard.slowest_s())
 
     # --- what follows from them -----------------------------------------------------------------------------------------
 
@@ -241,25 +285,44 @@ class RoundModel:
         if self._offences[life] and self._clean[life] % FORGIVEN == 0:
             self._offences[life] -= 1
 
-    def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
-        """Return the learners that train and are not silent; those in quarantine only if asked for."""
+    @property
+    def _connected_s(self) -> float:
+        """Return the time by the last sign of the broker, without that in which there was none."""
+        return (self._sign_s or 0.0) - self._absent_s
+
+    def present(self, *, isolated: bool = False) -> set[str]:
+        """Return the learners that have not left and are not silent; those in quarantine only if asked for."""
         return {
             name
             for name, heard in self._learners.items()
-            if heard.training
-            and at_s - heard.at_s <= max(self._settings.silence_s, min(120.0, SILENT_STEPS * (heard.step_s or 0.0)))
+            if not heard.left
+            and self._connected_s - heard.at_s
+            <= max(self._settings.silence_s, min(120.0, SILENT_STEPS * (heard.step_s or 0.0)))
             and (isolated or not self._isolated(name, heard.incarnation))
         }
 
-    def step_s(self, at_s: float) -> float | None:
-        """Return the median step time of the live learners."""
-        names = self.live(at_s) or self.live(at_s, isolated=True)
-        times_s = (self._learners[name].step_s for name in names)
-        return _middle(step_s for step_s in times_s if step_s is not None)
+    def live(self, *, isolated: bool = False) -> set[str]:
+        """Return those of them that train."""
+        return {name for name in self.present(isolated=isolated) if self._learners[name].training}
 
-    def window_s(self, at_s: float) -> float:
+    def step_s(self) -> float | None:
+        """Return the median step time of the live learners: of those that are part of new versions, if there are any."""
+        names = self.live() or self.live(isolated=True)
+        timed = {name: heard for name, heard in self._learners.items() if name in names and heard.step_s is not None}
+        since = self._commits - 2 * len(self._rounds)
+        lately = {
+            name
+            for name, heard in timed.items()
+            if heard.commit is not None
+            and heard.commit > since
+            and self._connected_s - heard.at_s <= self._settings.silence_s
+        }
+        ever = {name for name, heard in timed.items() if (name, heard.incarnation) in self._ever}
+        return _middle(timed[name].step_s or 0.0 for name in lately or ever or timed)
+
+    def window_s(self) -> float:
         """Return the grace window of Eq. 3 at this moment."""
-        settings, step_s = self._settings, self.step_s(at_s) or 0.0
+        settings, step_s = self._settings, self.step_s() or 0.0
         quorum_s, sync_s = (_average(seen, settings.average_decay) for seen in (self._quorums_s, self._commits_s))
         slack_s = settings.overlap_steps * step_s - (quorum_s or 0.0) - (sync_s or 0.0)
         return max(0.0, min(settings.grace_gamma * slack_s, settings.grace_cap_steps * step_s))
@@ -279,32 +342,51 @@ class RoundModel:
 
     def _see_call(self, call: PublishCall, at_s: float, actions: list[Command]) -> None:
         now = self._rounds[call.fragment]
-        now.called_s, now.attempt = at_s if now.called_s is None else now.called_s, now.attempt + 1
+        if now.called_s is None:
+            now.called_s, now.absent_s = at_s, self._absent_s
+        now.asked_s, now.attempt = at_s, now.attempt + 1
+        require(at_s - (self._sign_s or 0.0) <= CUT_S, "a shard that is cut off calls nobody", call)
         require((call.version, call.attempt) == (now.version, now.attempt), "a call is for its round", call)
         known = max(sum(self._trained.values()), self._told)
         require(call.run_tokens == known, "a call says how far the run is", (call, known))
-        due_s = at_s + max(0.5, 2.0 * (self.step_s(at_s) or 0.0))
+        due_s = at_s + max(0.5, 2.0 * (self.step_s() or 0.0))
         again = [a.due_s for a in actions if isinstance(a, ArmTimer) and a.name == f"due/{call.fragment}"]
         require(any(_near(due_s, armed_s) for armed_s in again), "a call is repeated in time", (again, due_s))
 
+    def _see_due(self, now: _Round, timer: ArmTimer, at_s: float) -> None:
+        """Check when a called round is called again: two steps after its last call, also when steps have become shorter."""
+        if now.called_s is None or now.quorum_s is not None:
+            return
+        again_s = now.asked_s + max(0.5, 2.0 * (self.step_s() or 0.0))
+        cut_off = at_s - (self._sign_s or 0.0) > CUT_S
+        require(_near(timer.due_s, at_s + 0.5 if cut_off else again_s), "a call is repeated in time", (timer, again_s))
+
     def _see_grace(self, now: _Round, timer: ArmTimer, at_s: float) -> None:
-        require(now.called_s is not None and now.quorum_s is None, "grace follows a call, once", timer)
+        require(now.called_s is not None, "grace follows a call", timer)
+        if now.quorum_s is not None:
+            shorter = (self.step_s() or 0.0) < 0.75 * now.grace_step_s and self.window_s() < now.grace_s
+            require(shorter, "grace is granted once, and shortened where steps are", (timer, now))
+            now.grace_s = self.window_s()
+            require(_near(timer.due_s, now.quorum_s + now.grace_s), "the grace window is that of Eq. 3", timer)
+            now.grace_step_s = self.step_s() or 0.0
+            return
         counted = now.folded if now.attempt > CALLS_IN_VAIN else self._on_time(now)
         learners = {key.learner for key in counted}
         require(len(learners) >= self._settings.quorum, "grace follows the quorum", (timer, learners))
-        self._quorums_s.append(at_s - (now.called_s or 0.0))
-        now.quorum_s, now.grace_s = at_s, self.window_s(at_s)
+        self._quorums_s.append(at_s - (now.called_s or 0.0) - (self._absent_s - now.absent_s))
+        now.quorum_s, now.grace_s, now.grace_step_s = at_s, self.window_s(), self.step_s() or 0.0
         wanted_s = at_s + now.grace_s
         require(_near(timer.due_s, wanted_s), "the grace window is that of Eq. 3", (timer.due_s, wanted_s))
 
     def _see_commit(self, commit: Commit, at_s: float) -> None:
         now = self._rounds[commit.fragment]
-        now.committing_s = at_s
+        now.committing_s, now.shares = at_s - self._absent_s, tuple(share.key for share in commit.shares)
+        self._ever |= {(key.learner, key.incarnation) for key in now.shares}
         called_s = at_s if now.called_s is None else now.called_s
         quorum_s = called_s if now.quorum_s is None else now.quorum_s
         got, due = (commit.called_s, commit.quorum_s, commit.grace_s), (called_s, quorum_s, now.grace_s)
         require(all(map(_near, got, due)), "a commit says when its round was called and met its quorum", (got, due))
-        live = self.live(at_s)
+        live = self.live()
         require(commit.live == len(live), "a commit says how many are live", (commit.live, live))
         loading = {key for key in self._loading if key.fragment == commit.fragment}
         if commit.end == "grace over":
@@ -315,7 +397,7 @@ class RoundModel:
             require(together or live <= answered, "everybody has answered", (live, answered))
             require(not loading, "what is being read is waited for", loading)
         else:
-            require(not live and not loading, "nobody is left", (commit.end, live, loading))
+            require(not self.present() and not loading, "nobody is left", (commit.end, self.present(), loading))
         for share in commit.shares:
             self._see_merged(share.key)
 
@@ -407,6 +489,8 @@ class FateModel:
         self._versions = dict(versions)
         self._arrived: dict[PushKey, ContributionArrived] = {}
         self._folded: dict[int, list[PushKey]] = {fragment: [] for fragment in versions}
+        self._final: dict[tuple[str, int, int], int] = {}
+        self._after_final: set[PushKey] = set()
         self._being_made: set[int] = set()
         """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
@@ -417,7 +501,7 @@ class FateModel:
         """Follow a fact and its commands."""
         actions = list(actions)
         if isinstance(fact, ContributionArrived):
-            self._arrived[fact.key] = fact
+            self._take(fact)
         elif isinstance(fact, Committed):
             require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
             self._versions[fact.fragment] = fact.version
@@ -440,6 +524,17 @@ class FateModel:
             self._see_refusal(action)
         elif isinstance(action, Acknowledge):
             self._see_acknowledge(action)
+
+    def _take(self, arrived: ContributionArrived) -> None:
+        """Note what arrives, and whether its life has called another push its last."""
+        key = arrived.key
+        if key not in self._arrived:
+            final = self._final.get(key[:3])
+            if final is not None and (arrived.final or key.push > final):
+                self._after_final.add(key)
+            elif arrived.final:
+                self._final[key[:3]] = key.push
+        self._arrived[key] = arrived
 
     def check(self, ledger: Ledger) -> None:
         """Compare the sums by incarnation with the owner's ledger."""
@@ -466,8 +561,9 @@ class FateModel:
             return "stale"
         if min(arrived.tokens, arrived.steps) < 1:
             return "empty"
-        believed = self._settings.step_tokens_max or math.inf
-        return "implausible" if arrived.tokens / arrived.steps > believed else ""
+        if arrived.tokens / arrived.steps > (self._settings.step_tokens_max or math.inf):
+            return "implausible"
+        return "after_final" if key in self._after_final else ""
 
     def _see_fold(self, fold: Fold) -> None:
         arrived, key, limit = self._arrived[fold.key], fold.key, self._settings.age_max + 1
@@ -520,7 +616,7 @@ class FateModel:
 
     def _see_refusal(self, refusal: Refuse) -> None:
         unfit = self._unfit(refusal.key)
-        known = ("future_base", "stale", "empty", "implausible")
+        known = ("future_base", "stale", "empty", "implausible", "after_final")
         # What became too old while it was read may turn out to be spoiled as well.
         fits = refusal.reason in (unfit, "quarantined", *SPOILED)
         require(not unfit or fits, "what cannot be merged is refused", (unfit, refusal))

@@ -376,7 +376,7 @@ def test_repeated_offence_isolates_that_learner_only() -> None:
     assert refusals(after) == ["quarantined"]
     assert not any(isinstance(action, Fetch) for action in after)
     assert any(isinstance(action, Fold) for action in other)
-    assert bench.shard.live(bench.at_s) == {"good"}
+    assert bench.shard.live() == {"good"}
 
 
 def test_what_is_nobodys_fault_is_no_offence() -> None:
@@ -386,7 +386,7 @@ def test_what_is_nobodys_fault_is_no_offence() -> None:
     for _ in range(5):
         assert refusals(bench.push("bad", spoil="chunks_gone")) == ["chunks_gone"]
 
-    assert bench.shard.live(bench.at_s) == {"good", "bad"}
+    assert bench.shard.live() == {"good", "bad"}
 
 
 def test_the_next_incarnation_begins_with_a_clean_record() -> None:
@@ -398,7 +398,7 @@ def test_the_next_incarnation_begins_with_a_clean_record() -> None:
     bench.beat("bad", incarnation=2)
 
     assert refusals(bench.push("bad", incarnation=2)) == []
-    assert "bad" in bench.shard.live(bench.at_s)
+    assert "bad" in bench.shard.live()
 
 
 @pytest.mark.parametrize("changes", [{"protect": "clip"}, {"protect": "isolate", "offences_max": 0}])
@@ -468,7 +468,7 @@ def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
 
     called = bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
 
-    assert bench.shard.live(bench.at_s) == set()
+    assert bench.shard.live() == set()
     assert any(isinstance(action, PublishCall) for action in called)
     assert refusals(bench.push("bad")) == ["quarantined"]
 

@@ -20,6 +20,7 @@ from atoll.protocol.grace import GraceWindow, grace_window
 from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundReasons, id_of, still_waiting
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import answered
 
 HEARD = 40.0
 
@@ -35,7 +36,7 @@ class Told:
 
     def tell(self, fact: Fact) -> None:
         """Tell one fact."""
-        actions = self.shard.handle(fact)
+        actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
         self.calls += [action for action in actions if isinstance(action, PublishCall)]
         self.commits += [action for action in actions if isinstance(action, Commit)]
 
@@ -176,18 +177,16 @@ def test_a_late_call_says_what_made_it_late() -> None:
     assert behind.why.sentences()["rest"] == late + "version 0 was visible only then"
 
 
-def test_a_leaver_opens_the_round_before_its_beat_and_an_empty_run_is_not_called() -> None:
-    """Two rounds that did not wait for their beat."""
-    leaver = Told()
-    leaver.beat(0.0, "a")
-    leaver.push(2.0, "a", final=True)
+def test_an_empty_run_is_not_called_and_a_round_of_a_former_release_says_who_opened_it() -> None:
+    """A last push once opened its round before the beat; event logs of then are read."""
     empty = Told()
     empty.beat(0.0, "a")
-    empty.push(1.0, "a")
+    empty.push(1.0, "a", final=True)
+    assert empty.commits == []
     empty.tell(LearnerLeft(at_s=2.0, learner="a", incarnation=1))
+    opened = Opening(opened="last_push", rested_s=2.0)
 
-    assert "the last push of a learner that leaves opened it before its beat" in leaver.why.sentences()["rest"]
-    assert leaver.why.opening.cause_id == id_of("push", "a", 1, 0, 1)
+    assert "the last push of a learner that leaves opened it before its beat" in opened.told(3)
     assert empty.why.sentences() == {
         "rest": "it was never called, because no live learner was left to ask",
         "end": "it ended, because no live learner was left to wait for",

@@ -22,6 +22,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import answered
 
 
 class CommitDesk:
@@ -34,7 +35,7 @@ class CommitDesk:
 
     def tell(self, fact: Fact) -> list[Command]:
         """Hand a fact over."""
-        actions = self.shard.handle(fact)
+        actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
         invariants.check_shard(self.shard)
         return actions
 
@@ -121,15 +122,14 @@ def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: fl
 def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
     """It is there, and may not be read any more."""
     desk = CommitDesk(ending="together", tokens_target=150, offences_max=1, protect="isolate", silence_s=60.0)
-    for learner in ("a", "mad"):
-        desk.beat(learner, training=False)
-    desk.beat("a", 100.0, training=False)
-    desk.beat("mad", 100.0, training=False)
+    for at_s in (0.0, 50.0, 100.0):
+        desk.beat("a", at_s, training=False)
+        desk.beat("mad", at_s, training=False)
     spoiled = desk.arrives("mad", 100.0)
     desk.tell(ContributionSpoiled(at_s=100.1, key=spoiled, reason="not_finite"))
     assert desk.shard.isolated("mad", 1)
 
-    first = desk.ready(desk.arrives("a", 100.2, final=True), 100.3)
+    first = desk.ready(desk.arrives("a", 100.2), 100.3)
     desk.tell(Committed(at_s=100.4, fragment=0, version=1))
     second = desk.ready(desk.arrives("a", 100.5, base=1, push=2, final=True), 100.6)
 

@@ -108,7 +108,7 @@ def test_one_heartbeat_corrects_a_shard_wholly() -> None:
 
     assert due_s(shard, 2.4, at_s=0.0) == pytest.approx([8 * 2.4])
     assert due_s(shard, 0.1, at_s=0.3) == pytest.approx([0.3 + 8 * 0.1])
-    assert shard.step_s(0.3) == 0.1
+    assert shard.step_s() == 0.1
 
 
 def test_what_a_learner_keeps_for_itself_would_move_no_call() -> None:

@@ -20,6 +20,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import told
 
 NAMES = ("a", "b", "c")
 
@@ -33,18 +34,22 @@ class SumDesk:
         self.shard = Shard(ProtocolSettings(**settings).check(), 0, {0: 0})  # type: ignore[arg-type]
         for name in NAMES:
             self.shard.handle(LearnerBeat(at_s=0.0, learner=name, incarnation=1, training=True, step_s=1.0, tokens=100))
-        self.shard.handle(TimerFired(at_s=8.0, name="due/0"))
+        told(self.shard, TimerFired(at_s=8.0, name="due/0"))
 
     def beat(self, name: str, at_s: float) -> None:
         """Hear a heartbeat."""
-        self.shard.handle(LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=100))
+        told(
+            self.shard,
+            LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=100, steps=int(at_s)),
+        )
 
     def arrive(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[Command]:
         """Let manifests arrive."""
         return [
             action
             for name in names
-            for action in self.shard.handle(
+            for action in told(
+                self.shard,
                 ContributionArrived(
                     at_s=at_s,
                     key=PushKey(name, 1, 0, push),
@@ -52,7 +57,7 @@ class SumDesk:
                     tokens=10,
                     steps=8,
                     trained_tokens=100,
-                )
+                ),
             )
         ]
 
@@ -99,7 +104,7 @@ def test_one_that_is_too_long_is_read_apart_and_the_others_once_more() -> None:
         desk.shard.handle(Committed(at_s=10.0 * push, fragment=0, version=push))
         for name in NAMES:
             desk.beat(name, 10.0 * push + 8.0)
-        desk.shard.handle(TimerFired(at_s=10.0 * push + 8.0, name="due/0"))
+        told(desk.shard, TimerFired(at_s=10.0 * push + 8.0, name="due/0"))
     ledger = desk.shard.slots[0].fragment_ledger
     desk.arrive(*NAMES, push=5, base=4, at_s=50.0)
     before = ledger.lengths

@@ -27,6 +27,7 @@ from atoll.protocol.events import (
 from atoll.protocol.invariants import ShardWatch, check_shard
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from support.shards import answered
 
 SILENT_S = 60.0
 
@@ -45,7 +46,7 @@ class Desk:
         """Tell facts, keep ledgers at once, and return the commands."""
         told: list[Command] = []
         for fact in facts:
-            actions = self.shard.handle(fact)
+            actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
             while actions:
                 self.watch.see(actions)
                 check_shard(self.shard)

@@ -133,8 +133,9 @@ class FactIntake:
                 now_s = self._context.clock.monotonic()
                 if delivery is None or now_s - asked_s >= QUEUE_ASK_S:
                     asked_s = now_s
-                    proven = await queue.drained()
-                    self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=self.hearsay.tokens))
+                    if (proven := await queue.drained()) is not None:
+                        now_s = self._context.clock.monotonic()
+                        self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=self.hearsay.tokens))
             except RecordConflict:
                 raise
             except (BusError, BrokerUnavailable) as error:

@@ -175,10 +175,10 @@ class RoundReporter:
             "why": "; ".join(command.why.sentences().values()),
         }
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
-        step_s = self._machine.step_s(times.visible_s)
+        step_s = self._machine.step_s()
         if step_s is not None:
             round_s = times.visible_s - (command.called_s or times.visible_s)
-            interval_s = self._interval_s(times.visible_s)
+            interval_s = self._interval_s()
             self._overruns = self._overruns + 1 if round_s > interval_s else 0
             if self._overruns and self._overruns % OVERRUNS_PER_WARNING == 0:
                 log.warning(
@@ -221,15 +221,15 @@ class RoundReporter:
             if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
                 waited_s = now_s - self._machine.slots[call.fragment].round.called_s
                 line = fields | {"waited_s": round(waited_s, 3), "unsaid": self._waits.taken(), "cause_id": cause}
-                if call.attempt >= LONG_CALLS and waited_s > self._interval_s(now_s) and not is_away:
+                if call.attempt >= LONG_CALLS and waited_s > self._interval_s() and not is_away:
                     log.warning("round.waiting", **line)
                 else:
                     log.info("round.waiting", **line)
             await self._event_log.record("waiting", **fields, cause_id=cause)
 
-    def _interval_s(self, at_s: float) -> float:
+    def _interval_s(self) -> float:
         """Return the time that a round should fit into: an interval at the live learners' median step time, 0 without one."""
-        return self._context.run.protocol.interval_steps * (self._machine.step_s(at_s) or 0.0)
+        return self._context.run.protocol.interval_steps * (self._machine.step_s() or 0.0)
 
 
 def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: bool = True) -> dict[str, object]:

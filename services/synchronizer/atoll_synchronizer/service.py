@@ -217,7 +217,7 @@ class ShardService:
 
     def learners_present(self) -> bool:
         """Return whether a learner may still push to this shard, which is ours."""
-        return bool(self.machine.present(self.clock.monotonic()))
+        return bool(self.machine.present())
 
     async def hand_over(self, to: str) -> None:
         """Make all decisions durable, decide nothing more, and release the shard to the process `to`."""
@@ -284,11 +284,9 @@ class ShardService:
             tell=self._on_fact,
             region_of=self.intake.region_of,
             live_of=lambda region: {
-                learner
-                for learner in self.machine.live(self.clock.monotonic())
-                if self.intake.region_of(learner) == region
+                learner for learner in self.machine.live() if self.intake.region_of(learner) == region
             },
-            step_s=lambda: self.machine.step_s(self.clock.monotonic()) or 0.0,
+            step_s=lambda: self.machine.step_s() or 0.0,
             head_of=lambda fragment: self.store.holdings[fragment].head,
             norm_of=lambda fragment: self.store.holdings[fragment].norm,
         )

@@ -85,8 +85,8 @@ class Consumer(Protocol):
     async def arrived(self, most: int) -> Sequence[Delivery]:
         """Return up to `most` further messages that are here already; do not wait for any."""
 
-    async def drained(self) -> bool:
-        """Return whether the broker reports nothing queued and nothing unsettled; False without an answer.
+    async def drained(self) -> bool | None:
+        """Return whether the broker reports nothing queued and nothing unsettled; None without an answer.
 
         While messages keep coming there is no such moment. Then it is enough that all is settled that was queued when this
         was asked the last time.

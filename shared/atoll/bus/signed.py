@@ -325,7 +325,7 @@ class _SignedConsumer:
         data = await self.bus.believed(self.wanted, held.subject, held.data)
         return _SignedDelivery(held, held.subject, data, held.redelivered)
 
-    async def drained(self) -> bool:
+    async def drained(self) -> bool | None:
         return await self.consumer.drained()
 
     async def close(self) -> None:

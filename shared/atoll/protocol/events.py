@@ -107,7 +107,7 @@ class CommitRefused(Fact, frozen=True, kw_only=True):
 
 
 class QueueDrained(Fact, frozen=True, kw_only=True):
-    """The queue was asked; `proven`: nothing is queued or delivered and unsettled. By all leases the run has `run_tokens`."""
+    """The broker answered for the queue. `proven`: nothing is queued or unsettled. By all leases the run has `run_tokens`."""
 
     proven: bool = True
     run_tokens: int = 0

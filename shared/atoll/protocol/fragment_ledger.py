@@ -46,6 +46,7 @@ class SettledPushes(msgspec.Struct):
     """One incarnation's tokens of one fragment by fate, the settled push numbers as ranges `[first, last]`, offences.
 
     `clean` counts the contributions that were merged since the last offence, or since one has faded.
+    `final` is the number of the push that it called its last, 0 before that.
     """
 
     merged: TokenFragments = 0
@@ -54,6 +55,7 @@ class SettledPushes(msgspec.Struct):
     pushes: Annotated[list[PushRange], msgspec.Meta(max_length=RANGES_MAX)] = msgspec.field(default_factory=list)
     offences: Count = 0
     clean: Count = 0
+    final: Count = 0
 
 
 class LearnerReport(msgspec.Struct):
@@ -84,9 +86,14 @@ class FragmentLedger(msgspec.Struct):
         account = self.settled.get(f"{key.learner}/{key.incarnation}")
         return account is not None and any(first <= key.push <= last for first, last in account.pushes)
 
-    def merge(self, share: Share) -> None:
+    def last_push(self, key: PushKey) -> int:
+        """Return the number of the push that this life called its last, 0 for none."""
+        account = self.settled.get(f"{key.learner}/{key.incarnation}")
+        return 0 if account is None else account.final
+
+    def merge(self, share: Share, *, final: bool = False) -> None:
         """Enter a contribution that is about to be committed."""
-        account = self._settle(share.key)
+        account = self._settle(share.key, final=final)
         account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
         account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
         if account.offences:
@@ -94,9 +101,9 @@ class FragmentLedger(msgspec.Struct):
             if account.clean >= FADING:
                 account.offences, account.clean = account.offences - 1, 0
 
-    def refuse(self, key: PushKey, tokens: int, reason: str) -> None:
+    def refuse(self, key: PushKey, tokens: int, reason: str, *, final: bool = False) -> None:
         """Enter a contribution that is refused whole."""
-        account = self._settle(key)
+        account = self._settle(key, final=final)
         account.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, account.refused.get(reason, 0) + tokens)
         if reason in OFFENCES:
             account.offences, account.clean = at_most(COUNT_MAX, account.offences + 1), 0
@@ -145,9 +152,11 @@ class FragmentLedger(msgspec.Struct):
             for reason, tokens in settled.refused.items():
                 ledger.refused(learner, int(incarnation), tokens, reason)
 
-    def _settle(self, key: PushKey) -> SettledPushes:
+    def _settle(self, key: PushKey, *, final: bool) -> SettledPushes:
         """Remember that a contribution has a fate, and return the account of its incarnation."""
         account = self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
+        if final and not account.final:
+            account.final = key.push
         joined: list[list[int]] = []
         for first, last in sorted([*account.pushes, [key.push, key.push]]):
             if joined and first <= joined[-1][1] + 1:

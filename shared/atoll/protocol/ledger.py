@@ -100,6 +100,11 @@ class Ledger(msgspec.Struct):
         account = self.accounts.get(f"{learner}/{incarnation}")
         return account is not None and bool(account.refused)
 
+    def ever_merged(self, learner: str, incarnation: int) -> bool:
+        """Return whether anything of one incarnation was merged; to ask opens no account."""
+        account = self.accounts.get(f"{learner}/{incarnation}")
+        return account is not None and account.merged + account.merged_late > 0
+
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by all incarnations, as far as reported."""

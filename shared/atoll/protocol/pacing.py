@@ -9,19 +9,25 @@ not spoil, and it tells it soon:
 * `Heartbeats` ends the pause between two heartbeats as soon as the figure is off by more than a fifth from the last one told: a
   shard moves no call for less (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ...
   seconds, until the pause is the usual one.
-* `KnownLearner` is what a shard remembers. It takes the figure of the last heartbeat as it is: an average over heartbeats would
-  correct an error the more slowly the fewer heartbeats there are.
+* `KnownLearner` is what a shard remembers. It takes the figure of the last heartbeat, within what the shard's own clock allows
+  for the steps that heartbeats count: an average over heartbeats would correct an error the more slowly the fewer there are.
+
+**The step time of a fleet** is the lower median over the learners that contribute (`lower_median`): half of them may claim that
+their steps take for ever, and a learner of whom nothing is merged sets nobody's pace.
+
+**Silence** counts only while the shard itself hears its broker (`ConnectedTime`): after an outage no learner is silent because
+the shard was away, and what an outage took is part of no average.
 
 **The rhythm of a fragment** is one beat per H median steps, staggered over the fragments of a run: beats of one fragment are
 an interval I apart, and those of P fragments I / P. A call rarely comes on its beat: a timer is late, a commit or an outage
-took long, a learner's farewell opens a round before its time. Such a call counts for the nearest beat,
+took long. Such a call counts for the nearest beat,
 
 .. math::
 
     beat = due + I \cdot \mathrm{round}\left(\frac{at - due}{I}\right)
 
 and the next call is due one interval after that beat, which is half an interval to one and a half after the call. If it
-were due one interval after the call itself, an event that moves all fragments at once (a leaver, an outage) would end the
+were due one interval after the call itself, an event that moves all fragments at once (an outage) would end the
 staggering for good: all rounds of the run would coincide from then on.
 """
 
@@ -29,7 +35,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from atoll.protocol.events import LearnerBeat
 
 RECENT_STEPS = 16
 ODD_TIMES = 3.0
@@ -38,6 +47,7 @@ BEATS_PER_SILENCE = 5.0
 PAUSE_S_MIN = 0.5
 PATIENCE_STEPS = 10.0
 SLOWER_MAX = 4.0
+"""How many times slower or faster than the shard's clock shows a step time may be that a learner claims."""
 SEEN_S = 20.0
 SEEN_S_MIN = 2.0
 PATIENCE_S_MAX = 120.0
@@ -47,6 +57,10 @@ LOOK_S_PER_LEARNER = 1e-3
 EARLIER_SHARE = 0.25
 RECALL_STEPS = 2.0
 RECALL_S_MIN = 0.5
+CONTRIBUTES_ROUNDS = 2
+"""A learner contributes that is part of one of so many last versions of each fragment."""
+CUT_OFF_S = 2.5
+"""How long a shard may hear nothing of its broker, which it asks after every pause of half a second."""
 OVERDUE_S = 600.0
 """How long a learner may beat on without a push or a farewell when a run is over, and still be waited for."""
 
@@ -106,6 +120,56 @@ class Heartbeats:
         return again_s
 
 
+@dataclass(slots=True)
+class ConnectedTime:
+    """The time of a shard whose learners may be silent for `silence_s`, less that in which it was cut off from its broker.
+
+    It is known late that a connection is lost: a peer that holds the socket open and says nothing is noticed after 15 s. So
+    only signs of the broker prove a connection: whatever it delivered or answered. A gap between two signs beyond `CUT_OFF_S`
+    was an absence; of a shorter one, half a silence counts at most, so that no gap alone makes a learner silent.
+    """
+
+    silence_s: float
+    first_s: float = 0.0
+    sign_s: float | None = None
+    absent_s: float = 0.0
+
+    def sign(self, at_s: float) -> None:
+        """Note that something came from the broker."""
+        if self.sign_s is None:
+            self.first_s = self.sign_s = at_s
+        gap_s = at_s - self.sign_s
+        self.absent_s += gap_s if gap_s > CUT_OFF_S else max(0.0, gap_s - self.silence_s / 2.0)
+        self.sign_s = max(self.sign_s, at_s)
+
+    def at(self, at_s: float) -> float:
+        """Return the connected time at a moment since the last sign."""
+        return at_s - self.absent_s
+
+    @property
+    def now_s(self) -> float:
+        """Return the connected time of the last sign: what came after that is not known to be connected."""
+        return self.at(self.sign_s or 0.0)
+
+    @property
+    def passed_s(self) -> float:
+        """Return the connected time since the first sign."""
+        return self.now_s - self.first_s
+
+    def is_cut_off(self, at_s: float) -> bool:
+        """Return whether nothing came from the broker for so long that it cannot be reached."""
+        return self.sign_s is not None and at_s - self.sign_s > CUT_OFF_S
+
+
+def lower_median(values: Iterable[float]) -> float | None:
+    """Return the middle value, of an even number the lower of both; None of none.
+
+    The mean of both would be set by either: as many liars as honest learners would stop all rounds.
+    """
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
 def plausible(step_s: float) -> float:
     """Return the step time that counts for one that a learner reported, seconds."""
     return min(max(step_s, STEP_S_MIN), STEP_S_MAX)
@@ -115,9 +179,11 @@ def plausible(step_s: float) -> float:
 class KnownLearner:
     """A learner's newest incarnation: `training` now, or at least `present` (not left).
 
-    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`). `pushed_s` is when
-    its last contribution was folded, `paced_s` its step time when that was news last. `since` and `mark` are moments, with the
-    steps by then, from which its pace is seen.
+    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`). In connected time
+    (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
+    step time when that was news last, `commit` the number of the shard's commit that held something of it last. `since`,
+    `mark` and `timed` are moments, with the steps by then, from which its pace is seen; it was not seen to take less than
+    `least_s` a step.
     """
 
     incarnation: int
@@ -125,19 +191,22 @@ class KnownLearner:
     pushed_s: float | None = None
     paced_s: float | None = None
     step_s: float | None = None
+    commit: int | None = None
     training: bool = False
     present: bool = True
     since: tuple[float, int] | None = None
     mark: tuple[float, int] | None = None
+    timed: tuple[float, int] | None = None
+    least_s: float = 0.0
 
-    def take(self, at_s: float, training: bool, step_s: float, steps: int) -> bool:  # noqa: FBT001  (as a heartbeat says it)
-        """Take a heartbeat; return whether it is news to rounds or to the pace: whether it trains, and how fast."""
+    def take(self, beat: LearnerBeat, heard_s: float) -> bool:
+        """Take a heartbeat, heard at `heard_s` of the connected time; return whether it is news to rounds or to the pace."""
         was, paced_s = self.training, self.paced_s
-        training = training and self.present  # a heartbeat may arrive behind its learner's farewell
-        self.heard_s, self.training = at_s, training
-        most_s = self._slowest_s(at_s, steps)
-        if training and step_s > 0.0:
-            self.step_s = plausible(min(step_s, most_s))
+        training = beat.training and self.present  # a heartbeat may arrive behind its learner's farewell
+        self.heard_s, self.training = heard_s, training
+        most_s = self._slowest_s(beat.at_s, beat.steps)
+        if training and beat.step_s > 0.0:
+            self.step_s = plausible(min(max(beat.step_s, self._fastest_s(beat.at_s, beat.steps)), most_s))
         near = paced_s is not None and self.step_s is not None and abs(self.step_s - paced_s) <= NEWS_SHARE * paced_s
         if was is training and (near or self.step_s is None):
             return False
@@ -155,26 +224,38 @@ class KnownLearner:
             self.since, self.mark = self.mark, (at_s, steps)
         return SLOWER_MAX * max(SEEN_S_MIN, at_s - self.since[0]) / max(1, steps - self.since[1])
 
-    def overdue(self, at_s: float, over_s: float | None) -> bool:
+    def _fastest_s(self, at_s: float, steps: int) -> float:
+        """Return the shortest step time that the clock allows for: a part of that of the last steps that were heard of.
+
+        Who says that its steps take no time, and was never seen to step like that, must not hurry the others' rounds. It is
+        measured anew every two seconds: a step that compiles, or a pause, says nothing of the steps after it.
+        """
+        self.timed = self.timed or (at_s, steps)
+        between_s, taken = at_s - self.timed[0], steps - self.timed[1]
+        if between_s >= (SEEN_S_MIN if taken > 0 else SEEN_S):
+            self.least_s, self.timed = between_s / (SLOWER_MAX * max(1, taken)), (at_s, steps)
+        return self.least_s
+
+    def overdue(self, now_s: float, over_s: float | None) -> bool:
         """Return whether it has neither pushed nor left for `OVERDUE_S`, in a run that is over since `over_s`, if it is."""
         if over_s is None:
             return False
-        return at_s - max(over_s, over_s if self.pushed_s is None else self.pushed_s) > OVERDUE_S
+        return now_s - max(over_s, over_s if self.pushed_s is None else self.pushed_s) > OVERDUE_S
 
-    def heard(self, at_s: float, silence_s: float) -> bool:
+    def heard(self, now_s: float, silence_s: float) -> bool:
         """Return whether it was heard recently enough; it may be silent for ten of its own steps, up to a bound."""
         own_s = min(PATIENCE_STEPS * (self.step_s or 0.0), PATIENCE_S_MAX)
-        return at_s - self.heard_s <= max(silence_s, own_s)
+        return now_s - self.heard_s <= max(silence_s, own_s)
 
 
-def newest_of(known: dict[str, KnownLearner], learner: str, incarnation: int, at_s: float) -> KnownLearner:
+def newest_of(known: dict[str, KnownLearner], learner: str, incarnation: int, heard_s: float) -> KnownLearner:
     """Return what is known of a learner's newest incarnation, beginning with this one if it is newer or the first.
 
     A farewell may be the first thing that is heard of it, with heartbeats still on their way.
     """
     view = known.get(learner)
     if view is None or incarnation > view.incarnation:
-        view = known[learner] = KnownLearner(incarnation, at_s)
+        view = known[learner] = KnownLearner(incarnation, heard_s)
     return view
 
 
@@ -186,16 +267,11 @@ def look_is_due(at_s: float, looked_s: float | None, learners: int) -> bool:
     return looked_s is None or at_s - looked_s >= max(LOOK_S, LOOK_S_PER_LEARNER * learners)
 
 
-def due_of_call_s(at_s: float, due_s: float | None, interval_s: float, *, between: bool = False) -> float:
-    """Return when a call at `at_s` was due: at the beat that it counts for, the nearest. The first call begins the rhythm.
-
-    A call `between` beats, for the last push of a learner that leaves, counts for the one before it, unless the next is near:
-    a leaving learner has all fragments called at once, and else none would be called for most of an interval after that.
-    """
+def due_of_call_s(at_s: float, due_s: float | None, interval_s: float) -> float:
+    """Return when a call at `at_s` was due: at the beat that it counts for, the nearest. The first call begins the rhythm."""
     if due_s is None or interval_s <= 0.0:
         return at_s
-    beats = (at_s - due_s) / interval_s
-    return due_s + interval_s * (math.floor(beats + EARLIER_SHARE) if between else round(beats))
+    return due_s + interval_s * round((at_s - due_s) / interval_s)
 
 
 def comes_earlier(due_s: float | None, wanted_s: float, interval_s: float) -> bool:

@@ -67,6 +67,8 @@ class FragmentRound:
 
     Attributes:
         called_s: when it was first called; 0 while resting.
+        asked_s: when it was called last.
+        absent_s: for how long its shard had been cut off from the broker when it was first called (`ConnectedTime`).
         quorum_s: when the quorum was met; 0 before.
         grace_s: the window that was granted then.
         shares: what is folded, in folding order.
@@ -80,6 +82,8 @@ class FragmentRound:
     phase: Phase = Phase.RESTING
     attempt: int = 0
     called_s: float = 0.0
+    asked_s: float = 0.0
+    absent_s: float = 0.0
     quorum_s: float = 0.0
     grace_s: float = 0.0
     shares: list[Share] = field(default_factory=list)
@@ -115,6 +119,7 @@ class FragmentRound:
                 cause_id=cause_id,
             )
         self.unanswered, self.awaited = Names.of(awaited - self.answered()), len(awaited)
+        self.asked_s = at_s
         self.attempt += 1
         return self.attempt
 
@@ -223,12 +228,18 @@ class FragmentRound:
         self.grace, self.met_by = grace, cause_id
         return at_s + grace.granted_s
 
+    def shorten_grace(self, grace: GraceWindow) -> float:
+        """Note that the grace window is shorter, because steps are, and return its deadline."""
+        self.grace_s, self.grace = grace.granted_s, grace
+        return self.quorum_s + grace.granted_s
+
     def end(self, at_s: float, live: set[str], *, alone: bool, patient: bool = False) -> str:
         """Return why the round ends now, or the empty string while it goes on.
 
         A called round with its quorum ends when every live learner has answered and nothing it could still use is being
         read, or when the grace deadline has passed. A `patient` one knows no deadline, and needs no quorum, which guards
-        a running fleet. When it is `alone` (learners were known and none is live), whatever is folded is merged at once.
+        a running fleet. When it is `alone` (learners were known, and each has left or is silent), whatever is folded is merged
+        at once.
         """
         if self.phase is Phase.COMMITTING or not self.shares:
             return ""

@@ -5,7 +5,8 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
 * **Pacing.** Every fragment is called once per H median steps, staggered (`atoll.protocol.pacing`). On a fast network a
   round ends long before the next is due: without pacing, H would collapse.
 * **Quorum and grace** (`FragmentRound`, `grace_window`); xi_quorum and xi_sync average over this shard's rounds.
-* **Liveness.** A learner is live while its newest incarnation keeps reporting. No round waits for one that does not.
+* **Liveness.** A learner is live while its newest incarnation keeps reporting, as far as the shard can hear it
+  (`ConnectedTime`). No round waits for one that does not. A shard that alone was cut off calls nobody silent, and calls nobody.
 * **Once only.** A contribution is (learner, incarnation, fragment, push). One that the fragment's ledger holds is
   acknowledged at once; one that was delivered already is not fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
@@ -24,7 +25,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
@@ -55,9 +55,20 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner, due_of_call_s, look_is_due, newest_of, recall_s
+from atoll.protocol.pacing import (
+    CONTRIBUTES_ROUNDS,
+    RECALL_S_MIN,
+    ConnectedTime,
+    KnownLearner,
+    comes_earlier,
+    due_of_call_s,
+    look_is_due,
+    lower_median,
+    newest_of,
+    recall_s,
+)
 from atoll.protocol.quarantine import OFFENCES, has_ended
-from atoll.protocol.reasons import Opened, id_of
+from atoll.protocol.reasons import id_of
 from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.slot import FragmentSlot
@@ -92,7 +103,8 @@ class Shard:
         self.learners: dict[str, KnownLearner] = {}
         self.quorum, self.sync = MovingAverage(settings.average_decay), MovingAverage(settings.average_decay)
         self.draining = self.finished = False
-        self.began_s: float | None = None
+        self.connected = ConnectedTime(settings.silence_s)
+        self.commits = 0
         self.over_s: float | None = None
         self.looked_s: float | None = None
         self.committing_since: dict[int, float] = {}
@@ -101,10 +113,11 @@ class Shard:
         """Take one fact in and return what to do about it."""
         if self.finished:
             return []
-        if self.began_s is None:
-            self.began_s = event.at_s
+        if self.connected.sign_s is None:
             for slot in self.slots.values():
                 slot.round.began_s = event.at_s
+        if not isinstance(event, TimerFired | DrainOrdered):
+            self.connected.sign(event.at_s)
         rule = self._RULES.get(type(event))
         if rule is None:
             raise ProtocolMisuse("a shard does not know this fact", got=type(event).__name__)
@@ -112,25 +125,40 @@ class Shard:
 
     # --- what is known --------------------------------------------------------------------------------------------
 
-    def live(self, at_s: float, *, isolated: bool = False) -> set[str]:
+    def live(self, *, isolated: bool = False) -> set[str]:
         """Return who trains and was heard lately, and is not overdue at the end; `isolated` adds those in quarantine."""
-        return set(self._living(at_s, isolated=isolated))
+        return set(self._living(isolated=isolated))
 
-    def _living(self, at_s: float, *, isolated: bool = False) -> Iterator[str]:
-        known, silence_s = self.learners.items(), self.settings.silence_s
-        heard = (n for n, v in known if v.training and v.heard(at_s, silence_s) and not v.overdue(at_s, self.over_s))
+    def _living(self, *, isolated: bool = False) -> Iterator[str]:
+        now_s, silence_s = self.connected.now_s, self.settings.silence_s
+        known = ((n, v) for n, v in self.learners.items() if v.training and v.heard(now_s, silence_s))
+        heard = (name for name, view in known if not view.overdue(now_s, self.over_s))
         return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
 
-    def present(self, at_s: float) -> set[str]:
+    def present(self) -> set[str]:
         """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
-        there = {n: v for n, v in self.learners.items() if v.present and v.heard(at_s, self.settings.silence_s)}
-        return {n for n, v in there.items() if not v.overdue(at_s, self.over_s) and not self.isolated(n, v.incarnation)}
+        now_s = self.connected.now_s
+        there = {n: v for n, v in self.learners.items() if v.present and v.heard(now_s, self.settings.silence_s)}
+        return {
+            n for n, v in there.items() if not v.overdue(now_s, self.over_s) and not self.isolated(n, v.incarnation)
+        }
 
-    def step_s(self, at_s: float) -> float | None:
-        """Return xi_step: the median step time of the live learners (of the isolated ones if no other trains), or None."""
-        live = self.live(at_s) or self.live(at_s, isolated=True)
-        steps_s = [v.step_s for n, v in self.learners.items() if n in live and v.step_s is not None]
-        return median(steps_s) if steps_s else None
+    def step_s(self) -> float | None:
+        """Return xi_step: the lower median step time of the live learners (of the isolated ones if no other trains), or None.
+
+        A learner's word counts while it contributes and is heard. While none does, the words count of those of whom anything
+        was ever merged; then those of all that are live.
+        """
+        live = self.live() or self.live(isolated=True)
+        timed = {name: view for name, view in self.learners.items() if name in live and view.step_s is not None}
+        now = {name for name, view in timed.items() if self._contributes(view)}
+        ever = now or {name for name, view in timed.items() if self.ledger.ever_merged(name, view.incarnation)}
+        return lower_median(view.step_s for name, view in timed.items() if view.step_s and (not ever or name in ever))
+
+    def _contributes(self, view: KnownLearner) -> bool:
+        """Return whether a learner was part of a version lately, and is not merely waited for longer by its own word."""
+        lately = view.commit is not None and self.commits - view.commit < CONTRIBUTES_ROUNDS * len(self.slots)
+        return lately and self.connected.now_s - view.heard_s <= self.settings.silence_s
 
     def offences(self, learner: str, incarnation: int) -> int:
         """Return how often an incarnation sent this shard something that no healthy learner sends."""
@@ -143,20 +171,20 @@ class Shard:
         ever = self.ledger.ever_refused(learner, incarnation)  # as a rule not: then no fragment's ledger is looked at
         return ever and 0 < self.settings.offences_max <= self.offences(learner, incarnation)
 
-    def _listened(self, at_s: float) -> bool:
-        """Return whether we have served long enough to have heard every present learner."""
-        return self.began_s is not None and at_s - self.began_s >= self.settings.silence_s
+    def _listened(self) -> bool:
+        """Return whether we have served long enough, connected, to have heard every present learner."""
+        return self.connected.passed_s >= self.settings.silence_s
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def _on_learner_beat(self, event: LearnerBeat) -> list[Command]:
-        view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
+        view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
         )
         if event.incarnation < view.incarnation:
             return []
-        news = view.take(event.at_s, event.training, event.step_s, event.steps)
+        news = view.take(event, self.connected.now_s)
         if not news and not look_is_due(event.at_s, self.looked_s, len(self.learners)):
             return []
         cause_id = id_of("beat", event.learner, event.incarnation)
@@ -164,7 +192,7 @@ class Shard:
 
     def _on_learner_left(self, event: LearnerLeft) -> list[Command]:
         self.ledger.account(event.learner, event.incarnation).left = True
-        view = newest_of(self.learners, event.learner, event.incarnation, event.at_s)
+        view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         if view.incarnation == event.incarnation:
             view.training = view.present = False
         where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
@@ -183,12 +211,13 @@ class Shard:
             account.trained = max(account.trained, event.trained_tokens)
         view = self.learners.get(event.key.learner)
         if view is not None and view.incarnation == event.key.incarnation:
-            view.heard_s = event.at_s
+            view.heard_s = self.connected.now_s
         if slot.fragment_ledger.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
-        if reason := "quarantined" if isolated else "implausible" if event.absurd else slot.round.refusal(offer):
+        reason = "quarantined" if isolated else "implausible" if event.absurd else slot.round.refusal(offer)
+        if reason := reason or ("after_final" if slot.follows_final(offer) else ""):
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer
         slot.round.loading.add(event.key)
@@ -206,9 +235,9 @@ class Shard:
             if slot.round.parks(offers[0]):
                 slot.parked += [key for key, _ in ready]
                 return []
-            actions += self._fold(slot, offers, event.at_s, event.cause_id)
+            actions += self._fold(slot, offers, event.cause_id)
             for view in filter(None, (self.learners.get(key.learner) for key, _ in ready)):
-                view.pushed_s = event.at_s
+                view.pushed_s = self.connected.now_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
     def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Command]:
@@ -220,6 +249,8 @@ class Shard:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
+            if self.connected.is_cut_off(event.at_s):  # nobody would hear the call
+                return [ArmTimer(name=event.name, due_s=event.at_s + RECALL_S_MIN)]
             if slot.round.phase is Phase.RESTING and slot.due_s is not None and event.at_s < slot.due_s:
                 return [ArmTimer(name=event.name, due_s=slot.due_s)]  # it fired a tick early, and must not be the last
             return self._call(slot, event.at_s, event.cause_id or event.name)
@@ -230,9 +261,14 @@ class Shard:
         old, actions = slot.round, list[Command]()
         if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
             raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
-        self.sync.add(event.at_s - self.committing_since.pop(event.fragment, event.at_s))
+        now_s = self.connected.at(event.at_s)
+        self.sync.add(now_s - self.committing_since.pop(event.fragment, now_s))
+        self.commits += 1
         for share in old.shares:
             slot.offers.pop(share.key, None)
+            view = self.learners.get(share.key.learner)
+            if view is not None and view.incarnation == share.key.incarnation:
+                view.commit = self.commits
             fate = "merged_late" if share.age else "merged"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         actions += slot.committed()
@@ -240,7 +276,7 @@ class Shard:
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
-        actions += self._fold(slot, parked, event.at_s, event.cause_id)
+        actions += self._fold(slot, parked, event.cause_id)
         actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s, slot) + self._advance(slot, event.at_s, event.cause_id)
 
@@ -264,10 +300,10 @@ class Shard:
         self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
         over = self._over()
         if over and self.over_s is None:
-            self.over_s = event.at_s
-        overdue = {name for name, view in self.learners.items() if view.overdue(event.at_s, self.over_s)}
+            self.over_s = self.connected.now_s
+        overdue = {n for n, view in self.learners.items() if view.overdue(self.connected.now_s, self.over_s)}
         busy = any(slot.busy(overdue) for slot in self.slots.values())
-        if not over or busy or not self._listened(event.at_s) or not event.proven or self.present(event.at_s):
+        if not over or busy or not self._listened() or not event.proven or self.present():
             return self._schedule(event.at_s) + self._advance_all(event.at_s, "queue")
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
@@ -292,38 +328,51 @@ class Shard:
         return self.draining or self.ledger.reached(self.settings.tokens_target)
 
     def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Command]:
-        """Give every resting fragment, or some, the time to be called at, or an earlier one when steps have become shorter."""
-        step_s = self.step_s(at_s)
+        """Give every fragment, or some, the time that its timer is due, or an earlier one when steps have become shorter.
+
+        A resting round waits for its beat, a called one until it is called again, one in its grace window for its end.
+        """
+        step_s = self.step_s()
         if step_s is None:
             return []
         interval_s, actions = self.settings.interval_steps * step_s, list[Command]()
         for slot in only or self.slots.values():
+            now = slot.round
             if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
-                actions.append(ArmTimer(name=f"due/{slot.round.fragment}", due_s=slot.due_s))
+                actions.append(ArmTimer(name=f"due/{now.fragment}", due_s=slot.due_s))
+            elif now.phase is Phase.COLLECTING:
+                again_s = recall_s(now.asked_s, step_s)
+                if comes_earlier(slot.again_s, again_s, slot.again_s - now.asked_s):
+                    slot.again_s = again_s
+                    actions.append(ArmTimer(name=f"due/{now.fragment}", due_s=again_s))
+            elif now.phase is Phase.GRACE and now.grace and comes_earlier(now.grace.step_s, step_s, now.grace.step_s):
+                grace = grace_window(self.settings, step_s, self.quorum.value, self.sync.value)
+                if grace.granted_s < now.grace_s:
+                    actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=now.shorten_grace(grace)))
         return actions
 
-    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str, opened: Opened = "due") -> list[Command]:
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
         """Call the round, and see to it that it is called again while it stays below quorum."""
         now = slot.round
         if now.phase not in (Phase.RESTING, Phase.COLLECTING):
             return []
-        step_s = self.step_s(at_s)
+        step_s = self.step_s()
         if step_s is None:
             slot.called_s = slot.due_s = None
             return self._advance(slot, at_s, cause_id)
-        live = self.live(at_s)
-        opened = "first" if opened == "due" and slot.called_s is None else opened
-        now.call(at_s, live, opened, slot.due_s, step_s, cause_id)
+        if now.phase is Phase.RESTING:
+            now.absent_s = self.connected.absent_s
+        now.call(at_s, self.live(), "first" if slot.called_s is None else "due", slot.due_s, step_s, cause_id)
         interval_s = self.settings.interval_steps * step_s
-        slot.called_s = due_of_call_s(at_s, slot.due_s, interval_s, between=opened == "last_push")
-        slot.due_s = slot.called_s + interval_s
+        slot.called_s = due_of_call_s(at_s, slot.due_s, interval_s)
+        slot.due_s, slot.again_s = slot.called_s + interval_s, recall_s(at_s, step_s)
         call = now.published(self.ledger.known_tokens, cause_id)
-        again = ArmTimer(name=f"due/{now.fragment}", due_s=recall_s(at_s, step_s), cause_id=cause_id)
+        again = ArmTimer(name=f"due/{now.fragment}", due_s=slot.again_s, cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
     def _advance_all(self, at_s: float, cause_id: str) -> list[Command]:
         self.looked_s = at_s
-        live = self.live(at_s)  # once for all fragments: nothing that one of them does changes it
+        live = self.live()  # once for all fragments: nothing that one of them does changes it
         return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
     def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Command]:
@@ -331,26 +380,27 @@ class Shard:
         now, actions = slot.round, list[Command]()
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
-            return self._fold(slot, [slot.offers[key] for key in parked], at_s, cause_id)
-        if live is None and now.goes_on(at_s, self._living(at_s)):
+            return self._fold(slot, [slot.offers[key] for key in parked], cause_id)
+        if live is None and now.goes_on(at_s, self._living()):
             return actions  # each contribution asks: it may not cost a look at every learner
-        live = self.live(at_s) if live is None else live
-        everybody = self._everybody(slot, live, at_s)
+        live = self.live() if live is None else live
+        everybody = self._everybody(slot, live)
         awaited = live if everybody is None else everybody
         if now.phase is Phase.COLLECTING and now.contributed() >= self.settings.quorum:
-            self.quorum.add(at_s - now.called_s)
-            grace = grace_window(self.settings, self.step_s(at_s) or 0.0, self.quorum.value, self.sync.value)
+            self.quorum.add(at_s - now.called_s - (self.connected.absent_s - now.absent_s))
+            grace = grace_window(self.settings, self.step_s() or 0.0, self.quorum.value, self.sync.value)
             deadline_s = now.open_grace(at_s, grace, cause_id)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
-        alone = not awaited and (self.draining or bool(self.learners) or self._listened(at_s))
+        known = self.draining or bool(self.learners) or self._listened()
+        alone = known and not awaited and not self.present()
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
         if reason and now.unjudged:
-            return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened(at_s) else [])
-        if reason and (everybody is None or self._listened(at_s)):
-            self.committing_since[now.fragment] = at_s
+            return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened() else [])
+        if reason and (everybody is None or self._listened()):
+            self.committing_since[now.fragment] = self.connected.at(at_s)
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
-                slot.fragment_ledger.merge(share)
+                slot.fragment_ledger.merge(share, final=slot.offers[share.key].final)
             slot.commits()
             frozen, together = slot.fragment_ledger.frozen(self.ledger), everybody is not None
             actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
@@ -364,27 +414,21 @@ class Shard:
             actions += self._refuse(slot, offer, "unjudged", cause_id)
         return actions + self._advance(slot, at_s, cause_id)
 
-    def _everybody(self, slot: FragmentSlot, live: set[str], at_s: float) -> set[str] | None:
+    def _everybody(self, slot: FragmentSlot, live: set[str]) -> set[str] | None:
         """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
         if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
             return None
         held = Counter(key.learner for key in slot.offers)
-        return {name for name in self.present(at_s) if held[name] < PLACES}
+        return {name for name in self.present() if held[name] < PLACES}
 
-    def _fold(self, slot: FragmentSlot, ready: list[Offer], at_s: float, cause_id: str) -> list[Command]:
-        """Fold ready offers, or refuse those the round has moved on from too far; then a final one opens its round.
-
-        All are folded before the round opens: without grace, opening may commit it on the spot.
-        """
-        actions, final = list[Command](), ""
+    def _fold(self, slot: FragmentSlot, ready: list[Offer], cause_id: str) -> list[Command]:
+        """Fold ready offers, or refuse those the round has moved on from too far."""
+        actions = list[Command]()
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 actions.append(slot.round.fold(offer, cause_id))
-                final = final or (id_of("push", *offer.key) if offer.final else "")
-        if final and slot.round.phase is Phase.RESTING:
-            actions += self._call(slot, at_s, final, "last_push")
         return actions
 
     def _refuse(
@@ -392,7 +436,7 @@ class Shard:
     ) -> list[Command]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
-        slot.fragment_ledger.refuse(offer.key, offer.tokens, reason)
+        slot.fragment_ledger.refuse(offer.key, offer.tokens, reason, final=offer.final and reason != "after_final")
         learner, incarnation, *_ = key = offer.key
         self.ledger.refused(learner, incarnation, offer.tokens, reason)
         slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)

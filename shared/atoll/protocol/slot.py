@@ -45,9 +45,9 @@ class Settling:
 class FragmentSlot:
     """What a shard keeps for one fragment: its present round, its ledger, what waits, and when it is called.
 
-    `due_s` is its next beat, `called_s` the last; `parked` offers wait for the next round. A refusal or a farewell is
-    `unkept` until the ledger is written, `keeping` while a `Keep` is under way, `committing` while a commit carries it: at
-    most one `Keep` per fragment is under way, however many refusals there are.
+    `due_s` is its next beat, `called_s` the last, `again_s` when a round below its quorum is called again; `parked` offers
+    wait for the next round. A refusal or a farewell is `unkept` until the ledger is written, `keeping` while a `Keep` is under
+    way, `committing` while a commit carries it: at most one `Keep` per fragment is under way, however many refusals there are.
     """
 
     round: FragmentRound
@@ -56,6 +56,7 @@ class FragmentSlot:
     parked: list[PushKey] = field(default_factory=list)
     called_s: float | None = None
     due_s: float | None = None
+    again_s: float = 0.0
     unkept: Settling = field(default_factory=Settling)
     keeping: Settling | None = None
     committing: Settling = field(default_factory=Settling)
@@ -73,11 +74,17 @@ class FragmentSlot:
         """
         first_s = at_s + interval_s * (self.round.fragment + 1) / fragments
         due_s = first_s if self.called_s is None else max(at_s, self.called_s + interval_s)
-        open_round = self.round.phase in (Phase.RESTING, Phase.COLLECTING)
-        if not open_round or not comes_earlier(self.due_s, due_s, interval_s):
+        if self.round.phase is not Phase.RESTING or not comes_earlier(self.due_s, due_s, interval_s):
             return False
         self.due_s = due_s
         return True
+
+    def follows_final(self, offer: Offer) -> bool:
+        """Return whether its life has called another push its last: a learner of ours calls one so, and sends none after it."""
+        life = offer.key.learner, offer.key.incarnation
+        held = [other.key.push for other in self.offers.values() if other.final and other.key[:2] == life]
+        final = self.fragment_ledger.last_push(offer.key) or min(held, default=0)
+        return 0 < final != offer.key.push and (offer.final or offer.key.push > final)
 
     def renew(self, version: int, at_s: float) -> list[Offer]:
         """Begin the round on `version`; return what was parked for it."""

@@ -18,7 +18,7 @@ from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.pacing import KnownLearner
+from atoll.protocol.pacing import ConnectedTime, KnownLearner
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -51,6 +51,7 @@ class SlotState(msgspec.Struct):
     unkept: SettlingState
     keeping: SettlingState | None
     committing: SettlingState
+    again_s: float = 0.0
 
 
 class ShardState(msgspec.Struct, tag="shard"):
@@ -65,10 +66,11 @@ class ShardState(msgspec.Struct, tag="shard"):
     sync: MovingAverage
     draining: bool
     finished: bool
-    began_s: float | None
     over_s: float | None
     looked_s: float | None
     committing_since: dict[int, float]
+    connected: ConnectedTime
+    commits: int
 
 
 class IslandState(msgspec.Struct, tag="island"):
@@ -162,10 +164,11 @@ def _state(machine: Machine) -> State:
             sync=machine.sync,
             draining=machine.draining,
             finished=machine.finished,
-            began_s=machine.began_s,
             over_s=machine.over_s,
             looked_s=machine.looked_s,
             committing_since=machine.committing_since,
+            connected=machine.connected,
+            commits=machine.commits,
         )
     if isinstance(machine, Island):
         return IslandState(
@@ -208,6 +211,7 @@ def _slot_state(slot: FragmentSlot) -> SlotState:
         unkept=_settling_state(slot.unkept),
         keeping=None if slot.keeping is None else _settling_state(slot.keeping),
         committing=_settling_state(slot.committing),
+        again_s=slot.again_s,
     )
 
 
@@ -234,13 +238,15 @@ def _shard(state: ShardState) -> Shard:
             kept.parked,
             kept.called_s,
             kept.due_s,
+            kept.again_s,
             _settling(kept.unkept),
             None if kept.keeping is None else _settling(kept.keeping),
             _settling(kept.committing),
         )
     shard.ledger, shard.learners = state.ledger, state.learners
     shard.quorum, shard.sync = state.quorum, state.sync
-    shard.draining, shard.finished, shard.began_s = state.draining, state.finished, state.began_s
+    shard.draining, shard.finished = state.draining, state.finished
+    shard.connected, shard.commits = state.connected, state.commits
     shard.over_s, shard.looked_s = state.over_s, state.looked_s
     shard.committing_since = state.committing_since
     return shard

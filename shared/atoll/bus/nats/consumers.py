@@ -124,12 +124,12 @@ class QueueConsumer:
         """Return up to `most` further messages that are here already."""
         return await self.connection.call(self._take(most))
 
-    async def drained(self) -> bool:
+    async def drained(self) -> bool | None:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
         try:
             return await self.connection.call(self._drained())
         except Unanswered:  # what came was no answer of JetStream's
-            return False
+            return None
 
     async def close(self) -> None:
         """Stop reading and return unsettled messages."""
