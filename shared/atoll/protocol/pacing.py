@@ -1,16 +1,8 @@
 r"""The pace of a run: how long steps take, how its shards hear of it, and when a fragment is called.
 
-A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. While it knows no step time,
-it calls nothing; while it believes a wrong one, it calls at a wrong pace. So a learner tells a figure that one odd step does
-not spoil, and it tells it soon:
-
-* `StepTimes` is the mean of the recent steps without the odd ones. The first step of a life compiles and is no sample. A median
-  would do for a pace, but not for one call per H steps where some steps are regularly longer.
-* `Heartbeats` ends the pause between two heartbeats as soon as the figure is off by more than a fifth from the last one told: a
-  shard moves no call for less (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ...
-  seconds, until the pause is the usual one.
-* `KnownLearner` is what a shard remembers. It takes the figure of the last heartbeat, within what the shard's own clock allows
-  for the steps that heartbeats count: an average over heartbeats would correct an error the more slowly the fewer there are.
+A shard calls a fragment once per H steps of the fleet, and it knows of steps only from heartbeats. So a learner tells a figure
+that one odd step does not spoil (`StepTimes`), and tells it soon (`Heartbeats`). A shard takes that of the last heartbeat,
+within what its own clock allows for the steps that heartbeats count (`KnownLearner`).
 
 **The step time of a fleet** is the lower median over the learners that contribute (`lower_median`): half of them may claim that
 their steps take for ever, and a learner of whom nothing is merged sets nobody's pace.
@@ -71,7 +63,11 @@ for ever, so it counts as the nearest bound."""
 
 
 class StepTimes:
-    """The step times of one life, as far as they are recent."""
+    """The step times of one life, as far as they are recent: their mean without the odd ones.
+
+    The first step of a life compiles and is no sample. A median would do for a pace, but not for one call per H steps where
+    some steps are regularly longer.
+    """
 
     def __init__(self) -> None:
         """Know none."""
@@ -95,7 +91,12 @@ class StepTimes:
 
 
 class Heartbeats:
-    """The pauses between a learner's heartbeats, in a run whose learners may be silent for `silence_s`."""
+    """The pauses between a learner's heartbeats, in a run whose learners may be silent for `silence_s`.
+
+    A pause ends as soon as the step time is off by more than a fifth from the last one told: a shard moves no call for less
+    (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ... seconds, until the pause is
+    the usual one.
+    """
 
     def __init__(self, silence_s: float) -> None:
         """Begin with the shortest pause: a life that begins is news."""
@@ -179,7 +180,8 @@ def plausible(step_s: float) -> float:
 class KnownLearner:
     """A learner's newest incarnation: `training` now, or at least `present` (not left).
 
-    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`). In connected time
+    `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`): an average over
+    heartbeats would correct an error the more slowly the fewer there are. In connected time
     (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
     step time when that was news last, `commit` the number of the shard's commit that held something of it last. `since`,
     `mark` and `timed` are moments, with the steps by then, from which its pace is seen; it was not seen to take less than

@@ -342,7 +342,7 @@ class Shard:
                 actions.append(ArmTimer(name=f"due/{now.fragment}", due_s=slot.due_s))
             elif now.phase is Phase.COLLECTING:
                 again_s = recall_s(now.asked_s, step_s)
-                if comes_earlier(slot.again_s, again_s, slot.again_s - now.asked_s):
+                if comes_earlier(slot.again_s, again_s, (slot.again_s or 0.0) - now.asked_s):
                     slot.again_s = again_s
                     actions.append(ArmTimer(name=f"due/{now.fragment}", due_s=again_s))
             elif now.phase is Phase.GRACE and now.grace and comes_earlier(now.grace.step_s, step_s, now.grace.step_s):
@@ -358,7 +358,7 @@ class Shard:
             return []
         step_s = self.step_s()
         if step_s is None:
-            slot.called_s = slot.due_s = None
+            slot.called_s = slot.due_s = slot.again_s = None
             return self._advance(slot, at_s, cause_id)
         if now.phase is Phase.RESTING:
             now.absent_s = self.connected.absent_s

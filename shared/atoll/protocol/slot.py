@@ -56,7 +56,7 @@ class FragmentSlot:
     parked: list[PushKey] = field(default_factory=list)
     called_s: float | None = None
     due_s: float | None = None
-    again_s: float = 0.0
+    again_s: float | None = None
     unkept: Settling = field(default_factory=Settling)
     keeping: Settling | None = None
     committing: Settling = field(default_factory=Settling)

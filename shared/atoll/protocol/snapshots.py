@@ -51,7 +51,7 @@ class SlotState(msgspec.Struct):
     unkept: SettlingState
     keeping: SettlingState | None
     committing: SettlingState
-    again_s: float = 0.0
+    again_s: float | None
 
 
 class ShardState(msgspec.Struct, tag="shard"):
