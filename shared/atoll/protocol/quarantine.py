@@ -39,6 +39,7 @@ from atoll.protocol.pacing import KnownLearner
 
 OFFENCES: Final = frozenset(
     {
+        "after_final",
         "checksum",
         "codec",
         "compression",

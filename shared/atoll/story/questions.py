@@ -33,6 +33,7 @@ REASONS: Final = {
     "outlier": "it is far longer than the other learners': a learning rate, other data, or broken memory",
     "unusual": "it is far longer than usual, but others' were as well: nobody is blamed",
     "quarantined": "its incarnation had been isolated before, and is not read any more",
+    "after_final": "its learner had called an earlier push of this fragment its last",
     "unjudged": "the last learners left before a majority was there to judge it",
     "chunks_gone": "the broker no longer had its segments: it waited too long in the queue, or the stream was full",
     "norm_claim": "it is not as long as its manifest says",
