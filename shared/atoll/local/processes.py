@@ -99,6 +99,8 @@ class _Child:
     away_s: float = 0.0
     """For how long the broker had been away when it was born."""
     was_proven: bool = False
+    log_from: int = 0
+    """Where its life begins in its log: a former one's last words are not its own."""
     due_s: float | None = None
     asked: bool = False
 
@@ -201,9 +203,10 @@ class ProcessGroup:
         """Return the error that a child's log ends with, and its class (or "ours"); else the end of the log, and nothing."""
         try:
             with self.log_path(name).open("rb") as log:
-                skipped = log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
+                begun = self._children[name].log_from if name in self._children else 0
+                at = log.seek(max(begun, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
-                lines = lines[1:] if skipped else lines  # the first one is the rest of one
+                lines = lines[1:] if at > begun else lines  # the first one is the rest of one
         except OSError:
             return "", ""
         told = next((line for line in reversed(lines) if last_word_in(line)), "")
@@ -251,6 +254,7 @@ class ProcessGroup:
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         try:
             with self.log_path(child.plan.name).open("ab") as log:
+                child.log_from = log.tell()
                 child.process = subprocess.Popen(  # noqa: S603  # our own programs, no shell
                     command,
                     env=dict(child.plan.environment),
