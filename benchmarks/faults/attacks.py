@@ -1,16 +1,17 @@
-"""What gets through a locked door while a run trains: `make attacks`.
+"""What gets through a locked door while a run trains, and what a member can do: `make attacks`.
 
 Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three,
 and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). A
 learner, a reader and a region's synchronizer with identities of their own, on the roll of the same run, play the whole table of
-`support.door_attacks` again and again. An operator watches what each attack aims at. The versions in the heads give the pace
-before and meanwhile.
+`support.door_attacks` again and again, and that learner the table of `support.member_attacks`. An operator watches what each
+attack aims at. The versions in the heads give the pace before and meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,10 +31,13 @@ from typing import Final
 import psutil
 
 from atoll.base.logs import configure
+from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
+from atoll.run.record import read_run
+from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, child_name
@@ -42,23 +47,31 @@ from support.composed_run import BROKERS, ComposedRun, composed_service
 from support.composed_run import RUN as COMPOSED
 from support.door_attacks import ATTACKS, INTRUDER, PREMERGER, SPY, VICTIM, DoorAttack, witness
 from support.locked_brokers import LockedBroker
+from support.member_attacks import MEMBER_ATTACKS, Attacker, MemberAttack, honest_refusals
 
 MINUTES = 4.0
 RUN = "attacked"
 NODES = 3
 LAST: Final = 19
 """The lowest priority of a thread."""
+SENT_IN_A_ROW: Final = 10
+SENT_EVERY_S: Final = 0.1
 COMPOSED_LEARNERS = ("learner-a", "learner-b", "learner-c")
 INTRUDERS: Final[dict[str, Kind]] = {INTRUDER: "learner", VICTIM: "learner", SPY: "reader", PREMERGER: "premerger"}
 
 
 @dataclass(slots=True)
 class AttackOutcome:
-    """What came of the attacks: how often each was tried, what got in, and how often the intruder was told no."""
+    """What came of the attacks: how often each was tried, what got in, and how often the intruder was told no.
+
+    Those of a member were `sent`, and cost `honest` learners so many token-fragments by reason.
+    """
 
     tried: Counter[DoorAttack] = field(default_factory=Counter)
     got_in: dict[DoorAttack, str] = field(default_factory=dict)
     refused: Counter[DoorAttack] = field(default_factory=Counter)
+    sent: Counter[MemberAttack] = field(default_factory=Counter)
+    honest: dict[str, int] = field(default_factory=dict)
     began_s: float = 0.0
     ended_s: float = 0.0
 
@@ -251,7 +264,7 @@ async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
     """Play the whole table at least once, and again until the time is over."""
     outcome = AttackOutcome(began_s=time.monotonic())
     intruders = {name: door.identity(name) for name in (INTRUDER, SPY, PREMERGER)}
-    async with witness(door.url, door.run, door.operator, intruders) as doors:
+    async with witness(door.url, door.run, door.operator, intruders) as doors, member_of(door) as member:
         while not outcome.tried or time.monotonic() < outcome.began_s + for_s:
             for each in ATTACKS:
                 breach = await doors.play(each)
@@ -259,8 +272,28 @@ async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
                 outcome.refused[each] += bool(breach.told)
                 if breach.got_in:
                     outcome.got_in[each] = breach.got_in
+            for row in MEMBER_ATTACKS:
+                for _ in range(SENT_IN_A_ROW):
+                    await member.play(row)
+                    await asyncio.sleep(SENT_EVERY_S)
+                outcome.sent[row] += SENT_IN_A_ROW
+        outcome.honest = await honest_refusals(doors.reader, member.run, {INTRUDER})
     outcome.ended_s = time.monotonic()
     return outcome
+
+
+@contextlib.asynccontextmanager
+async def member_of(door: AttackedDoor) -> AsyncIterator[Attacker]:
+    """Yield the intruder as a member of the run."""
+    options = BusOptions(credentials=door.identity(INTRUDER).credentials())
+    bus = await open_bus(door.url, door.run, name=INTRUDER, options=options)
+    try:
+        run = await read_run(bus, Subjects(door.run))
+        if run is None:
+            raise SystemExit("there is no run to attack")
+        yield await Attacker.join(bus, run, INTRUDER)
+    finally:
+        await bus.close()
 
 
 _ALLOWED: Final = {
@@ -284,9 +317,13 @@ def figures(
         told = f"refused {refused} times" if refused else _ALLOWED.get(each.verb, "")
         how = got_in or f"tried {tried} times by a {INTRUDERS[each.who]}; {told}"
         found.append(Figure(f"{each.verb}: {each.name}", float(bool(got_in)), "got in", "0", not got_in, how))
-    kinds = len(outcome.tried)
+    cost = ", ".join(f"{whose} {tokens}" for whose, tokens in outcome.honest.items())
+    for row, count in outcome.sent.items():
+        how = cost or f"sent {count} times for each fragment; nothing of the others was refused but what was late"
+        found.append(Figure(f"member: {row.name}", float(bool(cost)), "got in", "0", not cost, how))
+    kinds = len(outcome.tried) + len(outcome.sent)
     found.append(
-        Figure("kinds of attack", float(kinds), "rows", "", None, "the table of tests/support/door_attacks.py")
+        Figure("kinds of attack", float(kinds), "rows", "", None, "tests/support/door_attacks.py, member_attacks.py")
     )
     before = seen.commits_per_minute(outcome.began_s - half_s, outcome.began_s)
     pace = seen.commits_per_minute(outcome.began_s, outcome.ended_s) / before
