@@ -48,6 +48,7 @@ def test_a_clipped_contribution_counts_as_one_that_came_shorter(
     """Also alone in its round, where a weight would cancel."""
     draw = np.random.default_rng(3)
     vectors = [draw.normal(size=SIZE).astype(np.float32) for _ in range(1 if alone else 4)]
+    vectors[0] *= np.float32(1.0 / SCALE)  # as long as the others only when it is clipped
     scales = [SCALE] + [1.0] * (len(vectors) - 1)
     shorter = [np.float32(scale) * vector for scale, vector in zip(scales, vectors, strict=True)]
     rules = {"merge": merge, "correction": "none", **changes}
