@@ -136,7 +136,7 @@ def test_tiny_contributions_do_not_make_honest_ones_outliers(honest: int, liars:
 
 
 @pytest.mark.parametrize("flood", ["final", "not final"])
-def test_a_flood_of_tiny_contributions_refuses_nothing_honest(
+def test_a_flood_of_tiny_contributions_takes_nothing_from_the_honest(
     flood: Literal["final", "not final"],
 ) -> None:
     """Final ones opened rounds early; honest intervals became too short to be measured, and the liar alone was the judge."""
@@ -146,9 +146,8 @@ def test_a_flood_of_tiny_contributions_refuses_nothing_honest(
 
     assert not {whose: count for whose, count in fleet.refused.items() if whose[0].startswith("h")}
     assert not fleet.clipped
-    if flood == "not final":
-        assert sum(fleet.merged[name] for name in honest) >= 0.8 * sum(alone.merged.values())
-        assert fleet.accuracy() >= alone.accuracy() - CLOSE
+    assert sum(fleet.merged[name] for name in honest) >= 0.8 * sum(alone.merged.values())
+    assert fleet.accuracy() >= alone.accuracy() - CLOSE
 
 
 @pytest.mark.parametrize("liars", [1, 2])

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, BlobGone
 from atoll.bus.interface import Bus
 from atoll.client.membership import claim
 from atoll.codec import FrameEncoder, Framing
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
-from atoll.run.heads import read_heads
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
+from atoll.run.heads import read_head, read_heads
 from atoll.run.inline_frames import is_inline
 from atoll.run.ledger import read_fragment_ledger
 from atoll.wire.blobs import Upload
@@ -131,13 +131,20 @@ class Attacker:
 async def honest_refusals(bus: Bus, run: RunRecord, attackers: Collection[str]) -> dict[str, int]:
     """Return the token-fragments of others than `attackers` that were refused and not late, by `learner: reason`."""
     found: dict[str, int] = {}
-    for head in (await read_heads(bus, run)).values():
-        if head.fragment_ledger is None:
-            continue
-        ledger = read_fragment_ledger(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX))
-        for name, account in ledger.settled.items():
+    for fragment in range(run.protocol.fragments):
+        for name, account in (await _ledger(bus, run, fragment)).settled.items():
             learner = name.rpartition("/")[0]
             for reason, tokens in account.refused.items():
                 if learner not in attackers and reason not in LATE:
                     found[f"{learner}: {reason}"] = found.get(f"{learner}: {reason}", 0) + tokens
     return found
+
+
+async def _ledger(bus: Bus, run: RunRecord, fragment: int) -> FragmentLedger:
+    """Return the newest ledger of a fragment; a commit may write a newer one while it is read."""
+    while True:
+        head = await read_head(bus, run, fragment)
+        if head is None or head.fragment_ledger is None:
+            return FragmentLedger()
+        with contextlib.suppress(BlobGone):
+            return read_fragment_ledger(await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX))
