@@ -375,6 +375,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     events.RefusedEvent: (row("refusals", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.RefusedContribution: (every(events.RefusedContribution, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.JunkEvent: (row("reasons", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
+    events.FilledEvent: (every(events.FilledEvent, "page, `why`", _SHARD_ONLY, Cost.RUN),),
     events.QuarantineEvent: (every(events.QuarantineEvent, "status, page, `why`", _SHARD_ONLY, Cost.RUN),),
     events.ServingEvent: (every(events.ServingEvent, "story, page", _SHARD_ONLY, Cost.RUN),),
     events.ClosedEvent: (every(events.ClosedEvent, "report, fates", _SHARD_ONLY, Cost.RUN),),

@@ -101,12 +101,12 @@ class WatchedStream(MemoryStream):
         super()._make_room(kept)
         self.broker.witness.stored(kept)
 
-    def purge(self, subject_filter: str) -> int:
+    def purge(self, subject_filter: str, keep: int = 0) -> int:
         """Show what goes, then remove it."""
         self._led()
-        for kept in self.select(subject_filter):
+        for kept in self.purged(subject_filter, keep):
             self.broker.witness.purged(kept)
-        return super().purge(subject_filter)
+        return super().purge(subject_filter, keep)
 
     def settle(self, sequence: int) -> None:
         """Show what is acknowledged, then remove it."""

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.base.retry import all_of
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import QueuePlace, StoredMessage
-from atoll.bus.streams import check_size, info_header, stream_of
+from atoll.bus.streams import Places, check_size, info_header, stream_of
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.protocol.invariants import InvariantBroken
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
@@ -428,9 +428,17 @@ class ScheduleBus(MemoryBus):
             await asyncio.gather(*reading, return_exceptions=True)
         download.verify()
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Narrow the run's streams."""
+        return await self.request(lambda: self._broker.fit(self._run, places))
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Count what a stream keeps."""
+        return await self.request(lambda: self._on(subject_filter).count_stored(subject_filter, more_than))
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete what matches."""
-        return await self.request(lambda: self._on(subject_filter).purge(subject_filter))
+        return await self.request(lambda: self._on(subject_filter).purge(subject_filter, keep))
 
     # --- records ------------------------------------------------------------------------------------------------------
 

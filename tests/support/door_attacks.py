@@ -225,7 +225,7 @@ WRITING_REGION: Final = (
 
 def _misleads(name: str, on: str, kind: str = "", who: str = "@me", at_s: float = 1.0, **fields: Any) -> DoorAttack:  # noqa: ANN401
     """Return a row: an event on the intruder's subject of kind `on`, whose body says `kind` and `who`."""
-    body = json.dumps({"kind": kind or on, "who": who, "at_s": at_s, "fields": fields, "schema": 1})
+    body = json.dumps({"kind": kind or on, "who": who, "at_s": at_s, "fields": fields | {"mark": "@mark"}, "schema": 1})
     body = body.replace("{", "{{").replace("}", "}}")
     for level in ("me", "victim", "mark"):
         body = body.replace(f"@{level}", f"{{{level}}}")

@@ -24,12 +24,12 @@ class Floor(MemoryBus):
         super().__init__(run, MemoryBroker())
         self.subjects = Subjects(run)
 
-    async def purge(self, subject_filter: str) -> int:
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Refuse, or remove."""
         if self.refusals:
             self.refusals -= 1
             raise StorageFull("no room")
-        return await super().purge(subject_filter)
+        return await super().purge(subject_filter, keep=keep)
 
     async def put(self, fragment: int, version: int) -> str:
         """Store a chunk and return what it is called."""

@@ -48,10 +48,10 @@ class AnsweringBus(MemoryBus):
             await asyncio.sleep(timeout_s)
         return answer
 
-    async def purge(self, subject_filter: str) -> int:
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Note it."""
         self.removed.append(subject_filter)
-        return 0
+        return keep
 
 
 @dataclass

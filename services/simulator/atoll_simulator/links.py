@@ -287,10 +287,10 @@ class LinkedBus(MemoryBus):
             yield arrived
         download.verify()
 
-    async def purge(self, subject_filter: str) -> int:
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete what matches; see `Bus`."""
         await self._up(0)
-        count = await super().purge(subject_filter)
+        count = await super().purge(subject_filter, keep=keep)
         await self._down(0)
         return count
 

@@ -61,6 +61,7 @@ from atoll_synchronizer.regions import RegionReader, Surroundings
 from atoll_synchronizer.retention import Retention
 from atoll_synchronizer.round_report import RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
+from atoll_synchronizer.share_keeper import ShareKeeper
 from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
@@ -174,6 +175,8 @@ class ShardService:
         self.background.spawn(self.intake.hearsay.keep_looking())
         self.background.spawn(self.pending.keep_telling(), self.intake.junk.keep_telling())
         self.background.spawn(self.pending.keep_holding(), self.store.garbage_collector.keep_sweeping())
+        if self.shard == 0:
+            self.background.spawn(ShareKeeper(self.context, self.event_log).keep())
         if self.archivist:
             self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
         self.owning = True

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from atoll.bus.streams import Places
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
 from atoll.wire.limits import Buffer, Info
 from atoll.wire.traffic import BusStats
@@ -35,6 +36,15 @@ class Record:
     subject: str
     data: bytes
     revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """How many messages a stream keeps of each subject, and the bytes of the whole stream, of at most `bytes_max`."""
+
+    by_subject: Mapping[str, int]
+    size_bytes: int
+    bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +156,20 @@ class Bus(Protocol):
         Raises `BlobGone` or `BlobCorrupt`. A failed download continues where it was when the caller passes it again.
         """
 
-    async def purge(self, subject_filter: str) -> int:
-        """Delete every stored message that matches and return their number."""
+    async def fit(self, places: Places) -> int:
+        """Narrow the run's streams to its `places`, and give those of a former release today's bounds; return how many changed.
+
+        For the owner of a shard. Raises `AccessDenied` behind the door of a former release.
+        """
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Return what a stream keeps below `subject_filter`, by subject.
+
+        No subject is named if the stream keeps no more than `more_than` messages in all: to name them costs a broker more.
+        """
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
+        """Delete every stored message that matches, but for the newest `keep` of them, and return how many were deleted."""
 
     async def put_record(
         self,

@@ -43,7 +43,17 @@ from atoll.wire.signature_line import unproven
 from atoll.wire.subjects import Subjects, matches
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Record, StoredEvent, Subscription
+    from atoll.bus.interface import (
+        Bus,
+        Consumer,
+        CoreMessage,
+        Delivery,
+        Record,
+        StoredCounts,
+        StoredEvent,
+        Subscription,
+    )
+    from atoll.bus.streams import Places
     from atoll.wire.blobs import BlobRef, Download, Portion
     from atoll.wire.limits import Buffer, Info
     from atoll.wire.traffic import BusStats
@@ -202,9 +212,17 @@ class SignedBus:
         """Do as `Bus.reconnects`."""
         return self._inner.reconnects(subject)
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Do as `Bus.fit`."""
+        return await self._inner.fit(places)
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Do as `Bus.count_stored`."""
+        return await self._inner.count_stored(subject_filter, more_than=more_than)
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Do as `Bus.purge`."""
-        return await self._inner.purge(subject_filter)
+        return await self._inner.purge(subject_filter, keep=keep)
 
     async def reach(self, timeout_s: float) -> bool:
         """Do as `Bus.reach`."""

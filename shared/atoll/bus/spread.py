@@ -28,6 +28,7 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, Se
 from atoll.base.logs import get
 from atoll.base.retry import all_of
 from atoll.base.wording import few
+from atoll.bus.interface import StoredCounts
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
@@ -35,6 +36,7 @@ from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus, Consumer, Record, StoredEvent, Subscription
     from atoll.bus.signed import Signatures
+    from atoll.bus.streams import Places
     from atoll.wire.blobs import BlobRef, Download, Portion, Upload
     from atoll.wire.limits import Buffer, Info
     from atoll.wire.traffic import BusStats
@@ -185,12 +187,26 @@ class SpreadBus:
             async for portion in pieces:
                 yield portion
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Narrow as `Bus.fit`, at all brokers."""
+        buses = [await self._bus(number) for number in range(await self._brokers())]
+        return sum(await all_of(bus.fit(places) for bus in buses))
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Count as `Bus.count_stored`, on every broker that keeps some of it; bytes are of the fullest."""
+        found = await all_of(
+            bus.count_stored(subject_filter, more_than=more_than) for bus in await self._keepers(subject_filter)
+        )
+        fullest = max(found, key=lambda one: one.size_bytes / max(1, one.bytes_max))
+        by_subject = {subject: count for one in found for subject, count in one.by_subject.items()}
+        return StoredCounts(by_subject, fullest.size_bytes, fullest.bytes_max)
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete as `Bus.purge`, on every broker that keeps some of it."""
         first, *others = await self._keepers(subject_filter)
         if not others:
-            return await first.purge(subject_filter)
-        return sum(await all_of(bus.purge(subject_filter) for bus in (first, *others)))
+            return await first.purge(subject_filter, keep=keep)
+        return sum(await all_of(bus.purge(subject_filter, keep=keep) for bus in (first, *others)))
 
     async def put_record(
         self,

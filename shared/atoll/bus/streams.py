@@ -9,6 +9,16 @@ None may have fewer: a run needs all of its streams, so it would stop with the n
 is the cluster's choice. What is synced before an answer is the broker's (`atoll broker --sync`), the same for all of its
 streams.
 
+A broker remembers the id of every message for the stream's window, and an id may have 60 kB. So what it remembers for a
+permitted writer is the window times what a link carries, and every window is short (`DEDUP_S`). Nothing rests on it: a record
+is written by compare-and-set, a chunk replaces its equal, a manifest is merged once by its key, and readers of the event log
+skip what is stored twice (`atoll.wire.event_log`).
+
+A learner may write below its name for any shard and fragment, since who makes keys knows no run. Which there are is the
+run's: the owner of shard 0 narrows the streams to them (`Places`, `Bus.fit`), and the broker refuses all others. In the queue
+a learner then has so many messages of so many bytes, and no more; what it has among the chunks is swept
+(`atoll.run.stream_room`).
+
 The broker republishes what watchers need under `tap.`, as it was stored: with its JSON, and in a locked run with the line of
 its signature (ADR 50). Chunks, leases of shards and leases of data have no tap; a frame that a manifest carries is on the
 manifest's. Heartbeats and presences are core messages, which nobody stores; so a further stream, in memory, keeps the last one
@@ -22,12 +32,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.wire.limits import INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
-from atoll.wire.subjects import Subjects, matches
+from atoll.wire.limits import CHUNK_BYTES, INFO_BYTES_MAX, INFO_HEADER, MESSAGE_BYTES_MAX, Buffer, Info
+from atoll.wire.subjects import SUM, Subjects, matches
 
 MIB, GIB = 1 << 20, 1 << 30
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 LENT_AGE_S = 600.0
+DEDUP_S = 0.1
+"""The shortest that a broker takes: with 60 kB an id, 100 MB/s of them are 10 MB."""
+MANIFEST_BYTES = 32 << 10
+"""Of a manifest with its frame, and of its headers; the norms of its slices come on top."""
+NORM_BYTES = 32
+HEADERS_BYTES = 1 << 14
+"""Of a chunk."""
 LIVE_AGE_S = 120.0
 LIVE_BYTES = 8 * MIB
 """Of memory: the last heartbeat of 10,000 learners. A broker that limits its memory counts this bound, used or not."""
@@ -38,7 +55,8 @@ KEPT_AGE_S = 2 * 3600.0
 class StreamPlan:
     """One stream: `per_subject` bounds a subject's stored messages (0: none), `tap` is the subtree that it republishes.
 
-    An empty `tap` stands for all that the stream keeps. `copies` names another stream and one of its subjects, kept here too.
+    An empty `tap` stands for all that the stream keeps. `message_bytes_max` bounds a message with its headers (0: the broker's
+    own bound). `copies` names another stream and one of its subjects, kept here too.
     """
 
     name: str
@@ -48,12 +66,48 @@ class StreamPlan:
     per_subject: int = 0
     bytes_max: int = 256 * MIB
     age_max_s: float = 0.0
-    dedup_s: float = 600.0
+    dedup_s: float = DEDUP_S
+    message_bytes_max: int = 0
     tap: str | None = None
     copies: tuple[str, str] | None = None
     storage: Literal["file", "memory"] = "file"
     append_only: bool = False
     replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a learner of a run may write: the shard of each fragment, and the most slices that a fragment has."""
+
+    shard_of: tuple[int, ...]
+    slices_max: int
+
+    def queues(self, run: str) -> tuple[str, ...]:
+        """Return the filters of the manifests of each fragment, and of the farewells to each shard."""
+        s = Subjects(run)
+        manifests = (s.contribution(shard, fragment, "*") for fragment, shard in enumerate(self.shard_of))
+        return (*manifests, *(s.farewell(shard, "*") for shard in sorted(set(self.shard_of))))
+
+    def chunks(self, run: str) -> tuple[str, ...]:
+        """Return the filters of the chunks of each fragment, of learners and of regions' sums."""
+        p, fragments = Subjects(run).prefix, range(len(self.shard_of))
+        return (
+            *(f"{p}.up.c.*.{fragment}.*.*" for fragment in fragments),
+            *(f"{p}.up.c.{SUM}.{fragment}.*.*.*" for fragment in fragments),
+        )
+
+    @property
+    def manifest_bytes_max(self) -> int:
+        """Return the bound of a queued message, in bytes."""
+        return MANIFEST_BYTES + NORM_BYTES * self.slices_max
+
+
+def fitted_plan(run: str, places: Places) -> tuple[StreamPlan, ...]:
+    """Return the streams of `run`, narrowed to its places; bounds of bytes and copies are the founder's."""
+    plans = {plan.name.rpartition("_")[2]: plan for plan in stream_plan(run)}
+    plans["UPC"] = replace(plans["UPC"], subjects=places.chunks(run))
+    plans["UPM"] = replace(plans["UPM"], subjects=places.queues(run), message_bytes_max=places.manifest_bytes_max)
+    return tuple(plans.values())
 
 
 def stream_plan(run: str, bytes_max: int = 8 * GIB, replicas: int = 1) -> tuple[StreamPlan, ...]:
@@ -66,7 +120,14 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
     p = s.prefix
     hours = 3600.0
     return (
-        StreamPlan(f"atoll_{run}_UPC", (f"{p}.up.c.>",), per_subject=1, bytes_max=bytes_max, age_max_s=2 * hours),
+        StreamPlan(
+            f"atoll_{run}_UPC",
+            (f"{p}.up.c.>",),
+            per_subject=1,
+            bytes_max=bytes_max,
+            age_max_s=2 * hours,
+            message_bytes_max=CHUNK_BYTES + HEADERS_BYTES,
+        ),
         StreamPlan(f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, tap="up.m"),
         StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
@@ -99,7 +160,6 @@ def live_plan(run: str, replicas: int = 1) -> StreamPlan:
         per_subject=1,
         bytes_max=LIVE_BYTES,
         age_max_s=LIVE_AGE_S,
-        dedup_s=LIVE_AGE_S,
         tap="",
         copies=(f"atoll_{run}_GL", s.run_record),
         storage="memory",

@@ -187,7 +187,7 @@ def _may_stay(s: Subjects, subject: str) -> bool:
 def synchronizer_publishes(run: str) -> tuple[str, ...]:
     """Return what a synchronizer of `run` may publish: the run's subjects, and JetStream's for the run's streams."""
     queue = _stream(run, "UPM")
-    verbs = ("INFO", "CREATE", "MSG.GET", "PURGE")
+    verbs = ("INFO", "CREATE", "UPDATE", "MSG.GET", "PURGE")
     return (
         f"{Subjects(run).prefix}.>",
         "$JS.API.INFO",

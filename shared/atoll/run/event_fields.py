@@ -215,6 +215,13 @@ class JunkEvent(msgspec.Struct, frozen=True):
     reasons: Amounts
 
 
+class FilledEvent(msgspec.Struct, frozen=True):
+    """The fields of a `filled` event: who stored more than its share, and how many messages of it a shard has removed."""
+
+    sender: PeerId
+    removed: Count
+
+
 class QuarantineEvent(msgspec.Struct, frozen=True):
     """The fields of a `quarantined` event: the isolated learner, its number of offences, and the last offence."""
 
@@ -295,6 +302,7 @@ EVENT_FIELDS: Final[dict[str, type[msgspec.Struct]]] = {
     "waiting": WaitingEvent,
     "refused": RefusedEvent,
     "junk": JunkEvent,
+    "filled": FilledEvent,
     "quarantined": QuarantineEvent,
     "serving": ServingEvent,
     "joined": JoinedEvent,

@@ -19,6 +19,7 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.units import as_time
 from atoll.run.event_fields import (
+    FilledEvent,
     JoinedEvent,
     LeftEvent,
     QuarantineEvent,
@@ -196,6 +197,11 @@ class Timeline:
         text = f"is in quarantine after {describe_isolation(told.offences, told.reason)}"
         self._fault(event.at_s, "quarantined", told.learner, text)
 
+    def _on_filled(self, event: Event) -> None:
+        told = fields_of(event, FilledEvent)
+        text = f"fills the broker: {told.removed:,} messages beyond its share were removed"
+        self._fault(event.at_s, "filled", told.sender, text)
+
     def _on_validation(self, event: Event) -> None:
         self.validated.append((event.at_s, fields_of(event, ValidationEvent)))
 
@@ -220,7 +226,9 @@ class Timeline:
         return known
 
 
-_KINDS: Final = frozenset({"round", "joined", "left", "sample", "serving", "ledger", "quarantined", "validation"})
+_KINDS: Final = frozenset(
+    {"round", "joined", "left", "sample", "serving", "ledger", "quarantined", "filled", "validation"}
+)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.view import RunView
-from atoll.wire.event_log import event_of
+from atoll.wire.event_log import Repeats, event_of
 from atoll.wire.messages import Beat, M, Presence, decode
 from atoll.wire.subjects import Subjects
 
@@ -39,6 +39,7 @@ class Watch:
         self._subjects = Subjects(run)
         self._clock = clock
         self._after = 0
+        self._repeats = Repeats()
         self._reading = asyncio.Lock()
         self.answered_s: float | None = None
         """When the broker last gave all entries of the event log, by the clock of the view's arrivals."""
@@ -71,6 +72,8 @@ class Watch:
                 entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_ENTRIES)
                 for entry in entries:
                     self._after = max(self._after, entry.sequence)
+                    if self._repeats.repeats(entry.subject, entry.data):
+                        continue
                     try:
                         self.view.on_event(event_of(entry.subject, entry.data))
                     except PeerMisbehaved as error:

@@ -27,6 +27,7 @@ from atoll.story.history import History
 from atoll.story.learner_findings import (
     absent_learners,
     bad_directions,
+    fillers,
     many_clips,
     many_refusals,
     much_superseded,
@@ -60,6 +61,7 @@ GRAVITY: Final[tuple[Cause, ...]] = (
     "disk was full",
     "broker was away",
     "shard without owner",
+    "filled the broker",
     "bad direction",
     "quarantine",
     "slow link",
@@ -89,6 +91,7 @@ def findings(history: History) -> list[RunFinding]:
         *shards_without_owner(history),
         *bad_directions(history, shares),
         *quarantines(history),
+        *fillers(history),
         *slow_links(history, shares),
         *slow_learners(history, shares),
         *absent_learners(history),

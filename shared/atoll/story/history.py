@@ -23,6 +23,7 @@ from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import (
     ClosedEvent,
     Contributor,
+    FilledEvent,
     JoinedEvent,
     LeftEvent,
     QuarantineEvent,
@@ -40,7 +41,7 @@ from atoll.run.saved import saved_events
 from atoll.run.timeline import Timeline
 from atoll.run.view import ROUNDS_MAX, RoundLine
 from atoll.story.run_clock import RunClock
-from atoll.wire.event_log import event_of
+from atoll.wire.event_log import Repeats, event_of
 from atoll.wire.messages import Event
 from atoll.wire.subjects import Subjects
 
@@ -116,6 +117,7 @@ class History:
     left: deque[Noted[LeftEvent]] = field(default_factory=_notes)
     refused: deque[Noted[RefusedContribution]] = field(default_factory=_notes)
     quarantined: deque[Noted[QuarantineEvent]] = field(default_factory=_notes)
+    filled: deque[Noted[FilledEvent]] = field(default_factory=_notes)
     tenures: deque[ServedTenure] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     validations: deque[Noted[ValidationEvent]] = field(default_factory=_notes)
     samples: deque[Noted[SampleEvent]] = field(default_factory=_notes)
@@ -130,6 +132,7 @@ class History:
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     virtual: bool = False
     unreadable: int = 0
+    _repeats: Repeats = field(default_factory=Repeats)
     _waiting: dict[tuple[int, int], WaitingEvent] = field(default_factory=dict)
     _made: dict[tuple[int, int], RoundLine] = field(default_factory=dict)
 
@@ -158,6 +161,8 @@ class History:
 
     def take(self, subject: str, data: bytes) -> None:
         """Take one event as the broker has it on `subject`; an unreadable one, or a forged one, is counted and skipped."""
+        if self._repeats.repeats(subject, data):
+            return
         try:
             event = event_of(subject, data)
         except PeerMisbehaved:
@@ -299,6 +304,9 @@ class History:
     def _on_quarantined(self, event: Event) -> None:
         self.quarantined.append(Noted(event.at_s, event.who, fields_of(event, QuarantineEvent)))
 
+    def _on_filled(self, event: Event) -> None:
+        self.filled.append(Noted(event.at_s, event.who, fields_of(event, FilledEvent)))
+
     def _on_serving(self, event: Event) -> None:
         told, former_s = fields_of(event, ServingEvent), self.last_s.get(event.who)
         self.tenures.append(ServedTenure(event.who, event.at_s, told, former_s, event.who in self.closed))
@@ -343,6 +351,7 @@ _KINDS: Final = frozenset(
         "joined",
         "left",
         "quarantined",
+        "filled",
         "sample",
         "serving",
         "moved",

@@ -1,4 +1,4 @@
-"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, superseded, nothing merged.
+"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, fillers, superseded.
 
 A learner is compared with the *other* learners, because there is no absolute measure of a good step time or a good link.
 """
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from atoll.base.wording import counted, few
-from atoll.run.event_fields import SUPERSEDED_MAX, QuarantineEvent, RefusedContribution
+from atoll.run.event_fields import SUPERSEDED_MAX, FilledEvent, QuarantineEvent, RefusedContribution
 from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import LearnerShare, middle, of_others, points_away
@@ -58,6 +58,25 @@ def quarantines(history: History) -> list[RunFinding]:
             )
         )
     return found
+
+
+def fillers(history: History) -> list[RunFinding]:
+    """Return those who stored more than their share of the streams."""
+    by_sender: dict[str, list[Noted[FilledEvent]]] = {}
+    for each in history.filled:
+        by_sender.setdefault(each.fields.sender, []).append(each)
+    return [
+        finding(
+            "filled the broker",
+            sender,
+            f"it stored more than its share; {counted(sum(each.fields.removed for each in told), 'message')} beyond it were "
+            "removed; nobody else lost anything; if it goes on, revoke its key (`atoll keys revoke`)",
+            from_s=told[0].at_s,
+            until_s=told[-1].at_s,
+            evidence=tuple(f"{each.who}: {each.fields.removed:,} removed" for each in told[-NAMED_MAX:]),
+        )
+        for sender, told in sorted(by_sender.items())
+    ]
 
 
 def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:

@@ -17,7 +17,9 @@ reader refuses what a known learner says in the part of a synchronizer (`atoll.r
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -27,6 +29,8 @@ from atoll.wire.messages import Event, decode
 
 EventWriter = Literal["learner", "shard", "synchronizer", "evaluator"]
 SHOWN_CHARS_MAX: Final = 120
+REMEMBERED: Final = 16
+SUBJECTS_MAX: Final = 4096
 EVALUATOR: Final = "evaluator"
 """The name under which every evaluator writes."""
 
@@ -40,6 +44,7 @@ EVENT_WRITERS: Final[dict[str, frozenset[EventWriter]]] = {
     "waiting": _SHARD,
     "refused": _SHARD,
     "junk": _SHARD,
+    "filled": _SHARD,
     "quarantined": _SHARD,
     "serving": _SHARD,
     "ledger": _SHARD,
@@ -87,6 +92,30 @@ def event_of(subject: str, data: bytes) -> Event:
     if writers is not None and not writers & writers_named(who):
         raise PeerMisbehaved("an event that its writer does not write", got=f"{kind} of {who}", allowed=_names(writers))
     return event
+
+
+class Repeats:
+    """What a reader has read lately, so that it takes an event once although it was stored twice.
+
+    A writer that heard no answer stores its event again, with the same bytes; a broker that remembers ids for long would drop
+    the second, and could be made to remember without end (`atoll.bus.streams`).
+    """
+
+    def __init__(self) -> None:
+        """Have read nothing."""
+        self._newest: dict[str, deque[bytes]] = {}
+
+    def repeats(self, subject: str, data: bytes) -> bool:
+        """Return whether the same was read on this subject among its last `REMEMBERED` events, and remember it."""
+        newest = self._newest.pop(subject, None) or deque(maxlen=REMEMBERED)
+        while len(self._newest) >= SUBJECTS_MAX:
+            del self._newest[next(iter(self._newest))]
+        self._newest[subject] = newest
+        digest = hashlib.blake2b(data, digest_size=8).digest()
+        if digest in newest:
+            return True
+        newest.append(digest)
+        return False
 
 
 def event_info(kind: str, fields: Mapping[str, object]) -> dict[str, str | int | float | bool]:

@@ -10,12 +10,22 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
-from atoll.bus.streams import GIB, check_size, info_header, live_plan, stream_of, stream_plan
+from atoll.bus.streams import (
+    GIB,
+    Places,
+    check_size,
+    fitted_plan,
+    info_header,
+    live_plan,
+    stream_of,
+    stream_plan,
+)
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import Buffer, Info
@@ -40,6 +50,18 @@ class MemoryBroker:
         for plan in (*stream_plan(run, self.stream_bytes_max), live_plan(run)):
             if plan.name not in self.streams:
                 self.streams[plan.name] = MemoryStream(plan, prefix, self._clock, self.core_message)
+
+    def fit(self, run: str, places: Places) -> int:
+        """Narrow the streams of `run`; return how many changed."""
+        changed = 0
+        for plan in fitted_plan(run, places):
+            stream = self.streams[plan.name]
+            fitted = replace(
+                stream.plan, subjects=plan.subjects, dedup_s=plan.dedup_s, message_bytes_max=plan.message_bytes_max
+            )
+            changed += fitted != stream.plan
+            stream.plan = fitted
+        return changed
 
     def core_message(self, core_message: CoreMessage) -> None:
         """Hand a core message to every feed that covers its subject."""
@@ -157,6 +179,7 @@ class MemoryBus:
         """Join `broker` for `run` and provision its streams."""
         self.stats = BusStats()
         self._broker = broker
+        self._run = run
         broker.provision(run)
         self._live = live_plan(run)
         self._plans = (*stream_plan(run, broker.stream_bytes_max), self._live)
@@ -225,9 +248,18 @@ class MemoryBus:
             yield [(number, kept.data)]
         download.verify()
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Narrow the run's streams; see `Bus`."""
+        await self._give_way()
+        return self._broker.fit(self._run, places)
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Return what a stream keeps, by subject; see `Bus`."""
+        return (await self._stream(subject_filter)).count_stored(subject_filter, more_than)
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete what matches and return the number; see `Bus`."""
-        return (await self._stream(subject_filter)).purge(subject_filter)
+        return (await self._stream(subject_filter)).purge(subject_filter, keep)
 
     async def put_record(
         self,

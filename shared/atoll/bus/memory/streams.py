@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.base.clock import Clock
-from atoll.base.errors import ProtocolMisuse, QueueFull, RecordConflict, StorageFull
-from atoll.bus.interface import CoreMessage
+from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, QueueFull, RecordConflict, StorageFull
+from atoll.bus.interface import CoreMessage, StoredCounts
 from atoll.bus.streams import StreamPlan
 from atoll.wire.subjects import matches
 
@@ -96,6 +96,13 @@ class MemoryStream:
     def _make_room(self, kept: StoredMessage) -> None:
         """Apply the bounds, or refuse."""
         plan = self.plan
+        keeps = (*plan.subjects, *((plan.copies[1],) if plan.copies else ()))
+        if not any(matches(subject, kept.subject) for subject in keeps):
+            raise BrokerUnavailable("no stream keeps this subject", got=kept.subject, allowed=", ".join(keeps))
+        if plan.message_bytes_max and len(kept.data) > plan.message_bytes_max:
+            raise ProtocolMisuse(
+                "JetStream refused", got=f"{kept.subject}: {len(kept.data)} bytes", allowed=f"{plan.message_bytes_max}"
+            )
         of_subject = self._by_subject.get(kept.subject, [])
         crowded = bool(plan.per_subject) and len(of_subject) >= plan.per_subject
         if crowded and plan.retention == "workqueue" and plan.discard == "new":
@@ -176,11 +183,23 @@ class MemoryStream:
             place.out.discard(sequence)
             place.delivered.discard(sequence)
 
-    def purge(self, subject_filter: str) -> int:
-        """Remove what matches and return the number."""
+    def count_stored(self, subject_filter: str, more_than: int) -> StoredCounts:
+        """Return how many messages there are of each subject that matches; none if there are not `more_than` in all."""
+        self._forget_old()
+        named = self._by_subject if len(self.kept) > more_than else {}
+        counts = {subject: len(of_it) for subject, of_it in named.items() if matches(subject_filter, subject)}
+        return StoredCounts(counts, self.size_bytes, self.plan.bytes_max)
+
+    def purged(self, subject_filter: str, keep: int) -> list[StoredMessage]:
+        """Return what matches, but for the newest `keep`."""
+        matching = self.select(subject_filter)
+        return matching[: max(0, len(matching) - keep)]
+
+    def purge(self, subject_filter: str, keep: int = 0) -> int:
+        """Remove what matches, but for the newest `keep`, and return the number."""
         if self.plan.append_only:
             raise ProtocolMisuse("this stream is append-only", got=subject_filter)
-        gone = self.select(subject_filter)
+        gone = self.purged(subject_filter, keep)
         for kept in gone:
             self.remove(kept.sequence)
         return len(gone)

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import AccessDenied, BrokerUnavailable
 from atoll.base.retry import Unanswered, ended
-from atoll.bus.interface import CoreMessage, Record, StoredEvent
+from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
 from atoll.bus.nats import blobs, records
 from atoll.bus.nats.asking import asked
 from atoll.bus.nats.connection import Connection
@@ -27,12 +27,22 @@ from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.leaders import keep_together
 from atoll.bus.nats.live_stream import keep_live_stream
 from atoll.bus.nats.node_answers import node_answers
-from atoll.bus.nats.provision import check_broker, provision, switch_taps
+from atoll.bus.nats.provision import check_broker, fit, provision, switch_taps
 from atoll.bus.nats.stored_runs import StoredRun, remove_run, stored_runs
-from atoll.bus.nats.stream_states import StreamState, stream_states
+from atoll.bus.nats.stream_states import StreamState, stored_by_subject, stream_states
 from atoll.bus.nodes import NodeTold
 from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.streams import check_size, info_header, kept_plan, live_plan, outbox_plan, stream_of, stream_plan
+from atoll.bus.streams import (
+    Places,
+    check_size,
+    fitted_plan,
+    info_header,
+    kept_plan,
+    live_plan,
+    outbox_plan,
+    stream_of,
+    stream_plan,
+)
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import Buffer, Info
@@ -247,10 +257,26 @@ class JetStreamBus:
         async with self._pages:
             return await blobs.read_page(self._reading, self._connection, stream, download, page)
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Narrow the streams of this run at this broker; see `Bus`."""
+        run, prefix = self._subjects.run, self._subjects.prefix
+        return await self._connection.call(fit(self._jetstream, fitted_plan(run, places), prefix))
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Return what a stream keeps below a filter, by subject; see `Bus`."""
+        plan = stream_of(self._plans, subject_filter)
+        try:
+            return await self._connection.call(stored_by_subject(self._jetstream, plan.name, subject_filter, more_than))
+        except Unanswered as reason:
+            raise BrokerUnavailable("the broker does not say what it keeps", got=str(reason)) from reason
+        except ApiRefusal as reason:
+            raise reason.public(subject_filter) from reason
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete what matches and return the number; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
-        purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", {"filter": subject_filter})
+        which = {"filter": subject_filter, **({"keep": keep} if keep else {})}
+        purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", which)
         try:
             answer = await self._connection.call(purge)
         except ApiRefusal as reason:

@@ -40,6 +40,7 @@ from atoll.bus.nats.jetstream_api import (
 from atoll.bus.regions import is_region
 from atoll.bus.streams import StreamPlan
 from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.subjects import matches
 
 log = get(__name__)
 
@@ -47,6 +48,8 @@ VERSION_MIN = (2, 12)
 HEADROOM_BYTES = 64 << 10
 _NS = 1_000_000_000
 _OVERLAP = 10065
+FITTED = ("subjects", "duplicate_window", "max_msg_size")
+"""What a stream takes over from a run that is served (`fit`): a former release's are wider."""
 _NO_PEERS, _NO_CLUSTER = 10005, 10074
 _PEERS_PAUSE_S = 0.25
 
@@ -62,6 +65,7 @@ def stream_config(plan: StreamPlan, prefix: str, *, bodies: bool = True) -> dict
         "discard_new_per_subject": refuses and plan.retention == "workqueue" and plan.per_subject > 0,
         "max_msgs_per_subject": plan.per_subject or -1,
         "max_bytes": plan.bytes_max,
+        "max_msg_size": plan.message_bytes_max or -1,
         "max_age": int(plan.age_max_s * _NS),
         "duplicate_window": int(plan.dedup_s * _NS),
         "storage": plan.storage,
@@ -205,6 +209,28 @@ async def switch_taps(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefi
     return changed
 
 
+async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> int:
+    """Give the streams that exist the subjects, the window and the bound of a message of `plans`; return how many changed.
+
+    Raises `AccessDenied` behind the door of a former release, which lets no synchronizer do that.
+    """
+    changed = 0
+    for plan in plans:
+        config = stream_config(plan, prefix)
+        wanted = {each: config[each] for each in FITTED}
+        try:
+            found = told(await jetstream.api(f"STREAM.INFO.{plan.name}"), dict[str, Any], "config")
+            if not differences(wanted, found):
+                continue
+            await jetstream.api(f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
+        except ApiRefusal as reason:
+            raise reason.public(plan.name) from reason
+        except Unanswered as reason:
+            raise unavailable(plan.name, 0.0, reason) from reason
+        changed += 1
+    return changed
+
+
 async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> str:
     """Create a stream and return the name of its cluster, if any; wait a moment for as many nodes as it has copies.
 
@@ -241,9 +267,11 @@ async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) 
         if reason.err_code == NO_STREAM:
             return False
         raise reason.public(name) from reason
-    # Bounds, more copies than we need, and whether taps have bodies are the first founder's.
+    # Bounds, more copies than we need, and whether taps have bodies are the first founder's; shard 0 fits the rest.
     copies = max(int(found.get("num_replicas") or 1), int(wanted["num_replicas"]))
     bounds = {"max_bytes": found.get("max_bytes"), "num_replicas": copies}
+    if all(any(matches(ours, theirs) for ours in wanted["subjects"]) for theirs in found.get("subjects") or ()):
+        bounds |= {each: found.get(each) for each in FITTED}
     if _is_tap_of(found.get("republish"), wanted.get("republish")):
         bounds["republish"] = found.get("republish")
     if other := differences({**wanted, **bounds}, found):

@@ -39,11 +39,11 @@ from atoll.base.retry import Unanswered
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, told
 from atoll.bus.nats.outbox_order import OutboxOrder
 from atoll.bus.nats.records import newest
-from atoll.bus.streams import outbox_plan, stream_of, stream_plan
+from atoll.bus.streams import Places, outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Consumer, Record, StoredEvent, Subscription
+    from atoll.bus.interface import Consumer, Record, StoredCounts, StoredEvent, Subscription
     from atoll.bus.nats.bus import JetStreamBus
     from atoll.wire.blobs import BlobRef, Portion
     from atoll.wire.limits import Buffer, Info
@@ -271,9 +271,19 @@ class RegionBus:
         """Create the run's streams at the hub; see `Bus`."""
         await self._hub.provision(stream_bytes_max, bulk)
 
-    async def purge(self, subject_filter: str) -> int:
+    async def fit(self, places: Places) -> int:
+        """Narrow the run's streams at the hub; see `Bus`."""
+        return await self._hub.fit(places)
+
+    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
+        """Return what the hub keeps; see `Bus`."""
+        return await self._hub.count_stored(subject_filter, more_than=more_than)
+
+    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete as `Bus.purge`, and from the mirror what we delete ourselves: of others' deletions it hears nothing."""
-        purged = await self._hub.purge(subject_filter)
+        purged = await self._hub.purge(subject_filter, keep=keep)
+        if keep:
+            return purged
         if self._stays(subject_filter) and await self._kept():
             with contextlib.suppress(BrokerUnavailable):
                 purged += await self._leaf.purge(self._subjects.kept(self._domain, subject_filter))

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from atoll.base.errors import AccessDenied
+from atoll.bus.interface import StoredCounts
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.streams import StreamPlan
 
@@ -40,6 +43,27 @@ async def stream_states(jetstream: JetStream, plans: Sequence[StreamPlan]) -> li
             continue
         found.append(_state(plan.name.rpartition("_")[2], answer))
     return found
+
+
+async def stored_by_subject(jetstream: JetStream, stream: str, subject_filter: str, more_than: int) -> StoredCounts:
+    """Return how many messages a stream keeps of each subject; of none, if it keeps no more than `more_than` in all.
+
+    A broker names 100,000 subjects at once, and the first so many will do: whoever has stored more is among them.
+
+    Raises:
+        Unanswered: the broker is silent.
+        ApiRefusal, AccessDenied: it has no such stream, or we may not ask.
+    """
+    where = f"{jetstream.root}.STREAM.INFO.{stream}"
+    answer = await jetstream.once(where, b"")
+    found = _state("", answer)
+    if found.messages <= more_than:
+        return StoredCounts({}, found.size_bytes, found.bytes_max)
+    answer = await jetstream.once(where, msgspec.json.encode({"subjects_filter": subject_filter}))
+    subjects = _table(_table(answer.get("state")).get("subjects"))
+    return StoredCounts(
+        {subject: _count(messages) for subject, messages in subjects.items()}, found.size_bytes, found.bytes_max
+    )
 
 
 def _state(kind: str, answer: Mapping[str, Any]) -> StreamState:

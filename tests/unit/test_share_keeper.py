@@ -1,0 +1,144 @@
+"""One who stores without end costs itself its own chunks, is named, and takes nobody else's room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
+from atoll.bus.interface import StoredCounts
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.run.event_fields import FilledEvent, fields_of
+from atoll.run.stream_room import SHARE, ChunkShares, places_of
+from atoll.wire.event_log import event_of
+from atoll.wire.limits import CHUNK_BYTES
+from atoll.wire.messages import RunRecord
+from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_synchronizer.shard_context import EventLog, ShardContext
+from atoll_synchronizer.share_keeper import LOOK_S, ShareKeeper
+from support.founded_run import FRAGMENTS, SHARDS, one_fragment_run, run_record
+from support.links import unique_run
+
+
+def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test whose time passes when everybody waits for it."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)
+
+
+def made() -> tuple[MemoryBus, RunRecord, ShareKeeper]:
+    """Return a bus, its run and who keeps its shares."""
+    run = run_record(unique_run())
+    bus, clock = MemoryBus(run.run, MemoryBroker()), LoopClock(asyncio.get_running_loop())
+    context = ShardContext(bus, run, 0, clock)
+    return bus, run, ShareKeeper(context, EventLog(bus, run.subjects, context.name, clock))
+
+
+async def held(bus: MemoryBus, run: RunRecord, learner: str) -> int:
+    """Return how many chunks of a learner there are."""
+    return len(await bus.get_records(f"{run.subjects.prefix}.up.c.{learner}.>"))
+
+
+def test_a_filler_keeps_its_share_and_is_named() -> None:
+    """The newest stay, the others' stay, and the event log says who it was."""
+
+    async def work() -> None:
+        bus, run, keeper = made()
+        subjects = run.subjects
+        await bus.put_blob(subjects.contribution_stem("ada", 0, 1, 1), b"x")
+        for push in range(1, 100):
+            await bus.put_blob(subjects.contribution_stem("mallory", 0, 1, push), b"x")
+        keeping = asyncio.create_task(keeper.keep())
+        await asyncio.sleep(2 * LOOK_S)
+        keeping.cancel()
+
+        assert await held(bus, run, "mallory") == SHARE
+        assert await held(bus, run, "ada") == 1
+        assert await bus.get_record(f"{subjects.contribution_stem('mallory', 0, 1, 99)}.0") is not None
+        [entry] = await bus.replay(subjects.event("filled", "*"))
+        told = fields_of(event_of(entry.subject, entry.data), FilledEvent)
+        assert told == FilledEvent("mallory", 99 - SHARE)
+
+    in_virtual_time(work())
+
+
+def test_what_an_honest_learner_gave_up_is_removed_without_a_word() -> None:
+    """It may have abandoned some pushes; nobody calls it a filler."""
+
+    async def work() -> None:
+        bus, run, keeper = made()
+        for push in range(1, SHARE + 3):
+            await bus.put_blob(run.subjects.contribution_stem("ada", 1, 1, push), b"x")
+
+        assert await keeper.look()
+        assert not await keeper.look()
+        assert await held(bus, run, "ada") == SHARE
+        assert await bus.replay(run.subjects.event("filled", "*")) == []
+
+    in_virtual_time(work())
+
+
+def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
+    """Once somebody serves the run, the broker takes nothing there; what lay there before is removed."""
+
+    async def work() -> None:
+        bus, run, keeper = made()
+        subjects = run.subjects
+        for push in range(1, 9):
+            await bus.put_blob(subjects.contribution_stem("mallory", 77, 1, push), b"x")
+        keeping = asyncio.create_task(keeper.keep())
+        await asyncio.sleep(2 * LOOK_S)
+        keeping.cancel()
+
+        assert await held(bus, run, "mallory") == 0
+        for subject in (
+            subjects.contribution(3000, 1, "m"),
+            subjects.contribution(0, 1, "m"),
+            subjects.farewell(9, "m"),
+        ):
+            with pytest.raises(BrokerUnavailable):
+                await bus.publish(subject, b"{}", msg_id=subject)
+        with pytest.raises(BrokerUnavailable):
+            await bus.put_blob(subjects.contribution_stem("mallory", FRAGMENTS, 1, 1), b"x")
+        with pytest.raises(ProtocolMisuse):  # a share of the queue is so many messages, and of so many bytes
+            await bus.publish(subjects.contribution(0, 0, "m"), b"x" * (1 << 16), msg_id="large")
+        await bus.publish(subjects.contribution(0, 0, "m"), b"{}", msg_id="small")
+
+    in_virtual_time(work())
+
+
+def test_a_region_has_a_share_of_its_own() -> None:
+    """Its sums are counted by its name; another region's are not touched."""
+    run = one_fragment_run(100)
+    shares, subjects = ChunkShares(run), run.subjects
+    sums = {f"{subjects.partial_stem('eu', 0, base, 'ab')}.0": 1 for base in range(50)}
+    other = {f"{subjects.partial_stem('us', 0, 1, 'ab')}.0": 1}
+
+    [excess] = shares.excesses(StoredCounts(sums | other, 0, 0))
+
+    assert (excess.sender, excess.subject_filter) == ("eu", f"{subjects.prefix}.up.c.sum.0.eu.>")
+
+
+def test_a_small_stream_has_small_shares() -> None:
+    """Whatever bound a founder chose, one learner's share is no more than a part of it, and never less than one push."""
+    run = one_fragment_run(100)
+    shares = ChunkShares(run)
+    stored = {f"{run.subjects.contribution_stem('m', 0, 1, push)}.0": 1 for push in range(50)}
+
+    def keeps(chunks: int) -> int:
+        return shares.excesses(StoredCounts(stored, 0, chunks * CHUNK_BYTES))[0].keep
+
+    assert [keeps(1), keeps(8), keeps(400)] == [1, 2, SHARE]
+
+
+def test_places_are_those_of_the_run() -> None:
+    """Each fragment is in the queue of its own shard."""
+    run = run_record("demo")
+    s = run.subjects
+    farewells = {s.farewell(shard, "*") for shard in range(SHARDS)}
+    manifests = {s.contribution(run.protocol.shard_of(p), p, "*") for p in range(FRAGMENTS)}
+
+    assert set(places_of(run).queues("demo")) == farewells | manifests
