@@ -8,8 +8,17 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, QueueFull, RecordConflict, StorageFull
+from atoll.base.errors import (
+    BlobCorrupt,
+    BlobGone,
+    PeerMisbehaved,
+    ProtocolMisuse,
+    QueueFull,
+    RecordConflict,
+    StorageFull,
+)
 from atoll.bus.interface import Bus, Delivery
+from atoll.bus.streams import Places
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 
@@ -71,6 +80,42 @@ class BlobContract:
 
         await bus.put_blob(old, noise(2 * MIB))
         assert noise(2 * MIB) == await bus.get_blob(ref_old, 4 * MIB)
+
+    async def test_a_purge_may_keep_the_newest(self, make_bus: MakeBus, run: str) -> None:
+        """What a sender has stored is counted by subject, and all but the newest of it removed; a few are not even named."""
+        bus, s = await make_bus(), Subjects(run)
+        for push in range(1, 6):
+            await bus.put_blob(s.contribution_stem("m", 0, 1, push), noise(9, push))
+        everything = f"{s.prefix}.up.c.>"
+
+        stored = await bus.count_stored(everything, more_than=4)
+        assert stored.by_subject == {f"{s.contribution_stem('m', 0, 1, push)}.0": 1 for push in range(1, 6)}
+        assert 0 < stored.size_bytes < stored.bytes_max
+        assert (await bus.count_stored(everything, more_than=5)).by_subject == {}
+        assert await bus.purge(f"{s.prefix}.up.c.m.0.>", keep=2) == 3
+        assert set((await bus.count_stored(everything, more_than=0)).by_subject) == {
+            f"{s.contribution_stem('m', 0, 1, push)}.0" for push in (4, 5)
+        }
+
+    async def test_streams_are_narrowed_to_the_places_of_the_run(self, make_bus: MakeBus, run: str) -> None:
+        """What fits goes through, what was queued stays, a second narrowing changes nothing, and nothing else is taken."""
+        bus, s = await make_bus(), Subjects(run)
+        await bus.publish(s.contribution(0, 0, "m"), b"before", msg_id="1")
+        places = Places((0, 1), 2)
+
+        assert await bus.fit(places) in (2, 4)  # of a spread bus, at both brokers
+        assert await bus.fit(places) == 0
+        consumer = await bus.consume(s.contributions_of(0), durable="shard-0")
+        await bus.publish(s.contribution(0, 0, "m"), b"after", msg_id="2")
+        for expected in (b"before", b"after"):
+            delivery = await consumer.next(SOON_S)
+            assert delivery is not None
+            assert expected == delivery.data
+            await delivery.ack()
+        await bus.put_blob(s.contribution_stem("m", 1, 1, 1), b"x")
+        await bus.put_blob(s.partial_stem("eu", 1, 1, "n"), b"x")
+        with pytest.raises(ProtocolMisuse):
+            await bus.publish(s.contribution(0, 0, "m"), noise(1 << 16), msg_id="3")
 
     async def test_a_foreign_chunk_is_found_out(self, make_bus: MakeBus, run: str) -> None:
         """Bytes that do not match the digest are never returned."""
