@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import FrameRejected, RunReplaced
+from atoll.base.errors import FrameRejected, RunReplaced, RunWentBack
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import PUSHES_AT_ONCE, IslandDriver
@@ -232,3 +232,20 @@ async def test_a_failure_ends_the_wait_for_the_last_push(scene: DriverScene) -> 
 
     assert scene.driver.left.is_set()
     assert isinstance(scene.driver.failure, RunReplaced)
+
+
+async def test_a_learner_whose_anchors_are_above_the_heads_fails_in_words(scene: DriverScene) -> None:
+    """The broker's store went back: all that it sends from now on would be refused, and it would train on for nothing."""
+    driver = scene.driver
+    await scene.bus.put_record(driver.subjects.member("a"), encode(driver.member), expected=0)
+    driver._proof_wanted.set()
+    resync = asyncio.create_task(driver._resync())
+    await scene.until(lambda: not driver._proof_wanted.is_set())
+    assert driver.failure is None
+    driver._anchors[0] = GlobalFragment(0, 139, driver._anchors[0].values)
+    driver._proof_wanted.set()
+    await scene.until(lambda: driver.failure is not None)
+    await resync
+
+    assert isinstance(driver.failure, RunWentBack)
+    assert "version 139 or later" in str(driver.failure)

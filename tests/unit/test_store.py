@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import BrokerUnavailable, RecordConflict, StorageFull
+from atoll.base.errors import BrokerUnavailable, RecordConflict, RunWentBack, StorageFull
 from atoll.base.retry import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
@@ -47,17 +48,18 @@ class StoreDesk:
         """Name a run."""
         self.name = unique_run()
         self.subjects = Subjects(self.name)
-        self.bus = MemoryBus(self.name, MemoryBroker())
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.name, self.broker)
         protocol = ProtocolSettings(fragments=1, interval_steps=4, shards=1, codec_down="f32")
         self.run = RunRecord(
             run=self.name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=LAYOUT, protocol=protocol
         )
 
-    async def owner(self, epoch: int) -> ShardStore:
+    async def owner(self, epoch: int, versions: dict[int, int] | None = None) -> ShardStore:
         """Return the store of the owner of this epoch, opened, of a run that is founded."""
         with contextlib.suppress(RecordConflict):
             await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
-        store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9))
+        store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", 1.0, 0.9), versions)
         await store.open(epoch)
         return store
 
@@ -95,6 +97,31 @@ async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: StoreDesk) -
         before = {stem for stem in desk.named(store) if ".st.b." not in stem}
     await store.garbage_collector.sweep()
     assert await desk.chunks() == desk.named(store)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_store_that_went_back_is_not_served_again_by_a_process_that_knows_better(
+    desk: StoreDesk, *, gone: bool
+) -> None:
+    """Somebody restored an older copy of the broker's store: learners would go on from another model than theirs."""
+    versions: dict[int, int] = {}
+    store = await desk.owner(1, versions)
+    old = await desk.bus.get_record(desk.subjects.head(0))
+    assert old is not None
+    for version in range(3):
+        await store.commit(one_commit(version), STEP)
+    if gone:
+        await desk.bus.purge(desk.subjects.head(0))
+    else:
+        for stream in desk.broker.streams.values():
+            if newest := stream.last(desk.subjects.head(0)):
+                stream.kept[newest.sequence] = replace(newest, data=old.data)
+
+    with pytest.raises(RunWentBack, match="version 3 or later"):
+        await desk.owner(2, versions)
+    if not gone:
+        with pytest.raises(RunWentBack, match="at version 0"):
+            await desk.owner(3, versions)
 
 
 async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> None:

@@ -87,8 +87,9 @@ class ShardService:
         identity: Identity | None = None,
         archivist: Archivist | None = None,
         retention: Retention | None = None,
+        versions: dict[int, int] | None = None,
     ) -> None:
-        """Prepare, on behalf of a process; `serve` does the work."""
+        """Prepare, on behalf of a process that has had these `versions` of the run's fragments; `serve` does the work."""
         self.context = ShardContext(bus, run, shard, clock)
         self.bus = bus
         self.run = run
@@ -98,7 +99,8 @@ class ShardService:
         self.retention = retention
         self.subjects = self.context.subjects
         protocol = run.protocol
-        self.store = ShardStore(bus, run, shard, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        self.store = ShardStore(bus, run, shard, outer, versions)
         self.identity = identity or this_process()
         self.lease = LeaseKeeper(bus, run, shard, clock, self.identity)
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)

@@ -73,6 +73,8 @@ class Host:
         self._recorder = FactRecorder(f"host-{self.name}", self._balance)
         fact_dumps.keep(self._recorder)
         self._services: dict[int, ShardService] = {}
+        self._versions: dict[str, dict[int, int]] = {}
+        """The highest versions that this process has had of each founding's fragments, by fragment."""
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._leaving = False
         self._event_log = EventLog(bus, self._subjects, self.name, clock)
@@ -125,6 +127,7 @@ class Host:
                 identity=self.identity,
                 archivist=make_archivist(*kept),
                 retention=make_retention(*kept),
+                versions=self._versions.setdefault(self._run.nonce, {}),
             )
             service.intake.aside = _aside(failed)
             self._services[shard] = service

@@ -52,7 +52,7 @@ from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of
-from atoll.run.heads import head_info, head_nonce
+from atoll.run.heads import head_info, head_nonce, went_back
 from atoll.run.ledger import read_fragment_ledger
 from atoll.run.outer_state import read_version, update_in
 from atoll.run.record import the_run
@@ -91,8 +91,11 @@ class Holding:
 class ShardStore:
     """Loads and commits the fragments of one shard."""
 
-    def __init__(self, bus: Bus, run: RunRecord, shard: int, outer: OuterOptimizer) -> None:
-        """Hold nothing yet; `open` loads."""
+    def __init__(
+        self, bus: Bus, run: RunRecord, shard: int, outer: OuterOptimizer, versions: dict[int, int] | None = None
+    ) -> None:
+        """Hold nothing yet; `open` loads. `versions` are the highest that this process has had of the run's fragments."""
+        self._versions = {} if versions is None else versions
         self._bus = bus
         self._run = run
         self._shard = shard
@@ -112,6 +115,7 @@ class ShardStore:
         Raises:
             RecordConflict: a later owner is there, or the broker holds another founding of the run.
             RunReplaced: the broker has lost the run; waiting for heads would keep a shard that no process can use.
+            RunWentBack: a head is gone, or older than what this process has had.
         """
         self.epoch = epoch
         there = await the_run(self._bus, self._subjects)
@@ -124,6 +128,7 @@ class ShardStore:
             some = fragments[first : first + together]
             loaded = await all_of(self._load(fragment) for fragment in some)
             self.holdings |= dict(zip(some, loaded, strict=True))
+            self._versions |= {fragment: holding.head.version for fragment, holding in self.holdings.items()}
 
     async def commit(
         self,
@@ -176,6 +181,7 @@ class ShardStore:
         new = attempt.new
         self.holdings[command.fragment] = Holding(head, revision, new.values, new.state, attempt.norm, fragment_ledger)
         self.fragment_ledger[command.fragment] = durable
+        self._versions[command.fragment] = head.version
         await self.garbage_collector.sweep(command.fragment, *_chunks(held.head.fragment_ledger))
         former = held.head.state if held.head.state != head.state else None
         self.garbage_collector.leave(command.fragment, *_chunks(*held.head.superseded, former))
@@ -304,9 +310,14 @@ class ShardStore:
         """Write the head again with our epoch, so that every compare-and-set of a former owner is refused from now on."""
         while True:
             record = await self._bus.get_record(self._subjects.head(fragment))
+            had = self._versions.get(fragment)
+            if record is None and had is not None:
+                raise went_back(self._run, fragment, None, had)
             if record is None:
                 raise BrokerUnavailable(f"fragment {fragment} lost its head", todo="was the broker's store deleted?")
             head = decode(Head, record.data)
+            if had is not None and head.version < had:
+                raise went_back(self._run, fragment, head.version, had)
             if head.epoch > self.epoch:
                 raise RecordConflict("a later owner writes this fragment", got=head.epoch, allowed=self.epoch)
             self._unswept[fragment] = self._unswept.get(fragment, set()) | self._leftovers_of(head.epoch)

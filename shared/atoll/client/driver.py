@@ -70,7 +70,7 @@ from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
-from atoll.run.heads import GlobalFragment, fetch_newest
+from atoll.run.heads import GlobalFragment, fetch_newest, read_head, went_back
 from atoll.run.record import recorded_progress, the_run
 from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
 
@@ -209,7 +209,13 @@ class IslandDriver:
                     self._fail(dismissed)
                     return
                 await self.prove()
-                for head in await self._heads.read():
+                had = {p: frame.version for p, frame in self._anchors.items()}
+                heads = await self._heads.read()
+                for head in heads:
+                    if head.version < had[head.fragment] and (back := await self._went_back(head.fragment, had)):
+                        self._fail(back)
+                        return
+                for head in heads:
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     cause = id_of("head", p, version)
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
@@ -217,6 +223,14 @@ class IslandDriver:
                 log.warning("resync.failed", reason=str(error))
             await asyncio.sleep(pause_s)
             self._proof_wanted.clear()
+
+    async def _went_back(self, fragment: int, had: Mapping[int, int]) -> AtollError | None:
+        """Return why a head is older than the version that we had before it was read; None if its newest reading is not."""
+        head = await read_head(self.bus, self.run, fragment)
+        if head is not None and head.version >= had[fragment]:
+            return None
+        rebuilt = await dismissal(self.bus, self.subjects, self.run, self.member)
+        return rebuilt or went_back(self.run, fragment, None if head is None else head.version, had[fragment])
 
     async def prove(self) -> bool:
         """Read how far the run is; return whether all shards have closed their ledgers, so that none hears us any more."""

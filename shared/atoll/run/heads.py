@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atoll.base import spans
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
-from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved
+from atoll.base.errors import BlobCorrupt, BlobGone, PeerMisbehaved, RunWentBack
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, Record
 from atoll.run.delta_chain import read_values
@@ -87,6 +87,17 @@ async def read_head(bus: Bus, run: RunRecord, fragment: int) -> Head | None:
     """Return a fragment's newest head from the stream's leader; raise `PeerMisbehaved` if it does not fit the run."""
     record = await bus.get_record(run.subjects.head(fragment))
     return None if record is None else _head_in(record, run)
+
+
+def went_back(run: RunRecord, fragment: int, got: int | None, had: int) -> RunWentBack:
+    """Return the error of a process that has had version `had` of a fragment, of which the broker has only version `got`."""
+    return RunWentBack(
+        f"the broker's store went back: it is older than what this process has had of run {run.run!r}",
+        got=f"fragment {fragment} at {'no version' if got is None else f'version {got}'}",
+        allowed=f"version {had} or later",
+        todo="stop the run's processes, empty the broker's store and rebuild the run from its archive "
+        "(atoll synchronizer --restore); without an archive end it (atoll runs remove) and begin a new one",
+    )
 
 
 async def fetch_newest(bus: Bus, run: RunRecord, held: GlobalFragment, *, again: bool = False) -> GlobalFragment | None:
