@@ -7,6 +7,7 @@ private: whoever has the file is that identity.
 
 from __future__ import annotations
 
+import asyncio
 import json as json_text
 import math
 import sys
@@ -19,6 +20,7 @@ import typer
 from atoll.base.units import DAY_S
 from atoll.base.wording import counted
 from atoll.cli.look import say
+from atoll.cli.options import Broker
 
 if TYPE_CHECKING:
     from atoll.keys.rights import Kind
@@ -164,11 +166,37 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
     say(f"these may enter; the broker's certificate is for {hosts} and holds for {left}")
 
 
-def revoke(folder: Folder, name: Name, run: OfRun = "") -> None:
-    """Let an identity in no more."""
+def revoke(folder: Folder, name: Name, run: OfRun = "", broker: Broker = None) -> None:
+    """Let an identity in no more; with the address of its broker, remove what it has queued and stored there, too."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    if broker is not None and not run:
+        raise SettingsError(
+            "what an identity has stored is of one run", got="--broker without --run", todo="give --run"
+        )
     _folder(folder).revoke(name, run, time.time())
+    if broker is not None:
+        removed = asyncio.run(_clear(_folder(folder), name, run, broker))
+        say(f"removed {counted(removed, 'message')} that {name} had queued or stored")
     say(f"revoked {name}; a broker that follows {folder} has let go of it within a second")
     say("a broker on another machine lets it in until it has the new roll.json, and so does each node of a cluster")
+
+
+async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> int:
+    """Remove the chunks and the queued messages of an identity; return how many those were."""
+    from atoll.bus.open import open_bus  # noqa: PLC0415
+    from atoll.bus.options import BusOptions  # noqa: PLC0415
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
+    from atoll.keys.roll import OPERATOR  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+
+    operator = read_identity(keys.path / "identities" / f"{OPERATOR}.toml")
+    bus = await open_bus(broker, run, name="keys", options=BusOptions(credentials=operator.credentials()))
+    try:
+        p = Subjects(run).prefix
+        return await bus.purge(f"{p}.up.c.{name}.>") + await bus.purge(f"{p}.up.m.*.*.{name}")
+    finally:
+        await bus.close()
 
 
 def rotate(
