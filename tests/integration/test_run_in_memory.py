@@ -268,9 +268,9 @@ def test_a_learner_that_spoils_the_run_is_isolated_and_nobody_else_notices(run: 
     assert refused["outlier"] > 0
     assert settled.exact, settled.errors
     others = [account for key, account in ledger.accounts.items() if not key.startswith("mad")]
-    # Of the others only what a busy machine made late, or so late that their way back became as long as a leap.
-    assert all(set(account.refused) <= {"stale", "outlier"} for account in others)
-    assert all(account.refused.get("outlier", 0) < 0.1 * account.merged for account in others)
+    # Of the others a busy machine makes some late, and their way back as long as a leap; nobody of them is isolated.
+    assert all("quarantined" not in account.refused for account in others)
+    assert all(account.merged + account.merged_late > 0 for account in others)
     assert all(float(np.abs(np.asarray(leaf)).max()) < 2.0 for leaf in jax.tree.leaves(world.final["a"]))
 
 
