@@ -99,3 +99,20 @@ def test_a_learner_that_nobody_calls_is_told_so() -> None:
     assert [steps(9), steps(9)] == [["learner.uncalled"], []], "once"
     assert steps(9, adopted=1) == []
     assert steps(9) == ["learner.uncalled"]
+
+
+def test_a_learner_whose_steps_count_no_tokens_is_told_so() -> None:
+    """Its log once doubted the synchronizer, and everybody else's rounds waited for it."""
+    machine, watch = Island(ProtocolSettings(fragments=1, shards=1, interval_steps=4).check(), {0: 0}), UncalledLog()
+
+    def steps(count: int, tokens: int, *, adopted: int = 0) -> list[str]:
+        for _ in range(count):
+            machine.handle(StepDone(at_s=0.0, tokens=tokens))
+        with capture_logs() as lines:
+            watch.look(machine, adopted, 4)
+        return [line["event"] for line in lines]
+
+    assert steps(8, 0) == [], "a loop may begin with a few"
+    assert [steps(9, 0), steps(9, 0)] == [["learner.tokenless"], []], "once"
+    assert steps(9, 5, adopted=1) == []
+    assert steps(9, 0, adopted=1) == ["learner.tokenless"], "others make versions, and it is part of none"

@@ -273,3 +273,59 @@ def test_a_broker_that_nobody_reaches_leaves_with_3() -> None:
     assert done.returncode == 3
     assert "nats://127.0.0.1:1" in done.stderr
     assert done.stdout == ""
+
+
+def stalled(*, tokens: int, rounds_at_s: float | None = None, now_s: float = 60.0) -> TopMoment:
+    """Return a run of two learners that join at second 0 and train, of which `b` reports so many tokens, at `now_s`."""
+    view = TimedView()
+    for name in "ab":
+        view.on_event(event("joined", name, 0.5, incarnation=1, took_s=0.5))
+    for at_s in (now_s - 2.0, now_s - 1.0):
+        for name in "ab":
+            told = beat(name, step=int(10 * at_s))
+            mine = told.tokens if name == "a" else tokens
+            view.on_beat(msgspec.structs.replace(told, at_s=at_s, tokens=mine, step_s=0.1), at_s)
+    if rounds_at_s is not None:
+        shares = [{"learner": name, "incarnation": 1, "age": 0, "tokens": 5, "weight": 1.0} for name in "ab"]
+        fields = {"fragment": 0, "version": 3, "contributors": shares, "tokens": 9, "end": "all answered", "live": 2}
+        view.on_event(event("round", "shard-0", rounds_at_s, **fields))
+    for version, at_s in ((3, 4.0), (4, 50.0)):
+        why = "call 64: it needs 2 of 2 live learners, and has 1; not yet b"
+        view.on_event(event("waiting", "shard-0", at_s, fragment=0, version=version, why=why, waited_s=3.0))
+    view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(0, 1)), now_s - 0.5)
+    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, now_s - 3.0, now_s), view.timeline, now_s)
+
+
+def test_a_run_that_merges_nothing_does_not_train() -> None:
+    """A quorum of two, one of whom reports 0 tokens: 0 commits, and it was told to train with a goodput of 99 %."""
+    told = status_of(stalled(tokens=0), "")
+
+    assert told.standing == "waiting"
+    assert told.waits_for == (
+        (
+            "a version: none was made for 58 s; the round of version 4 of fragment 0 is open for 12 s (call 64: it needs 2 of "
+            "2 live learners, and has 1; not yet b); steps of b count 0 tokens, and nothing of them can be merged"
+        ),
+    )
+
+
+def test_a_run_that_makes_versions_trains_whatever_its_rounds_wait_for_now() -> None:
+    """Also one that has only begun; and a slow fleet is given the time of some intervals."""
+    assert status_of(stalled(tokens=100, rounds_at_s=50.0), "").standing == "training"
+    assert status_of(stalled(tokens=100, now_s=10.0), "").standing == "training"
+
+
+def test_steps_that_no_merge_follows_are_no_goodput() -> None:
+    """Beyond the time after which a run stands still; a merge makes those of its contributors good."""
+    view = TimedView()
+    for second in range(100):
+        for name in "ab":
+            view.on_beat(msgspec.structs.replace(beat(name, step=10 * second), step_s=0.1), float(second))
+    picture = ConsolePicture(view, "demo", PROTOCOL, 0.0, 99.0)
+    nothing = picture.goodput
+    shares = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 5, "weight": 1.0}]
+    fields = {"fragment": 0, "version": 3, "contributors": shares, "tokens": 9, "end": "all answered", "live": 2}
+    view.on_event(event("round", "shard-0", 98.0, **fields))
+
+    assert nothing == pytest.approx(15.0 / 99.0, rel=0.01)
+    assert picture.goodput == pytest.approx((99.0 + 15.0) / (2 * 99.0), rel=0.01)

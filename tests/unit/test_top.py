@@ -21,7 +21,7 @@ from atoll.wire.traffic import LinkTraffic
 NOW_S = 100.0
 WALL_S = 10_100.0
 NARROW, WIDE = (60, 20), (160, 48)
-PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5, tokens_target=2_000_000)
+PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5, interval_steps=100, tokens_target=2_000_000)
 REASON = "not_finite: a value of its update is not a number"
 
 

@@ -26,6 +26,7 @@ from prometheus_client.core import (
 from atoll.run.links import total
 from atoll.run.process_views import LearnerView
 from atoll.run.round_sums import OTHER
+from atoll.run.standing import making_of
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.broker_metrics import broker_families
 from atoll_monitor.watched import Watched
@@ -138,6 +139,9 @@ def _run(watched: Watched) -> Iterator[Metric]:
         yield from gauge("atoll_run_target_tokens", "Tokens to train; 0: no bound.", agreed.tokens_target, run)
         yield from gauge("atoll_shards", "Shards of the run.", agreed.shards, run)
     yield from gauge("atoll_run_over", "Whether the run has reached its end (1) or not (0).", watched.over, run)
+    training = {name for name, one in view.learners.items() if watched.hearing.state(one) == "training"}
+    still = not watched.over and making_of(view, watched.protocol, training).stands_still
+    yield from gauge("atoll_run_still", "Whether a quorum trains and no version is made (1) or not (0).", still, run)
     yield from counter("atoll_run_tokens", "Tokens that the run has trained.", view.run_tokens, run)
     yield from counter(
         "atoll_merged_token_fragments", "Tokens merged, once per fragment.", view.token_fragments_merged, run

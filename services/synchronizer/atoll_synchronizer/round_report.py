@@ -215,12 +215,13 @@ class RoundReporter:
         if call.attempt & (call.attempt - 1) == 0:
             is_away = self._context.bus.stats.is_away
             why = f"the broker is away; {call.why}" if is_away else call.why
-            fields = {"fragment": call.fragment, "version": call.version + 1, "why": why}
+            fields: dict[str, object] = {"fragment": call.fragment, "version": call.version + 1, "why": why}
             cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self._context.clock.monotonic()
+            waited_s = now_s - self._machine.slots[call.fragment].round.called_s
+            fields["waited_s"] = round(waited_s, 3)
             if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
-                waited_s = now_s - self._machine.slots[call.fragment].round.called_s
-                line = fields | {"waited_s": round(waited_s, 3), "unsaid": self._waits.taken(), "cause_id": cause}
+                line = fields | {"unsaid": self._waits.taken(), "cause_id": cause}
                 if call.attempt >= LONG_CALLS and waited_s > self._interval_s() and not is_away:
                     log.warning("round.waiting", **line)
                 else:

@@ -76,26 +76,39 @@ class SupersededLog:
 
 
 class UncalledLog:
-    """Warns a learner that trains for nobody: no shard calls for what it has learnt, and none makes versions."""
+    """Warns a learner that trains for nobody: its steps count no tokens, or no shard calls and none makes versions."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._steps = self._pushed = 0
+        self._steps = self._tokens = self._pushed = 0
         self._warned = False
 
     def look(self, machine: Island, adopted: int, interval_steps: int) -> None:
-        """Go on by `adopted` fragments; warn, once until that ends, if calls are missing since the last look."""
-        stepped, pushed = machine.steps - self._steps, machine.pushed - self._pushed
-        self._steps, self._pushed = machine.steps, machine.pushed
-        uncalled = not adopted and not pushed and stepped > CALLS_DUE * interval_steps
-        if uncalled and not self._warned:
+        """Go on by `adopted` fragments; warn, once until that ends, if nothing can come of the steps since the last look."""
+        stepped, trained, pushed = (
+            machine.steps - self._steps,
+            machine.tokens - self._tokens,
+            machine.pushed - self._pushed,
+        )
+        self._steps, self._tokens, self._pushed = machine.steps, machine.tokens, machine.pushed
+        long = stepped > CALLS_DUE * interval_steps
+        tokenless = long and not trained
+        uncalled = long and not adopted and not pushed
+        if tokenless and not self._warned:
+            log.warning(
+                "learner.tokenless",
+                steps=stepped,
+                why="your steps count 0 tokens: a contribution is weighed by its tokens, so nothing of yours can be merged",
+                todo="say how many tokens (or samples) each step covers: island.step(params, tokens=...)",
+            )
+        elif uncalled and not self._warned:
             log.warning(
                 "learner.uncalled",
                 steps=stepped,
                 why="no shard has called for a contribution, and no version was made",
                 todo="is a synchronizer running? `atoll status` says what the run waits for",
             )
-        self._warned = uncalled
+        self._warned = tokenless or uncalled
 
 
 def account(machine: Island) -> dict[str, int]:

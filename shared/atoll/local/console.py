@@ -28,6 +28,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.process_views import HostView
+from atoll.run.standing import late_after_s
 from atoll.run.view import RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
@@ -86,9 +87,9 @@ class ConsolePicture:
 
     @property
     def goodput(self) -> float | None:
-        """Return the goodput since this process began to listen, None before there is any."""
+        """Return the goodput since this process began to listen, None before there is any: of steps that merges follow."""
         present_s = self.view.present_s
-        return self.view.stepping_s / present_s if present_s > 0 else None
+        return self.view.merging_s(late_after_s(self.view, self.protocol)) / present_s if present_s > 0 else None
 
     @property
     def left_s(self) -> float | None:

@@ -19,7 +19,7 @@ from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
 from atoll.run.protection import ISOLATION_CURE, describe_isolation
-from atoll.run.standing import Standing, Storing, heard_at_s, stalled_fragments, standing_of
+from atoll.run.standing import Standing, Storing, heard_at_s, making_of, stalled_fragments, standing_of
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RoundLine
 
@@ -122,7 +122,16 @@ def standing_at(moment: TopMoment) -> Standing:
     # Both by the clocks of those who wrote them: ours may differ.
     silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
     storing = Storing(silent_s, stalled_fragments(picture.view.rounds, picture.protocol.fragments))
-    return standing_of(picture.protocol, states, owned, ended=moment.has_ended, unheard=unheard, storing=storing)
+    training = {name for name, one in picture.view.learners.items() if hearing.state(one) == "training"}
+    return standing_of(
+        picture.protocol,
+        states,
+        owned,
+        ended=moment.has_ended,
+        unheard=unheard,
+        storing=storing,
+        making=making_of(picture.view, picture.protocol, training),
+    )
 
 
 def numbers(moment: TopMoment) -> list[tuple[str, str]]:

@@ -134,12 +134,13 @@ class RoundView(msgspec.Struct, frozen=True):
 
 
 class WaitingEvent(msgspec.Struct, frozen=True):
-    """The fields of a `waiting` event: a round that is to make `version` was called again, and why."""
+    """The fields of a `waiting` event: a round that is to make `version` was called again `waited_s` after its call; why."""
 
     fragment: FragmentNumber
     version: Version
     why: Description
     cause_id: Text = ""
+    waited_s: Figure = 0.0
 
 
 class JoinedEvent(msgspec.Struct, frozen=True):

@@ -49,13 +49,17 @@ class LearnerLife:
 
 @dataclass(slots=True)
 class LearnerView:
-    """A learner id: its incarnations, when it was last heard (arrival, seconds), its learner-seconds, and its curve."""
+    """A learner id: its incarnations, when it was last heard (arrival, seconds), its learner-seconds, and its curve.
+
+    `unmerged_s` are the seconds that it has stepped since it was part of a version last.
+    """
 
     learner: str
     lives: dict[int, LearnerLife] = field(default_factory=dict)
     heard_s: float | None = None
     present_s: float = 0.0
     stepping_s: float = 0.0
+    unmerged_s: float = 0.0
     curve: Curve = field(default_factory=Curve)
 
     @property

@@ -2,12 +2,15 @@
 
 over       it has reached its end and no learner is heard any more
 ending     it has reached its end, and learners are still heard
-training   rounds can be merged: a quorum of learners trains and every shard is served
+training   versions are made, or may be soon: a quorum of learners trains and every shard is served
 waiting    something is missing; `waits_for` names all of it
 
 Every process writes into the event log twice a minute. If nothing is written although learners are heard, the broker carries
 messages and stores none: its disk is full. All fragments are called equally often. If one has no version among so many rounds
 that each should have several, nothing more comes of it: where a run lies on several brokers, one of them is away or full.
+
+Heartbeats alone are no training. Where none of the last intervals made a version although a quorum trains, the run waits for
+one, and what its oldest open round waits for is named.
 
 A learner that has not left and is not heard is *unheard*: its process is gone, or its region is cut off. A run trains on
 without it, so it is no reason to wait; `unheard` names it, with for how long, until it is back, has left or the run is over.
@@ -21,9 +24,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from atoll.base.wording import few
+from atoll.protocol.pacing import lower_median, plausible
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.process_views import LearnerView
-from atoll.run.view import RoundLine
+from atoll.run.view import RoundLine, RunView, WaitingRound
 from atoll.wire.traffic import TOLD_EVERY_S
 
 StandingWord = Literal["over", "ending", "training", "waiting"]
@@ -34,6 +38,9 @@ UNWRITTEN_S: Final = 4.0 * TOLD_EVERY_S
 """After so long without an entry in the event log the broker stores nothing; clocks of two machines differ by less."""
 STALLED_TIMES: Final = 4
 """A fragment that has none of the newest rounds, this many for each fragment, has come to a stop."""
+STILL_INTERVALS: Final = 3.0
+STILL_S_MIN: Final = 15.0
+"""A run that makes no version for so many intervals, and for so long, has come to a stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,77 @@ class Storing:
 ALL_STORED: Final = Storing()
 
 
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What becomes of versions: for how long none was made, from when on that is too long, and what is known of the cause.
+
+    `open_round` says in words what the round waits for that was called first; `tokenless` are learners whose steps count no
+    token.
+    """
+
+    still_s: float = 0.0
+    late_s: float = 0.0
+    open_round: str = ""
+    tokenless: tuple[str, ...] = ()
+
+    @property
+    def stands_still(self) -> bool:
+        """Return whether no version was made for too long."""
+        return self.still_s > self.late_s
+
+    @property
+    def told(self) -> str:
+        """Return what a run that stands still waits for."""
+        told = f"a version: none was made for {self.still_s:.0f} s"
+        if self.open_round:
+            told += f"; {self.open_round}"
+        if self.tokenless:
+            told += f"; steps of {few(self.tokenless, NAMED_MAX)} count 0 tokens, and nothing of them can be merged"
+        return told
+
+
+MADE: Final = Making()
+
+
+def late_after_s(view: RunView, protocol: ProtocolSettings) -> float:
+    """Return after how long without a version a run stands still, by the step times that its learners tell."""
+    steps_s = [plausible(one.told.step_s) for one in view.learners.values() if one.told is not None and one.told.step_s]
+    return max(STILL_S_MIN, STILL_INTERVALS * protocol.interval_steps * (lower_median(steps_s) or 0.0))
+
+
+def making_of(view: RunView, protocol: ProtocolSettings, training: Collection[str]) -> Making:
+    """Return what becomes of versions while the learners `training` train; all times are by the clocks of who wrote them.
+
+    A run stands still from its last version on, or from when a quorum of them had joined, whichever came later.
+    """
+    joined = sorted(
+        life.joined_at_s
+        for name in training
+        if (life := view.learners[name].latest) is not None and life.joined_at_s is not None
+    )
+    if len(joined) < protocol.quorum:
+        return MADE
+    since_s = max(joined[protocol.quorum - 1], view.rounds[-1].at_s if view.rounds else 0.0)
+    oldest = min(view.open_rounds.values(), key=lambda one: one.at_s - one.event.waited_s, default=None)
+    return Making(
+        still_s=max(0.0, view.newest_beat_s - since_s),
+        late_s=late_after_s(view, protocol),
+        open_round="" if oldest is None else _open_round_told(oldest, view.newest_beat_s),
+        tokenless=tuple(sorted(name for name in training if _is_tokenless(view.learners[name], protocol))),
+    )
+
+
+def _open_round_told(one: WaitingRound, now_s: float) -> str:
+    event = one.event
+    for_s = max(event.waited_s, now_s - one.at_s + event.waited_s)
+    return f"the round of version {event.version} of fragment {event.fragment} is open for {for_s:.0f} s ({event.why})"
+
+
+def _is_tokenless(learner: LearnerView, protocol: ProtocolSettings) -> bool:
+    life = learner.latest
+    return life is not None and life.tokens == 0 and life.steps > protocol.interval_steps
+
+
 def heard_at_s(learner: LearnerView, epoch_s: float) -> float | None:
     """Return when a learner was last heard, by date: by its heartbeat, else by what it wrote into the event log.
 
@@ -88,7 +166,7 @@ def stalled_fragments(rounds: Sequence[RoundLine], fragments: int) -> tuple[int,
     return tuple(fragment for fragment in range(fragments) if fragment not in made)
 
 
-def standing_of(
+def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
     protocol: ProtocolSettings,
     states: Iterable[str],
     owned: Collection[int],
@@ -96,6 +174,7 @@ def standing_of(
     ended: bool,
     unheard: tuple[str, ...] = (),
     storing: Storing = ALL_STORED,
+    making: Making = MADE,
 ) -> Standing:
     """Return how a run stands.
 
@@ -106,6 +185,7 @@ def standing_of(
         ended: whether the run has reached its end.
         unheard: the learners that are not heard, in words.
         storing: what becomes of what brokers are to store.
+        making: what becomes of versions.
     """
     told = list(states)
     heard = any(state in HEARD for state in told)
@@ -130,4 +210,6 @@ def standing_of(
         waits_for.append(
             f"a broker that stores something: for {storing.unwritten_s:.0f} s it has not. Is its disk full?"
         )
+    if training and not waits_for and making.stands_still:
+        waits_for.append(making.told)
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)

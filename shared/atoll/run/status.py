@@ -56,7 +56,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         unheard: learners that have not left and are not heard, each with for how long, in words; empty when the run is over.
         broker: the address that answered.
         tokens_target: 0 for a run without an end.
-        goodput: the share of learner-seconds spent stepping while this command listened.
+        goodput: the share of learner-seconds spent stepping while this command listened, as far as merges follow.
         lag_versions_max: the most that a learner that trains is behind.
         faults: processes that were lost, as far as the event log tells.
         clipped: learners of which contributions were clipped lately, with the newest, in words.

@@ -33,6 +33,7 @@ from atoll.run.event_fields import (
     RoundView,
     SampleEvent,
     ValidationEvent,
+    WaitingEvent,
     fields_of,
 )
 from atoll.run.process_views import HostView, LearnerLife, LearnerView
@@ -45,6 +46,7 @@ VALIDATIONS_MAX: Final = 10_000
 ISOLATIONS_MAX: Final = 1_000
 LIVES_MAX: Final = 10_000
 HOSTS_MAX: Final = 1_000
+FRAGMENTS_KEPT: Final = 1 << 16
 LEARNERS_KEPT: Final = 2 * LEARNERS_MAX
 FORMER: Final = ""
 """The name for the bytes of synchronizer processes that the view has forgotten."""
@@ -83,6 +85,14 @@ class IsolationLine:
     event: QuarantineEvent
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingRound:
+    """A round that was called again and has not ended, as its shard told of it last, at `at_s` (wall time)."""
+
+    at_s: float
+    event: WaitingEvent
+
+
 @dataclass(slots=True)
 class FragmentView:
     """A fragment's newest commit, and its parameters."""
@@ -99,13 +109,14 @@ class FragmentView:
 class RunView:
     """The state of a run as far as heard.
 
-    `unreadable` counts messages that no correct peer sends, `strange` those by writer. `passed_over` counts messages of
-    learners for which there was no room.
+    `open_rounds` are those of fragments that were called again. `unreadable` counts messages that no correct peer sends,
+    `strange` those by writer. `passed_over` counts messages of learners for which there was no room.
     """
 
     learners: dict[str, LearnerView] = field(default_factory=dict)
     hosts: dict[str, HostView] = field(default_factory=dict)
     fragments: dict[int, FragmentView] = field(default_factory=dict)
+    open_rounds: dict[int, WaitingRound] = field(default_factory=dict)
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
     validations: deque[MeasuredEvent] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
     closed: dict[str, ClosedEvent] = field(default_factory=dict)
@@ -145,6 +156,14 @@ class RunView:
         """Return the learner-seconds spent stepping in this session."""
         return sum(learner.stepping_s for learner in self.learners.values())
 
+    def merging_s(self, within_s: float) -> float:
+        """Return the learner-seconds spent stepping in this session, without those that no merge has followed for too long.
+
+        Of what a learner has stepped since it was part of a version last, only `within_s` counts: who trains and gives nothing
+        does no good.
+        """
+        return sum(one.stepping_s - max(0.0, one.unmerged_s - within_s) for one in self.learners.values())
+
     @property
     def moved_bytes(self) -> tuple[int, int]:
         """Return the payload bytes that learners sent and read in this session, by their own counters."""
@@ -181,7 +200,9 @@ class RunView:
             between_s = max(0.0, at_s - learner.heard_s)
             learner.present_s += between_s
             if former is not None:
-                learner.stepping_s += life.stepped(former, beat, between_s)
+                stepped_s = life.stepped(former, beat, between_s)
+                learner.stepping_s += stepped_s
+                learner.unmerged_s += stepped_s
         # A learner that said goodbye is no longer present; a later one under its id begins anew.
         learner.heard_s = None if beat.state == "left" else at_s
         life.beat = beat
@@ -227,11 +248,21 @@ class RunView:
         self.parameters_published = at_most(TOTAL_MAX, self.parameters_published + line.parameters)
         self.token_fragments_merged = at_most(TOTAL_MAX, self.token_fragments_merged + line.tokens)
         self.tokens_told = max(self.tokens_told, line.run_tokens)
+        for share in line.contributors:
+            if (learner := self.learners.get(share.learner)) is not None:
+                learner.unmerged_s = 0.0
         known = self.fragments.get(line.fragment)
         if known is None or line.version >= known.version:
+            self.open_rounds.pop(line.fragment, None)
             self.fragments[line.fragment] = FragmentView(
                 line.version, len(line.contributors), line.live, line.grace_s, line.end, line.parameters
             )
+
+    def _on_waiting(self, event: Event) -> None:
+        told = fields_of(event, WaitingEvent)
+        known = self.fragments.get(told.fragment)
+        if (known is None or told.version > known.version) and len(self.open_rounds) < FRAGMENTS_KEPT:
+            self.open_rounds[told.fragment] = WaitingRound(event.at_s, told)
 
     def _on_joined(self, event: Event) -> None:
         told = fields_of(event, JoinedEvent)
@@ -321,5 +352,5 @@ class RunView:
 
 
 _KINDS: Final = frozenset(
-    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "sample", "validation"}
+    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "sample", "validation", "waiting"}
 )

@@ -7,7 +7,7 @@ For a whole run this is the only definition. Live views estimate it from heartbe
                 `join`, unless it says for how long it had been starting before. Between a death and the next start it counts
                 as present: that time is lost. Between a farewell and the next start it does not, nor while the whole run
                 was stopped.
-    stepping    its inner steps x its median step time, at most the time present.
+    stepping    its inner steps x its median step time, at most the time present; 0 in a run that never made a version.
 
 The report, the page, `atoll why goodput` and the shares of time lost (`atoll.story.slowness`) rest on it, so their figures
 agree.
@@ -102,5 +102,5 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
         else:
             ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
         present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
-    stepping_s = sum(life.steps for life in lives) * step_s
+    stepping_s = sum(life.steps for life in lives) * step_s if history.rounds else 0.0
     return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), starting_s, joining_s, compiling_s, len(begun))

@@ -16,6 +16,7 @@ from typing import Any, Final
 from atoll.run.links import as_report, byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerLife, LearnerView
 from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
+from atoll.run.standing import making_of
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
 from atoll_monitor.dashboard.page_facts import (
@@ -56,6 +57,7 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "target": facts.protocol.tokens_target,
         "tokens_per_s": round(view.tokens_per_s(facts.now_s, facts.protocol.silence_s), 3),
         "quorum": facts.protocol.quorum,
+        "waits_for": _waits_for(view, facts),
         "interval_steps": facts.protocol.interval_steps,
         "commits": view.commits,
         "faults": timeline.faults,
@@ -114,6 +116,13 @@ def _status(view: RunView, facts: PageFacts) -> str:
     if any(state in ("joining", "training", "draining") for state in states):
         return "live"
     return "over" if is_over(view, facts) else "still"
+
+
+def _waits_for(view: RunView, facts: PageFacts) -> str:
+    """Return why a run with a quorum makes no version, in words; empty while it makes some."""
+    training = {name for name, one in view.learners.items() if facts.hearing.state(one) == "training"}
+    making = making_of(view, facts.protocol, training)
+    return making.told if making.stands_still and not facts.saved and not is_over(view, facts) else ""
 
 
 def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ export class Tiles {
     const less = state.traffic.times_less;
     const done = state.target ? Math.min(1, state.tokens / state.target) : null;
     const left = state.target && state.tokens_per_s > 0 ? `, ${clock((state.target - state.tokens) / state.tokens_per_s)} to go` : "";
-    const few = state.status === "live" && training < state.quorum ? `below the quorum of ${state.quorum}` : `quorum ${state.quorum}`;
+    const few = state.waits_for ? `waiting for ${state.waits_for}` : state.status === "live" && training < state.quorum ? `below the quorum of ${state.quorum}` : `quorum ${state.quorum}`;
     const tiles = [
       ["merged model", loss(state.bits_per_byte), "bits/byte", state.bits_per_byte === null ? "the evaluator has not measured yet" : first ? `from ${loss(first)}` : ""],
       ["tokens trained", count(state.tokens), "", state.target ? `${share(done, 0)} of ${count(state.target)}${left}` : "no target", done],
