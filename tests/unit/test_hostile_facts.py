@@ -92,7 +92,7 @@ def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> N
 
 
 def test_who_was_never_seen_to_step_so_slowly_does_not_set_the_pace() -> None:
-    """Of two learners the pace is the mean: one that said 10^12 s once had the other's rounds wait for half an hour."""
+    """Of two learners that said 10^12 s, one once had the other's rounds wait for half an hour."""
     desk = Shard(agreed(), 0, {0: 0})
     for second in range(30):
         desk.handle(beat("honest", float(second), step_s=1.0, steps=second))
