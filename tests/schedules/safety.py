@@ -431,7 +431,9 @@ class Safety:
         if self.run is None or manifest.run_nonce != self.run.nonce:
             return
         key = key_of(manifest)
-        require(key not in self.contributions, "a push is queued once", key)
+        if key in self.contributions:  # who lost the answer sends again, and the broker remembers ids for a moment only
+            require(manifest == self.contributions[key][0], "a push that is queued again is the same", key)
+            return
         size, codec = self.run.layout.fragment_sizes()[manifest.fragment], self.run.protocol.codec_up
         vector = None
         try:
