@@ -260,7 +260,17 @@ MISLEADING: Final = (
     _misleads("a text of 100 kB", "sample", **_SAMPLE | {"state": "@mark" * 5000}),
 )
 """What a learner writes where it may write."""
+NOWHERE: Final = (
+    DoorAttack("a manifest for a shard that does not exist", "ask", "{p}.up.m.3000.0.{me}"),
+    DoorAttack("a manifest at another shard's fragment", "ask", "{p}.up.m.1.4095.{me}"),
+    DoorAttack("a farewell to a shard that does not exist", "ask", "{p}.up.m.3000.bye.{me}"),
+    DoorAttack("a chunk of a fragment that does not exist", "ask", "{p}.up.c.{me}.4095.1-1.0"),
+    DoorAttack("a chunk of no form", "ask", "{p}.up.c.{me}.0.1-1.0.0.0"),
+    DoorAttack("a sum of a fragment that does not exist", "ask", "{p}.up.c.sum.4095.far.1-abcd.0", who=PREMERGER),
+)
+"""What rights allow, and a run does not have: the broker keeps nothing of it once a shard is served."""
 ATTACKS: Final = (
+    *NOWHERE,
     *FORGERIES,
     *JETSTREAM,
     *REROUTED,
