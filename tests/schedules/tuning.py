@@ -19,6 +19,7 @@ TUNED: Final[dict[str, float]] = {
     "LENT_S": 8.0,
     "SNAPSHOT_S": 4.0,
     "PUSH_PATIENCE_S": 8.0,
+    "FINISHING_S": 4.0,
     "RETRY_S_MAX": 2.0,
     "LENDING_STEPS_MIN": 3,
     "TOLD_EVERY_S": 9.0,
@@ -26,7 +27,8 @@ TUNED: Final[dict[str, float]] = {
     "HOLD_S": 2.0,
     "PAGE_PIECES": 1,
     "LAST_MARK_S": 8.0,
-    "OVERDUE_S": 20.0,
+    # Shorter than `LEAVE_S`: where all are told to leave, an owner that leaves must see the silent of its run as overdue.
+    "OVERDUE_S": 6.0,
     "PATIENCE_S_MAX": 10.0,
 }
 """Constants by name, wherever production has them, and what they are in a schedule."""

@@ -126,7 +126,7 @@ class MemoryWorld:
             thread.start()
         for thread in threads:
             thread.join(240.0)
-        assert not self.errors
+        assert not self.errors, self.errors
         assert not any(thread.is_alive() for thread in threads), "a learner has not ended"
         assert [shard.result(timeout=240.0) for shard in self.shards] == ["token target reached"] * len(self.shards)
 

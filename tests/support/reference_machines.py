@@ -66,6 +66,8 @@ CALLS_UNHEARD = 3
 FORGIVEN = 8
 OTHERS = 3
 FORGOTTEN = 24
+ROOM = 2
+LAST_PUSH_S = 30.0
 CLOSE = 1e-9
 
 
@@ -103,6 +105,7 @@ class _Heard:
     left: bool = False
     step_s: float | None = None
     commit: int | None = None
+    stopped_s: float | None = None
     beats: list[tuple[float, int]] = field(default_factory=list)
     training_beats: list[tuple[float, int]] = field(default_factory=list)
 
@@ -152,7 +155,10 @@ class RoundModel:
         self._rounds = {fragment: _Round(version) for fragment, version in versions.items()}
         self._learners: dict[str, _Heard] = {}
         self._bases: dict[PushKey, int] = {}
+        self._finals: dict[PushKey, bool] = {}
         self._held: set[PushKey] = set()
+        self._offered: dict[PushKey, bool] = {}
+        """What was fetched and neither refused nor committed, and whether it is its learner's last."""
         self._loading: set[PushKey] = set()
         self._offences: Counter[tuple[str, int, int]] = Counter()
         self._clean: Counter[tuple[str, int, int]] = Counter()
@@ -179,6 +185,7 @@ class RoundModel:
         if isinstance(action, Fetch):
             self._held.add(action.key)
             self._loading.add(action.key)
+            self._offered.setdefault(action.key, self._finals.get(action.key, False))
         elif isinstance(action, Acknowledge):
             self._held.discard(action.key)
             self._loading.discard(action.key)
@@ -232,6 +239,7 @@ class RoundModel:
             if not fact.absurd:
                 self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
             self._bases[fact.key] = fact.base_version
+            self._finals[fact.key] = fact.final
             heard = self._learners.get(fact.key.learner)
             if heard is not None and heard.incarnation == fact.key.incarnation:
                 heard.at_s = self._connected_s
@@ -246,6 +254,7 @@ class RoundModel:
         self._commits_s.append(self._connected_s - (before.committing_s or 0.0))
         self._commits += 1
         for key in before.shares:
+            self._offered.pop(key, None)
             heard = self._learners.get(key.learner)
             if heard is not None and heard.incarnation == key.incarnation:
                 heard.commit = self._commits
@@ -265,7 +274,8 @@ class RoundModel:
         if heard is None or beat.incarnation > heard.incarnation:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, self._connected_s)
         if beat.incarnation == heard.incarnation:
-            heard.at_s, heard.training = self._connected_s, beat.training and not heard.left
+            was, heard.at_s, heard.training = heard.training, self._connected_s, beat.training and not heard.left
+            heard.stopped_s = None if heard.training else self._connected_s if was else heard.stopped_s
             heard.beats.append((beat.at_s, beat.steps))
             if heard.training and beat.step_s > 0.0:
                 heard.training_beats.append((beat.at_s, beat.steps))
@@ -333,6 +343,7 @@ class RoundModel:
         key = refusal.key
         self._held.add(key)
         self._loading.discard(key)
+        self._offered.pop(key, None)
         if refusal.reason in OFFENCES:
             self._offences[key.learner, key.incarnation, key.fragment] += 1
             self._clean[key.learner, key.incarnation, key.fragment] = 0
@@ -397,9 +408,18 @@ class RoundModel:
             require(together or live <= answered, "everybody has answered", (live, answered))
             require(not loading, "what is being read is waited for", loading)
         else:
-            require(not self.present() and not loading, "nobody is left", (commit.end, self.present(), loading))
+            coming = {name for name in self.present() if self._may_answer(name, commit.fragment)}
+            require(not self.live() and not coming and not loading, "nobody is left", (commit.end, coming, loading))
         for share in commit.shares:
             self._see_merged(share.key)
+
+    def _may_answer(self, name: str, fragment: int) -> bool:
+        """Return whether a learner has room in a round, did not send its last push there, and did not stop long ago."""
+        here = [final for key, final in self._offered.items() if (key.learner, key.fragment) == (name, fragment)]
+        stopped_s = self._learners[name].stopped_s
+        return (
+            len(here) < ROOM and not any(here) and (stopped_s is None or self._connected_s - stopped_s <= LAST_PUSH_S)
+        )
 
     def _on_time(self, now: _Round) -> list[PushKey]:
         return [key for key in now.folded if self._bases[key] == now.version]

@@ -30,7 +30,7 @@ from atoll.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", "build", "dist", "runs", "__pycache__", "node_modules"}
-HEAD_LINES_MAX = 25
+HEAD_LINES_MAX = 26
 PARAMETERS_MAX = 8
 FUNCTION_LINES_MAX = 70
 BANNED_STEMS = {"util", "utils", "helper", "helpers", "manager", "misc", "common"}

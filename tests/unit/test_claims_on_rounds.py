@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
+from atoll.client.pushing import PUSH_PATIENCE_S
 from atoll.protocol.events import (
     ArmTimer,
     Command,
@@ -33,6 +34,7 @@ from atoll.protocol.events import (
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import grace_window
 from atoll.protocol.invariants import check_shard
+from atoll.protocol.pacing import FINISHING_S
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from support.reference_machines import RoundModel
@@ -316,6 +318,50 @@ def test_a_learner_that_is_there_and_does_not_train_yet_is_waited_for() -> None:
     fleet.tell(LearnerLeft(at_s=1.5, learner="b", incarnation=1))
 
     assert [commit.end for _, commit in fleet.commits] == ["nobody left"]
+
+
+def test_learners_that_end_are_not_waited_for_by_the_round_that_their_last_pushes_wait_for() -> None:
+    """Both places of each are filled with late pushes: what is last finds room only behind a commit. Once it hung for ever."""
+    fleet = LyingFleet("ab", age_max=4)
+    fleet.run(6.0)
+    fleet.honest = ""
+    version = fleet.shard.slots[0].round.version
+    for who in "abab":
+        fleet.push(who, 0, base=version - 1)
+    before = len(fleet.commits)
+
+    for who in "ab":
+        fleet.tell(
+            LearnerBeat(at_s=fleet.now_s, learner=who, incarnation=1, training=False, step_s=0.0, tokens=1 << 20)
+        )
+
+    assert [commit.end for _, commit in fleet.commits[before:]] == ["nobody left"]
+
+
+def test_one_that_has_ended_and_sends_nothing_more_is_waited_for_within_a_bound() -> None:
+    """It beats for ever: what another has sent is merged without it, before that one gives its own last pushes up."""
+    fleet = LyingFleet("a", age_max=4)
+    fleet.run(6.0)
+    fleet.honest = ""
+    before = len(fleet.commits)
+    fleet.push("a", 0, final=True)
+    for second in range(2 * int(FINISHING_S)):
+        fleet.now_s += 1.0
+        for who in "ba":
+            fleet.tell(
+                LearnerBeat(
+                    at_s=fleet.now_s,
+                    learner=who,
+                    incarnation=1,
+                    training=second == 0 and who == "b",
+                    step_s=0.0,
+                    tokens=0,
+                )
+            )
+        if len(fleet.commits) > before:
+            break
+
+    assert FINISHING_S < second <= FINISHING_S + 2.0 < PUSH_PATIENCE_S
 
 
 def test_a_drain_does_not_wait_for_silence() -> None:

@@ -6,7 +6,8 @@
 │   ├── LayoutMismatch       this model is not the run's model
 │   ├── IdentityTaken        a live learner already answers to this id
 │   ├── AccessDenied         the broker does not let this identity in, or do that
-│   └── CheckpointError      a checkpoint is truncated, foreign or damaged (`RunWentBack`: so is the broker's store, or old)
+│   ├── CheckpointError      a checkpoint is truncated, foreign or damaged
+│   └── RunWentBack          the broker's store is older than what this process has had from it
 ├── EnvironmentFault         exit code 3: the machine or the network, not the person
 │   ├── BrokerUnavailable    no broker answers, it is too old, or JetStream is off
 │   ├── InUse                another process has the port, the store or the folder

@@ -53,6 +53,8 @@ CONTRIBUTES_ROUNDS = 2
 """A learner contributes that is part of one of so many last versions of each fragment."""
 CUT_OFF_S = 2.5
 """How long a shard may hear nothing of its broker, which it asks after every pause of half a second."""
+FINISHING_S = 30.0
+"""For how long rounds wait for the last pushes of a learner that trains no more, seconds: shorter than it waits for theirs."""
 OVERDUE_S = 600.0
 """How long a learner may beat on without a push or a farewell when a run is over, and still be waited for."""
 
@@ -183,9 +185,9 @@ class KnownLearner:
     `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`): an average over
     heartbeats would correct an error the more slowly the fewer there are. In connected time
     (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
-    step time when that was news last, `commit` the number of the shard's commit that held something of it last. `since`,
-    `mark` and `timed` are moments, with the steps by then, from which its pace is seen; it was not seen to take less than
-    `least_s` a step.
+    step time when that was news last, `commit` the number of the shard's commit that held something of it last, `stopped_s`
+    when it was first heard to train no more. `since`, `mark` and `timed` are moments, with the steps by then, from which its
+    pace is seen; it was not seen to take less than `least_s` a step.
     """
 
     incarnation: int
@@ -194,6 +196,7 @@ class KnownLearner:
     paced_s: float | None = None
     step_s: float | None = None
     commit: int | None = None
+    stopped_s: float | None = None
     training: bool = False
     present: bool = True
     since: tuple[float, int] | None = None
@@ -206,6 +209,7 @@ class KnownLearner:
         was, paced_s = self.training, self.paced_s
         training = beat.training and self.present  # a heartbeat may arrive behind its learner's farewell
         self.heard_s, self.training = heard_s, training
+        self.stopped_s = None if training else heard_s if was else self.stopped_s
         most_s = self._slowest_s(beat.at_s, beat.steps)
         if training and beat.step_s > 0.0:
             self.step_s = plausible(min(max(beat.step_s, self._fastest_s(beat.at_s, beat.steps)), most_s))
@@ -243,6 +247,10 @@ class KnownLearner:
         if over_s is None:
             return False
         return now_s - max(over_s, over_s if self.pushed_s is None else self.pushed_s) > OVERDUE_S
+
+    def finishing(self, now_s: float) -> bool:
+        """Return whether its last pushes may be on their way: it trains no more for less than `FINISHING_S`, or not yet."""
+        return self.stopped_s is None or now_s - self.stopped_s <= FINISHING_S
 
     def heard(self, now_s: float, silence_s: float) -> bool:
         """Return whether it was heard recently enough; it may be silent for ten of its own steps, up to a bound."""

@@ -392,7 +392,8 @@ class Shard:
             deadline_s = now.open_grace(at_s, grace, cause_id)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
         known = self.draining or bool(self.learners) or self._listened()
-        alone = known and not awaited and not self.present()
+        coming = self._coming(slot) if everybody is None else self.present()
+        alone = known and not awaited and not coming
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
         if reason and now.unjudged:
             return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened() else [])
@@ -413,6 +414,18 @@ class Shard:
         for offer in folded:
             actions += self._refuse(slot, offer, "unjudged", cause_id)
         return actions + self._advance(slot, at_s, cause_id)
+
+    def _coming(self, slot: FragmentSlot) -> set[str]:
+        """Return the learners that are present and may still answer here, whether they train or not.
+
+        One that fills its places, or sent its last push, cannot: to wait for it would be to wait for each other. It may have
+        nothing more for this fragment, too, and wait for another's room.
+        So one that trains no more is waited for within a bound.
+        """
+        held = Counter(key.learner for key in slot.offers)
+        last = {key.learner for key, offer in slot.offers.items() if offer.final}
+        there = self.present() - last
+        return {n for n in there if held[n] < PLACES and self.learners[n].finishing(self.connected.now_s)}
 
     def _everybody(self, slot: FragmentSlot, live: set[str]) -> set[str] | None:
         """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
