@@ -168,7 +168,7 @@ class Diloco:
         self._step = make_step(work.model, work.train)
         self._protocol, self._correction = protocol, correction_of(protocol)
         self._layout = plan_layout(describe(params), protocol.fragments, tuple(embedding_rules(work.model)))
-        self._outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        self._outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, protocol.outer)
         self._globals = [gather(self._layout, params, p) for p in range(protocol.fragments)]
         self._momenta = [self._outer.init(vector) for vector in self._globals]
         self._learners = [params] * learners

@@ -144,10 +144,17 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         row("name digest", "a joiner's frozen leaves are the founder's", "the joiner's own leaves", Cost.RUN),
     ),
     ProtocolSettings: (
-        every(
-            ProtocolSettings,
+        row(
+            "outer",
+            "what steps from a merged pseudo-gradient to new values",
+            "a fixed list (`OUTERS`), whose one argument is `outer_lr`; other code runs only where the host's own "
+            "`protocol.outer` names the same",
+            Cost.RUN,
+        ),
+        row(
+            " ".join(name for name in ProtocolSettings.__struct_fields__ if name != "outer"),
             "what all processes do",
-            "`check`: the bounds of each; `outer` is on a fixed list, or the host's own settings name it",
+            "`check`: the bounds of each",
             Cost.RUN,
         ),
     ),

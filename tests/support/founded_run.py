@@ -170,7 +170,7 @@ class FoundedRun:
     async def serve(self, shard: int, epoch: int) -> None:
         """Begin a tenure of a shard."""
         protocol = self.record.protocol
-        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, protocol.outer)
         self.stores[shard] = ShardStore(self.bus, self.record, shard, outer)
         await self.stores[shard].open(epoch)
         self.archivists[shard] = self.archivist(shard)
@@ -232,7 +232,7 @@ class FoundedRun:
         """Return every head, less the names of blobs and how its values are cut, and the bytes of values, state and ledger."""
         bus = MemoryBus(self.run, broker or self.broker)
         protocol = self.record.protocol
-        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, protocol.outer)
         found = {}
         for fragment, head in (await read_heads(bus, self.record)).items():
             update = update_in(self.record, fragment, outer)

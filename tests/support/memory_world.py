@@ -71,7 +71,8 @@ class MemoryWorld:
         self.broker = MemoryBroker()
         self.home = LoopThread("world")
         self.shards = [
-            self.home.submit(serve_run(self.bus, run, shard=s, archive=archive)) for s in range(protocol.shards)
+            self.home.submit(serve_run(self.bus, run, shard=s, archive=archive, own_outer=protocol.outer))
+            for s in range(protocol.shards)
         ]
         self.final: dict[str, Any] = {}
         self.errors: list[BaseException] = []

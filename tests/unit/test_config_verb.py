@@ -12,7 +12,7 @@ import pytest
 from atoll.local import defaults
 from atoll.local.environment import flat
 from atoll.local.options import UpRequest, kept_settings, plan
-from atoll.protocol.settings import BOUNDS
+from atoll.protocol.settings import BOUNDS, OUTER_ALLOWED
 from atoll.settings import load
 from atoll.settings.described import every_setting
 from support.command_line import atoll
@@ -39,7 +39,7 @@ def test_every_setting_that_there_is_is_described() -> None:
         ("protocol.merge", '"rda"', "mean, rda", "ATOLL_PROTOCOL__MERGE"),
         ("protocol.codec_up", '"int4"', "f32, bf16, int8, int4, e3m0", "ATOLL_PROTOCOL__CODEC_UP"),
         ("protocol.codec_down", '"int4"', "f32, bf16, int8, int4, e3m0", "ATOLL_PROTOCOL__CODEC_DOWN"),
-        ("protocol.outer", '"nesterov"', "nesterov, optax:<name> or module:attribute", "ATOLL_PROTOCOL__OUTER"),
+        ("protocol.outer", '"nesterov"', OUTER_ALLOWED, "ATOLL_PROTOCOL__OUTER"),
         ("learner.initial_model", "none", "a path", "ATOLL_LEARNER__INITIAL_MODEL"),
         ("learner.throttle", "1.0", "at least 1, at most 1,000", "ATOLL_LEARNER__THROTTLE"),
         ("archive.url", '""', "a folder or a URL", "ATOLL_ARCHIVE__URL"),

@@ -21,7 +21,7 @@ from atoll.cli.look import say
 from atoll.cli.replay_run import rounds_of
 from atoll.local.likeness import read_earlier
 from atoll.run.merged_model import assembled
-from atoll.settings import Settings, load
+from atoll.settings import Settings, load, own_outer
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
 from atoll_learner.run_model import work_of
 
@@ -42,7 +42,7 @@ def attribute(
     fragment, version = place
     work = _work(what, assignments) if held_out else None
     rounds = rounds_of(what, archive, None, None)
-    again = RunReplay(rounds)
+    again = RunReplay(rounds, own_outer(assignments=assignments or []))
     opened = again.opened(fragment, version)
     head = opened.made.head
     say(

@@ -180,7 +180,11 @@ class Simulation:
         async def serve(life: ProcessLife) -> None:
             record = await wait_for_run(life.bus, self._settings.run, life.stop)
             if record is not None:
-                await Host(life.bus, record, (shard,), self.clock, ArchiveSettings(), life.identity).serve(life.stop)
+                own_outer = self._settings.protocol.outer
+                host = Host(
+                    life.bus, record, (shard,), self.clock, ArchiveSettings(), life.identity, own_outer=own_outer
+                )
+                await host.serve(life.stop)
             await life.bus.close()
 
         return serve

@@ -57,7 +57,7 @@ class OuterMomenta:
         protocol = self._run.protocol
         if correction_of(protocol.of(fragment)) is None:
             return None
-        # Whoever corrects has our own optimizer; another one need not be installed here.
+        # Whoever corrects has our own optimizer; another one is neither installed nor named here.
         update = update_in(self._run, fragment, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
         async with self._reading.setdefault(fragment, asyncio.Lock()):
             kept = self._kept.get(fragment)

@@ -28,6 +28,8 @@ from atoll.base.resting import rest
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.signed import signatures_of
+from atoll.merge.outer import check_outer
+from atoll.protocol.settings import NESTEROV
 from atoll.run.heads import read_heads
 from atoll.run.record import check_known, read_run
 from atoll.settings import ArchiveSettings, Settings, bus_options
@@ -36,7 +38,7 @@ from atoll.wire.region_names import region_name
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.region_service import RegionService
 from atoll_synchronizer.retention import make_retention
-from atoll_synchronizer.service import ShardService
+from atoll_synchronizer.service import ServingProcess, ShardService
 from atoll_synchronizer.shard_assignment import Host
 
 log = get(__name__)
@@ -74,7 +76,7 @@ async def serve(settings: Settings) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
     # All large work is done beside this loop, and a round is many small requests: the connection needs no loop of its own.
-    options = replace(bus_options(settings), own_thread=False)
+    options, own_outer = replace(bus_options(settings), own_thread=False), settings.protocol.outer
     bus = await open_bus(settings.broker.url, settings.run, name=name, options=options)
     life = loop.create_task(live(settings.health_file, bus.reach))
     try:
@@ -83,7 +85,9 @@ async def serve(settings: Settings) -> bool:
                 open_archive(settings.synchronizer.restore), settings.run, signatures_of(bus)
             )
             bytes_max = settings.broker.stream_bytes_max
-            await rebuild(bus, checkpoint_store, SystemClock(), first=shard or 0, bytes_max=bytes_max)
+            await rebuild(
+                bus, checkpoint_store, SystemClock(), first=shard or 0, bytes_max=bytes_max, own_outer=own_outer
+            )
         if region:
             await serve_region(bus, settings, stop)
             return not signalled
@@ -99,7 +103,8 @@ async def serve(settings: Settings) -> bool:
                 todo="set --shard, or leave it away",
             )
         wanted = tuple(range(shards)) if shard is None else (shard,)
-        await Host(bus, record, wanted, SystemClock(), settings.archive).serve(stop)
+        check_outer(record.protocol.outer, own_outer)
+        await Host(bus, record, wanted, SystemClock(), settings.archive, own_outer=own_outer).serve(stop)
         return not signalled
     finally:
         life.cancel()
@@ -149,11 +154,17 @@ async def wait_for_run(bus: Bus, run: str, stop: asyncio.Event) -> RunRecord | N
 
 
 async def serve_run(
-    opener: Callable[[], Coroutine[Any, Any, Bus]], run: str, *, shard: int, archive: ArchiveSettings | None = None
+    opener: Callable[[], Coroutine[Any, Any, Bus]],
+    run: str,
+    *,
+    shard: int,
+    archive: ArchiveSettings | None = None,
+    own_outer: str = NESTEROV,
 ) -> str:
     """Serve `shard` of `run` inside another process and its loop (a tour, a test); return why it ended.
 
-    Its rounds are retained if an `archive` says so; checkpoints are not made.
+    Its rounds are retained if an `archive` says so; checkpoints are not made. Code of one's own as the run's outer optimizer is
+    run if `own_outer` names the same.
     """
     bus = await opener()
     try:
@@ -162,6 +173,7 @@ async def serve_run(
             raise BrokerUnavailable("nobody founded the run", got=run)
         clock = SystemClock()
         retention = None if archive is None else make_retention(archive, record, shard, clock)
-        return await ShardService(bus, record, shard, clock, retention=retention).serve()
+        process = ServingProcess(own_outer=own_outer)
+        return await ShardService(bus, record, shard, clock, process=process, retention=retention).serve()
     finally:
         await bus.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.base import fact_dumps
@@ -48,6 +49,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
+from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll.wire.premerge import CHUNKS_GONE
@@ -69,6 +71,18 @@ log = get(__name__)
 HANDED_OVER = "handed over"
 
 
+@dataclass(frozen=True, slots=True)
+class ServingProcess:
+    """The process that wants shards: who it is, the outer optimizer that its settings name, and the versions it has had.
+
+    `versions` are the highest of the run's fragments, by fragment; they grow while it serves.
+    """
+
+    identity: Identity = field(default_factory=this_process)
+    own_outer: str = NESTEROV
+    versions: dict[int, int] = field(default_factory=dict)
+
+
 class ShardService:
     """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
@@ -84,12 +98,16 @@ class ShardService:
         shard: int,
         clock: Clock,
         *,
-        identity: Identity | None = None,
+        process: ServingProcess | None = None,
         archivist: Archivist | None = None,
         retention: Retention | None = None,
-        versions: dict[int, int] | None = None,
     ) -> None:
-        """Prepare, on behalf of a process that has had these `versions` of the run's fragments; `serve` does the work."""
+        """Prepare, on behalf of `process`; `serve` does the work.
+
+        Raises:
+            SettingsError: the run's outer optimizer is code that the settings of the process do not name.
+        """
+        process = process or ServingProcess()
         self.context = ShardContext(bus, run, shard, clock)
         self.bus = bus
         self.run = run
@@ -99,9 +117,9 @@ class ShardService:
         self.retention = retention
         self.subjects = self.context.subjects
         protocol = run.protocol
-        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
-        self.store = ShardStore(bus, run, shard, outer, versions)
-        self.identity = identity or this_process()
+        outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, process.own_outer)
+        self.store = ShardStore(bus, run, shard, outer, process.versions)
+        self.identity = process.identity
         self.lease = LeaseKeeper(bus, run, shard, clock, self.identity)
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
         self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)

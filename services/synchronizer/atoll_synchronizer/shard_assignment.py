@@ -29,6 +29,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.signed import signatures_of
 from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
 from atoll.protocol.recorder import FactRecorder
+from atoll.protocol.settings import NESTEROV
 from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
@@ -36,7 +37,7 @@ from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist
 from atoll_synchronizer.intake import MessageFailed
 from atoll_synchronizer.retention import make_retention
-from atoll_synchronizer.service import HANDED_OVER, ShardService
+from atoll_synchronizer.service import HANDED_OVER, ServingProcess, ShardService
 from atoll_synchronizer.shard_context import EventLog
 
 log = get(__name__)
@@ -51,7 +52,7 @@ HEAR_S = 0.2
 class Host:
     """Wants `shards` of a founded run until the run is over or the process must leave."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (who serves what, and how this process is set)
         self,
         bus: Bus,
         run: RunRecord,
@@ -59,8 +60,10 @@ class Host:
         clock: Clock,
         archive: ArchiveSettings,
         identity: Identity | None = None,
+        *,
+        own_outer: str = NESTEROV,
     ) -> None:
-        """Prepare; `serve` does the work."""
+        """Prepare; `serve` does the work. `own_outer` is the outer optimizer that the settings of this process name."""
         self.identity = identity or this_process()
         self.name = self.identity.name
         self._bus = bus
@@ -68,6 +71,7 @@ class Host:
         self._shards = shards
         self._clock = clock
         self._archive = archive
+        self._own_outer = own_outer
         self._subjects = run.subjects
         self._balance = Balance(self.name, run.protocol.lease_s)
         self._recorder = FactRecorder(f"host-{self.name}", self._balance)
@@ -124,10 +128,9 @@ class Host:
                 self._run,
                 shard,
                 self._clock,
-                identity=self.identity,
+                process=ServingProcess(self.identity, self._own_outer, self._versions.setdefault(self._run.nonce, {})),
                 archivist=make_archivist(*kept),
                 retention=make_retention(*kept),
-                versions=self._versions.setdefault(self._run.nonce, {}),
             )
             service.intake.aside = _aside(failed)
             self._services[shard] = service

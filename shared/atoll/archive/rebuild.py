@@ -40,8 +40,10 @@ from atoll.base.logs import get
 from atoll.base.quantities import COUNT_MAX, COUNTED_SHARE, INCARNATION_MAX, at_most
 from atoll.bus.interface import Bus, Record
 from atoll.codec import StoredFrame
+from atoll.merge.outer import check_outer
 from atoll.protocol.data import DataLedger
 from atoll.protocol.ledger import Ledger, newest
+from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import frames_of
 from atoll.run.heads import head_info, read_heads
 from atoll.run.record import read_run
@@ -67,13 +69,21 @@ class RebuildOutcome:
 
 
 async def rebuild(
-    bus: Bus, store: CheckpointStore, clock: Clock, *, first: int = 0, bytes_max: int | None = None
+    bus: Bus,
+    store: CheckpointStore,
+    clock: Clock,
+    *,
+    first: int = 0,
+    bytes_max: int | None = None,
+    own_outer: str = NESTEROV,
 ) -> RebuildOutcome:
     """Make sure that the broker has the run; fragments of shard `first` come first, others may be done by others.
 
-    Streams of tensors that the broker has lost may have `bytes_max` bytes, or what follows from the model.
+    Streams of tensors that the broker has lost may have `bytes_max` bytes, or what follows from the model. `own_outer` is the
+    outer optimizer that the settings of this process name.
 
     Raises:
+        SettingsError: the archive's run names code as its outer optimizer that the settings of this process do not name.
         CheckpointError: the archive holds no complete checkpoint that can be read.
         ArchiveUnavailable: the archive cannot be reached.
     """
@@ -86,11 +96,13 @@ async def rebuild(
     if there is None:
         checkpoint, manifests = await asyncio.to_thread(store.newest)
         offer = _record(checkpoint, manifests, clock.wall())
+        check_outer(offer.protocol.outer, own_outer)
         await provide(bus, offer, bytes_max)
         there = await _claim(bus, offer)
         if there.rebuilt is None:
             await _say_it_stands(store, there)
             return RebuildOutcome(there, rebuilt=False)
+    check_outer(there.protocol.outer, own_outer)
     manifests = await asyncio.to_thread(_named_by, store, there)
     await _restore_records(bus, there, manifests, clock)
     for manifest in sorted(manifests, key=lambda m: (m.shard - first) % len(manifests)):

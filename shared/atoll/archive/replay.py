@@ -34,6 +34,7 @@ from atoll.merge.norms import validated_norms
 from atoll.merge.outer import OuterOptimizer, State, make_outer
 from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import PushKey
+from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import digest_of_values
 from atoll.run.outer_state import update_in
 from atoll.run.push_keys import key_of
@@ -82,12 +83,17 @@ class _Standing:
 class RunReplay:
     """The retained rounds of one founding, replayed; reads from the archive only."""
 
-    def __init__(self, rounds: RoundStore) -> None:
-        """Read the run record; raise `CheckpointError` where nothing was retained."""
+    def __init__(self, rounds: RoundStore, own_outer: str = NESTEROV) -> None:
+        """Read the run record; `own_outer` is the outer optimizer that the settings of this process name.
+
+        Raises:
+            CheckpointError: nothing was retained.
+            SettingsError: the run's outer optimizer is code that the settings of this process do not name.
+        """
         self.rounds = rounds
         self.run: RunRecord = rounds.run()
         protocol = self.run.protocol
-        self._outer: OuterOptimizer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        self._outer: OuterOptimizer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, own_outer)
         self._decisions: dict[tuple[int, int], TenureDecisions] = {}
         self._read_to_the_end: set[tuple[int, int]] = set()
         self.bytes_read = 0

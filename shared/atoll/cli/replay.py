@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.look import say
+from atoll.cli.options import Assignments, Config
 
 BROKEN = 1
 
@@ -42,6 +43,8 @@ def replay(  # noqa: PLR0913  (one option each)
     ] = None,
     identity: Annotated[Path | None, typer.Option(help="An identity of a locked run, to check signatures.")] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Of a dump: print the last lines only.")] = None,
+    config: Config = None,
+    assignments: Assignments = None,
 ) -> None:
     """Print what came out; leave with 1 when a machine breaks, or a round differs."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
@@ -49,7 +52,8 @@ def replay(  # noqa: PLR0913  (one option each)
     if version is not None and fragment is None:
         raise SettingsError("a round of which fragment?", got=f"--round {version}", todo="give --fragment as well")
     if Path(what).is_file() or what.endswith(".jsonl"):
-        given = {"archive": archive, "fragment": fragment, "founding": founding, "identity": identity}
+        given = {"archive": archive, "fragment": fragment, "founding": founding, "identity": identity, "config": config}
+        given["set"] = assignments[0] if assignments else None
         if named := [f"--{name}" for name, value in given.items() if value is not None]:
             raise SettingsError("a dump is of one machine", got=", ".join(named), allowed="--last")
         replay_dump(Path(what), last)
@@ -57,8 +61,10 @@ def replay(  # noqa: PLR0913  (one option each)
     if last is not None:
         raise SettingsError("only a dump has last lines", got=f"--last beside run {what}", todo="leave it away")
     from atoll.cli.replay_run import Wanted, replay_run  # noqa: PLC0415
+    from atoll.settings import own_outer  # noqa: PLC0415
 
-    if not replay_run(what, archive, identity, Wanted(fragment, version, founding)):
+    wanted = Wanted(fragment, version, founding)
+    if not replay_run(what, archive, identity, wanted, own_outer(config, assignments or [])):
         raise typer.Exit(BROKEN)
 
 

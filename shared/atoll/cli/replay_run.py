@@ -27,11 +27,11 @@ class Wanted:
     founding: str | None = None
 
 
-def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Wanted) -> bool:
+def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Wanted, own_outer: str) -> bool:
     """Replay rounds and say what came out; return whether all of them are identical.
 
     Raises:
-        SettingsError: there is no such run here, or no such fragment.
+        SettingsError: there is no such run here, or no such fragment; or its outer optimizer is code, and not `own_outer`.
         CheckpointError: nothing of it was retained, or no such round.
     """
     from atoll.archive.replay import RunReplay  # noqa: PLC0415  (a verb loads what it needs when it runs)
@@ -39,7 +39,7 @@ def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Wa
 
     began_s = time.monotonic()
     rounds = rounds_of(what, archive, identity, wanted.founding)
-    again = RunReplay(rounds)
+    again = RunReplay(rounds, own_outer)
     there = again.run.protocol.fragments
     if wanted.fragment is not None and wanted.fragment >= there:
         raise SettingsError("the run has no such fragment", got=wanted.fragment, allowed=f"0 to {there - 1}")

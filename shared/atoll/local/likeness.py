@@ -32,10 +32,12 @@ from atoll.settings import SettingsFallback, load
 
 BYTES_MAX: Final = 64 << 20
 """A report is some hundred kilobytes; no report of ours is larger."""
+RUN_AS_FOUND: Final = ("learner.compile_cache",)
+"""Folders of which JAX runs what it finds there: no file names one."""
 _DERIVED: Final = ("model.", "train.")
 _SOURCES: Final = ("model.size", "train.optimizer")
 """The settings from which others follow."""
-_NOT_TAKEN: Final = ("run", "health_file", "up.locked")
+_NOT_TAKEN: Final = ("run", "health_file", "up.locked", *RUN_AS_FOUND)
 
 
 class _ReportedRun(msgspec.Struct, kw_only=True):

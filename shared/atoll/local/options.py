@@ -21,7 +21,7 @@ from atoll.base.redacting import redacted
 from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import defaults
 from atoll.local.environment import as_text, flat
-from atoll.local.likeness import EarlierRun, read_earlier, without_what_follows
+from atoll.local.likeness import RUN_AS_FOUND, EarlierRun, read_earlier, without_what_follows
 from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
 from atoll.local.run_keys import RunKeys
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
@@ -261,6 +261,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
     """
     if former is not None:
         kept = {name: value for name, value in former.settings.items() if not name.startswith("up.")}
+        kept = {name: value for name, value in kept.items() if name not in RUN_AS_FOUND}
         kept = without_what_follows(kept, "run.json", ("train.",))
         ours = {
             "run": former.run,

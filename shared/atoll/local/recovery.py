@@ -99,7 +99,13 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
     try:
         archive = CheckpointStore(open_archive(archive_url(up)), run, signatures_of(bus))
-        outcome = await rebuild(bus, archive, clock, bytes_max=up.settings.broker.stream_bytes_max)
+        outcome = await rebuild(
+            bus,
+            archive,
+            clock,
+            bytes_max=up.settings.broker.stream_bytes_max,
+            own_outer=up.settings.protocol.outer,
+        )
     finally:
         await bus.close()
     rebuilt = outcome.record.rebuilt

@@ -20,9 +20,9 @@ included.
 from __future__ import annotations
 
 from atoll.codec import KEYFRAME
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.settings import NESTEROV, ProtocolSettings
 
 
 def derivable(settings: ProtocolSettings) -> bool:
     """Return whether the values of versions tell the outer state: they are sent as deltas, and it is a momentum at most."""
-    return settings.codec_down != KEYFRAME and settings.outer == "nesterov" and not settings.average_versions
+    return settings.codec_down != KEYFRAME and settings.outer == NESTEROV and not settings.average_versions

@@ -14,8 +14,12 @@ which is SGD with Nesterov momentum. Solved for m, the values of two versions te
 
 so whoever follows the values need not be sent the momentum (`Nesterov.derive`, `atoll.merge.derived`). With mu = 0 it is
 plain SGD and keeps no state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large
-vectors take the compiled step (`atoll.merge.nesterov`); it gives the same bits. Any optax transformation can replace it, by
-name or by `module:attribute`; only then does a shard need JAX.
+vectors take the compiled step (`atoll.merge.nesterov`); it gives the same bits. Optax transformations can replace it; only
+then does a shard need JAX.
+
+**Data names no code.** A run record, and so an archive, names an optimizer of a fixed list
+(`atoll.protocol.settings.OUTERS`). Any other name, `module:attribute`, is imported only where the process's own settings name
+the same: who founded a run, or edited an archive, chooses nothing that runs elsewhere.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from atoll.codec.formats.bf16 import widened
 from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
 from atoll.merge.nesterov import compiled_derive, compiled_step
+from atoll.protocol.settings import NESTEROV, OUTER_ALLOWED, OUTERS
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -151,16 +156,31 @@ class OptaxOuter:
         return params + np.asarray(updates, dtype=np.float32), kept
 
 
-def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
-    """Return the outer optimizer that `spec` names.
+def check_outer(spec: str, own: str) -> None:
+    """Raise `SettingsError` unless `spec` is on the list, or is `own`: what the settings of this process name itself."""
+    if spec in OUTERS or spec == own:
+        return
+    raise SettingsError(
+        "the run names code as its outer optimizer, and this process was not told to run it",
+        got=f"protocol.outer = {spec[:80]} of the run, {own} here",
+        allowed=OUTER_ALLOWED,
+        todo="if you trust that code, and it is installed here, give this process the same name: --set protocol.outer=…, "
+        "ATOLL_PROTOCOL__OUTER, or its configuration",
+        setting="protocol.outer",
+    )
 
-    `nesterov`; `optax:<name>` for `optax.<name>(lr)`; `module:attribute` for a callable of the learning rate that
-    returns an optax transformation.
+
+def make_outer(spec: str, lr: float, momentum: float, own: str = NESTEROV) -> OuterOptimizer:
+    """Return the outer optimizer that `spec` names, where `own` is what the settings of this process name.
+
+    `nesterov`; `optax:<name>` for `optax.<name>(lr)`, if it is on the list; `module:attribute` for a callable of the learning
+    rate that returns an optax transformation, if `own` is the same.
 
     Raises:
-        SettingsError: there is no such optimizer here, or it makes none from a learning rate.
+        SettingsError: this process runs no such code, there is none here, or it makes no optimizer from a learning rate.
     """
-    if spec == "nesterov":
+    check_outer(spec, own)
+    if spec == NESTEROV:
         return Nesterov(lr, momentum)
     module, _, attribute = spec.partition(":")
     try:
@@ -169,8 +189,9 @@ def make_outer(spec: str, lr: float, momentum: float) -> OuterOptimizer:
         raise SettingsError(
             "unknown outer optimizer",
             got=spec,
-            allowed="nesterov, optax:<name> or module:attribute",
+            allowed=OUTER_ALLOWED,
             todo="set protocol.outer, and install optax where the synchronizer runs if you name one of its",
+            setting="protocol.outer",
         ) from error
     try:
         transformation = factory(lr)

@@ -13,6 +13,7 @@ it is: a mean of variances is a variance, but one plus a difference or an error 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_type_hints
 
@@ -36,6 +37,24 @@ BY_VALUE: Final[dict[str, Any]] = {
     "norm_max": 1e12,  # of values, not of differences
 }
 """What holds for fragments merged by value, whatever the run has for the others."""
+
+
+NESTEROV: Final = "nesterov"
+"""Our own outer optimizer."""
+OPTAX_OUTERS: Final = tuple(
+    f"optax:{name}"
+    for name in (
+        *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamw", "amsgrad", "lamb", "lars", "lion", "nadam"),
+        *("nadamw", "novograd", "radam", "rmsprop", "sgd", "sign_sgd", "sm3", "yogi"),
+    )
+)
+"""The outer optimizers of optax that a run record may name. The one argument of each is `outer_lr`, which has bounds."""
+OUTERS: Final = (NESTEROV, *OPTAX_OUTERS)
+_OWN_CODE: Final = re.compile(r"[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){0,15}:[A-Za-z_]\w{0,63}", re.ASCII)
+OUTER_ALLOWED: Final = (
+    f"{NESTEROV}; optax:<name> with one of {', '.join(name.removeprefix('optax:') for name in OPTAX_OUTERS)}; "
+    "or module:attribute, where a process's own settings name it"
+)
 
 
 class SettingBounds(msgspec.Struct, frozen=True):
@@ -116,7 +135,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         share_max: largest share of a round's weight that one learner may have; 1 for any (`atoll.merge.robust`).
         robust: "none"; "clip": shorten slices that are much longer than the round's median; "gate": leave out, as well, those
             that point away from the others'. It needs a quorum of three.
-        outer: the outer optimizer: our own, one of optax by its name, or a callable of the rate that makes one of optax.
+        outer: the outer optimizer: our own, one of a fixed list of optax's, or code of one's own: a callable of the rate
+            that makes an optax transformation. Such code runs only in a process whose own settings name it.
         outer_lr: outer learning rate.
         outer_momentum: outer momentum, 0 for plain SGD.
         average_versions: horizon of an average of the global values that is kept beside them; 0 for none.
@@ -190,6 +210,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if name == "quorum" and learners is not None:
                 high, why = learners, "the number of learners"
             _within(name, getattr(self, name), bounds.low, high, why)
+        self._check_outer()
         self._check_momentum()
         if self.robust != "none" and self.quorum < MAJORITY_MIN:
             raise SettingsError(
@@ -215,9 +236,20 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 setting=f"protocol.{name}",
             ) from error
 
+    def _check_outer(self) -> None:
+        """Raise `SettingsError` unless `outer` is on the list, or has the form of a name of code."""
+        if self.outer not in OUTERS and _OWN_CODE.fullmatch(self.outer) is None:
+            raise SettingsError(
+                "unknown outer optimizer",
+                got=self.outer[:80],
+                allowed=OUTER_ALLOWED,
+                todo="correct protocol.outer",
+                setting="protocol.outer",
+            )
+
     def _check_momentum(self) -> None:
         """Raise `SettingsError` where something rests on an outer momentum that there will not be."""
-        kept = self.outer == "nesterov" and self.outer_momentum > 0.0
+        kept = self.outer == NESTEROV and self.outer_momentum > 0.0
         got = f"outer = {self.outer}, outer_momentum = {self.outer_momentum:g}"
         if self.correction == "heloco" and not kept:
             raise SettingsError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,7 +30,7 @@ from atoll.base.errors import SettingsError
 from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
 from atoll.keys.identity import run_credentials
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.settings import NESTEROV, OUTERS, ProtocolSettings
 from atoll.settings.refusals import as_typed, explained, protocol_refusal, refusal
 from atoll.settings.sections import (
     ArchiveSettings,
@@ -71,12 +71,15 @@ __all__ = [
     "bus_options",
     "given",
     "load",
+    "own_outer",
     "placed",
     "refusal",
     "variable",
 ]
 
 COMPLETERS: Final = "atoll.settings"
+NAMES_OF_CODE: Final[Mapping[str, Container[str]]] = {"protocol.outer": OUTERS, "data.source": ("",)}
+"""The settings that may name code, and their values that name none of a person's own."""
 
 
 def _protocol(value: object) -> ProtocolSettings:
@@ -201,6 +204,15 @@ def given(
     return {name: (next(one.value(name) for one in sources if name in one.origins), at) for name, at in origins.items()}
 
 
+def own_outer(config: Path | None = None, assignments: Sequence[str] = ()) -> str:
+    """Return the outer optimizer that the settings of this process name, of a process that agrees on nothing else of a run.
+
+    Raises what `given` raises.
+    """
+    value, _ = given(config, assignments).get("protocol.outer", (NESTEROV, ""))
+    return str(value)
+
+
 def load(
     config: Path | None = None,
     assignments: Sequence[str] = (),
@@ -213,10 +225,12 @@ def load(
     `flags` are values of the section `up` by dotted name.
 
     Raises:
-        SettingsError: as `given`; a name is unknown, a value is wrong, also in the sections of an installed service.
+        SettingsError: as `given`; a name is unknown, a value is wrong, also in the sections of an installed service; only
+            `fallback` names some code.
     """
     sources = (*_sources(config, assignments, environment, flags), beneath(fallback))
     origins = _origins(sources)
+    _check_code(sources)
     before = in_force.set(sources)
     try:
         settings = Settings()
@@ -232,6 +246,21 @@ def load(
     finally:
         in_force.reset(before)
     return LoadedSettings(settings, origins)
+
+
+def _check_code(sources: Sequence[Given]) -> None:
+    """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
+    *own, lowest = sources
+    for name, harmless in NAMES_OF_CODE.items():
+        value = lowest.value(name)
+        if value is None or value in harmless or any(name in source.origins for source in own):
+            continue
+        raise SettingsError(
+            "only code that you name yourself is run, and this is named by an earlier run alone",
+            got=f"{name} = {str(value)[:80]} (from {lowest.origins[name]})",
+            todo=f"if you trust it, give it yourself, as --set {name}=… or {variable(name)}",
+            setting=name,
+        )
 
 
 @functools.cache

@@ -20,13 +20,13 @@ from pydantic.fields import FieldInfo
 
 from atoll.base.docstrings import attributes
 from atoll.codec import FORMATS
-from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.settings import OUTER_ALLOWED, ProtocolSettings
 from atoll.settings import Settings, load, variable
 from atoll.settings.allowed import allowed, choices, protocol_range
 
 SECTIONS: Final = "atoll.sections"
 _FORMATS: Final = ", ".join(FORMATS)
-_NAMED: Final = {"codec_up": _FORMATS, "codec_down": _FORMATS, "outer": "nesterov, optax:<name> or module:attribute"}
+_NAMED: Final = {"codec_up": _FORMATS, "codec_down": _FORMATS, "outer": OUTER_ALLOWED}
 """What is allowed for names that other rooms give a meaning to: the type in the protocol room is a text."""
 
 
