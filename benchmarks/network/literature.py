@@ -47,8 +47,13 @@ class Assumptions:
 ONE_LEG = Assumptions("one leg", 16.0, {10e9: 48, 5e9: 48})
 """bf16, each site sends the model once per reduction whatever the number of sites; 48 layers are a guess. For the 5B model two
 choices were fitted on 1.7: that 90 % was meant, and that fragments in flight do not share the link (`_stream`)."""
-TWO_THIRDS = Assumptions("two thirds", 16.0 * 2.0 / 3.0, {10e9: 36, 5e9: 36})
-"""Two thirds of bf16 and 36 layers: what two cells of Table 6 lead to (H=100 at 50 %, data-parallel at 99 %)."""
+TWO_THIRDS = Assumptions(
+    "two thirds",
+    16.0 * utilisation.PUBLISHED_SHARE,
+    {10e9: utilisation.PUBLISHED_LAYERS, 5e9: utilisation.PUBLISHED_LAYERS},
+)
+"""Two thirds of bf16 and 36 layers, as in the table of `atoll plan`: what two cells of Table 6 lead to (H=100 at 50 %,
+data-parallel at 99 %)."""
 SETS = (ONE_LEG, TWO_THIRDS)
 LAYERS_FITTED_198 = 20
 """Layers of the 5B model with which data-parallel at 99 % and a step of 2 s needs 198 Gbit/s: fitted on that figure; step and

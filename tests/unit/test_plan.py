@@ -15,8 +15,9 @@ from atoll.codec import Framing
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.traffic import ring_bits
+from atoll_simulator.planner import failures
 from atoll_simulator.planner.answer import answer, as_document
-from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid
+from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid, site_mtbf_s, spares
 from atoll_simulator.planner.limits import MERGING, ROUND_TRIP, TOGETHER, WINDOW, remedy, told, unwindowed
 from atoll_simulator.planner.links import ROUND_TRIPS, burst
 from atoll_simulator.planner.memory import room
@@ -212,6 +213,41 @@ def test_goodput_is_within_four_points_of_every_published_cell(learners: int, ch
 @pytest.mark.parametrize(("chips", "published"), [(150_000, 72), (1_200_000, 27)])
 def test_a_rigid_job_is_within_four_points_too(chips: int, published: int) -> None:
     assert 100 * rigid(Failures(), chips) == pytest.approx(published, abs=4)
+    assert 100 * goodput(Failures(), 1, chips, 0.0).synchronous_rigid == pytest.approx(published, abs=4)
+
+
+@pytest.mark.parametrize("chips", [8, 64, 512, 4096, 32_768])
+def test_a_rigid_job_pays_for_its_spares(chips: int) -> None:
+    """It has them of the same machines, so it is not ahead where failures are few."""
+    found = goodput(Failures(), 8, chips // 8, 0.0)
+
+    assert found.synchronous_rigid < found.synchronous_elastic <= found.atoll
+
+
+@pytest.mark.parametrize(("learners", "chips"), [(8, 1), (1, 64), (8, 64), (8, 512), (8, 300_000)])
+def test_no_other_number_of_spares_leaves_more(learners: int, chips: int) -> None:
+    """Tried one by one, each with the chance that so many are there; none at all is one of them."""
+    broken = replace(Failures(), slice_chips=min(64, chips))
+    of = learners * chips // broken.slice_chips
+    shares = [failures._spared(broken, held, of).share for held in range(min(of, 400))]
+    found = spares(Failures(), learners, chips)
+
+    assert found.share == pytest.approx(max(shares), rel=1e-4)
+    assert 0 <= found.slices < found.of == of
+
+
+def test_the_chance_of_few_failures_is_the_same_by_its_sum_and_by_the_normal_law() -> None:
+    mean = failures.POISSON_MEAN_MAX
+
+    for most in (450, 500, 540):
+        assert failures._at_most(most, mean) == pytest.approx(failures._at_most(most, mean * (1 + 1e-9)), abs=0.01)
+
+
+def test_a_plan_says_how_often_a_site_fails() -> None:
+    """A year over 512 chips, or the inverse of what is lost in an hour."""
+    assert site_mtbf_s(Failures(), 512) == pytest.approx(365 * 86_400 / 512)
+    assert "so a site of 512 fails every 17.1 h" in text(answer(question(chips=512)))
+    assert "so a site fails every 4.17 days" in text(answer(question(failures=Failures(loss_per_hour=0.01))))
 
 
 def test_one_learner_has_the_goodput_of_m_learners_with_m_times_the_chips() -> None:

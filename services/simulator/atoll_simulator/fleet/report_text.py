@@ -12,7 +12,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.wording import counted
 from atoll.report.charts import ShareCurve, SharePoint, shares_file
-from atoll_simulator.fleet.cells import FleetCell, per_cent, size_text
+from atoll_simulator.fleet.cells import RIGID, FleetCell, per_cent, size_text
 from atoll_simulator.fleet.joining import JoinCost
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.fleet.rounds import RoundsReport
@@ -31,6 +31,10 @@ def tables(cells: Sequence[FleetCell]) -> str:
             row = [cell for cell in cells if cell.system == system]
             lines.append(f"{_name(system):<12}" + "".join(f"{per_cent(getattr(cell, what)):>14}" for cell in row))
         parts.append("\n".join(lines))
+    if any(cell.system == RIGID for cell in cells):
+        parts.append(
+            f"{_name(RIGID)}: spares take the place of what failed at once and are not counted; `atoll plan` counts them"
+        )
     if any(cell.used_chips < cell.chips for cell in cells):
         least = min(cells, key=lambda cell: cell.used_chips / cell.chips)
         parts.append(

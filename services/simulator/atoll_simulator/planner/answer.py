@@ -10,7 +10,7 @@ from atoll.base.units import as_bytes, as_rate, as_share, as_time
 from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
-from atoll_simulator.planner.failures import YEAR_S
+from atoll_simulator.planner.failures import YEAR_S, site_mtbf_s, spares
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions, too_late
 from atoll_simulator.planner.memory import Room, room
 from atoll_simulator.planner.merging import UNSURE
@@ -99,11 +99,13 @@ def assumptions(question: Question) -> tuple[str, ...]:
     protocol, links, broken = question.protocol, question.links, question.failures
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
     overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
+    between = as_time(site_mtbf_s(broken, question.chips))
     failing = (
-        f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}; "
-        f"a lost learner loses half the interval that is reached of its work"
+        f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}, so a "
+        f"site fails every {between}; a lost learner loses half the interval that is reached of its work"
         if broken.loss_per_hour
-        else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years; {broken.slice_chips} chips go together for "
+        else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years, so a site of {question.chips} fails every {between}; "
+        f"{min(broken.slice_chips, question.chips)} chips go together for "
         f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
         f"take slices in, at most every {broken.admission_s:g} s"
     )
@@ -140,7 +142,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
         ),
         f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
         f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
-        + (" and waits for who is away" if broken.loss_per_hour else ""),
+        + (" and waits for who is away" if broken.loss_per_hour else f"; {_spares(question)}"),
         (
             f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
             f"stores {'its momentum with every keyframe' if derivable(protocol) else 'them with every commit'}"
@@ -156,6 +158,15 @@ def _regional(question: Question) -> tuple[str, ...]:
     sums = f"its synchronizer sends their sum ({partial_codec(question.protocol)}) {question.added_up_s:.3g} s later"
     frames = "its broker reads each frame once; what they move within the region is not counted"
     return (f"{question.per_region} learners share a region and its link: {sums}, {frames}",)
+
+
+def _spares(question: Question) -> str:
+    """Return which spares a rigid job holds back."""
+    held = spares(question.failures, question.learners, question.chips)
+    return (
+        f"of the same machines it holds {held.slices} of {held.of} slices back as spares, which its goodput counts as idle, "
+        "and waits while more are away"
+    )
 
 
 def _fate(question: Question) -> str:

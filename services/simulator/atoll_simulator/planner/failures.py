@@ -14,7 +14,7 @@ begin in another:
 Until a loss is noticed the other slices step on; losses of that time are noticed with it. A rigid job restarts at every
 loss from its last kept progress, kept every c seconds. Of the time 1/r between losses it keeps c / (exp(r c) - 1), and
 the notice, in 1/r + notice + restart (prolonged like a downscale). Synchronous training is one learner of all chips,
-elastic or rigid.
+elastic or rigid; a rigid one has its spares of the same machines (`spares`).
 
 If a whole learner fails (one machine, a home), it is away for the time of return. It loses its unmerged local interval,
 half of it in the mean; no other learner stops. An elastic synchronous job stops as above and goes on without it. A
@@ -38,6 +38,12 @@ LOSS_PER_HOUR_MAX = 60.0
 LONGEST = 600.0
 """Failures in a stop beyond which its length counts as infinite: its exponential must remain a number."""
 FLEET = FleetParameters()
+FEW = 8
+DEVIATIONS = 6
+"""Spares are looked for up to so many standard deviations above the mean of what is away, by quarters of one."""
+POISSON_TERMS_MAX = 1000
+POISSON_MEAN_MAX = 500.0
+"""Above it the chance of few failures is the normal law's, within a hundredth of the sum's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,11 @@ class Failures:
                 within("--" + name.replace("_", "-"), got, each.metadata["low"], each.metadata["high"])
         within("--loss-per-hour", self.loss_per_hour, 0.0, LOSS_PER_HOUR_MAX)
         return self
+
+
+def site_mtbf_s(failures: Failures, chips: int) -> float:
+    """Return the mean seconds between two failures of a site of `chips` chips, or between two losses of it as a whole."""
+    return HOUR_S / failures.loss_per_hour if failures.loss_per_hour else failures.mtbi_s / chips
 
 
 def running(failures: Failures, chips: int) -> float:
@@ -128,7 +139,7 @@ def elastic(failures: Failures, chips: int) -> float:
 
 
 def rigid(failures: Failures, chips: int) -> float:
-    """Return the goodput of one job of `chips` chips that restarts at every failure."""
+    """Return the goodput of one job of `chips` chips that restarts at every failure; its spares are not counted."""
     return _rigid(failures, chips / failures.mtbi_s)
 
 
@@ -142,8 +153,54 @@ def _rigid(failures: Failures, rate: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Spares:
+    """What a rigid job holds back: so many slices of all, and the share of all machines' time that is left to train."""
+
+    slices: int
+    of: int
+    share: float
+
+
+def spares(failures: Failures, learners: int, chips: int) -> Spares:
+    """Return the spares with which one rigid job on the machines of `learners` of `chips` chips trains most of the time.
+
+    Of S slices s do not train, and the job waits while more than s are away (Poisson): a small fleet rather waits for repairs.
+    """
+    failures, chips = _whole(failures, chips), learners * chips
+    of = max(1, chips // failures.slice_chips)
+    away = _away(failures, of * failures.slice_chips)
+    spread = math.sqrt(away)
+    tried = {min(of - 1, math.ceil(away + width / 4.0 * spread)) for width in range(4 * DEVIATIONS)} | {
+        *range(min(of, FEW))
+    }
+    return max((_spared(failures, slices, of) for slices in sorted(tried)), key=lambda found: found.share)
+
+
+def _spared(failures: Failures, slices: int, of: int) -> Spares:
+    """Return the share of the fleet that trains with so many spares: those that work, while no more than those are away."""
+    away = _away(failures, (of - slices) * failures.slice_chips)
+    return Spares(slices, of, (of - slices) / of * _at_most(slices, away))
+
+
+def _away(failures: Failures, chips: int) -> float:
+    """Return how many slices of a job of `chips` chips are away in the mean."""
+    return chips * failures.return_s / failures.mtbi_s
+
+
+def _at_most(count: int, mean: float) -> float:
+    """Return the chance that a Poisson number of this mean is at most `count`; by the normal law for large means."""
+    if mean > POISSON_MEAN_MAX:
+        return 0.5 * math.erfc((mean - count - 0.5) / math.sqrt(2.0 * mean))
+    term = total = math.exp(-mean)
+    for each in range(1, min(count, POISSON_TERMS_MAX) + 1):
+        term *= mean / each
+        total += term
+    return min(1.0, total)
+
+
+@dataclass(frozen=True, slots=True)
 class Goodput:
-    """Useful share of all machines' time: learners of Atoll, and the same machines in one synchronous job."""
+    """Useful share of all machines' time: learners of Atoll, and the same machines in one synchronous job, spares counted."""
 
     atoll: float
     synchronous_elastic: float
@@ -155,7 +212,9 @@ def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) ->
     if failures.loss_per_hour == 0.0:
         failures = _whole(failures, chips)
         together = learners * chips
-        return Goodput(elastic(failures, chips), elastic(failures, together), rigid(failures, together))
+        held = spares(failures, learners, chips)
+        working = max(1, together - held.slices * failures.slice_chips)
+        return Goodput(elastic(failures, chips), elastic(failures, together), held.share * rigid(failures, working))
     rate = failures.loss_per_hour / HOUR_S
     there = _there(failures)
     return Goodput(

@@ -18,6 +18,7 @@ from atoll.codec import FORMATS, KEYFRAME
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.planner.failures import Failures
+from atoll_simulator.planner.utilisation import PUBLISHED_LAYERS
 
 FLAGS = ("fragments", "interval_steps", "overlap_steps", "quorum", "shards")
 WANTED = (0.50, 0.80, 0.90, 0.95, 0.99)
@@ -100,7 +101,7 @@ class Question:
     per_region: int = 1
     protocol: ProtocolSettings = field(default_factory=ProtocolSettings)
     step_tokens: int = 1 << 18
-    layers: int = 32
+    layers: int = PUBLISHED_LAYERS
     reduce_bits: float = 16.0
     backward_overlap: bool = True
     tokens: int = 0

@@ -1,5 +1,8 @@
 """The same machines and links under three ways to train: Atoll, synchronous DiLoCo, synchronous data-parallel.
 
+The bandwidth that the synchronous ones need is told twice: as published tables count (`utilisation.PUBLISHED_SHARE`), to be
+held against those, and by the ring below, which is what these sites would need and what pace and bytes follow from.
+
 The synchronous ones reduce by a ring over all M sites: each sends 2 (M-1)/M of the whole volume, at the pace of the
 slowest link, and a round of the ring costs 2 (M-1) half round trips. Data-parallel reduces every step, DiLoCo every H
 steps; both beside the backward pass of that step, or with training stopped if asked. Both stop all sites when one fails
@@ -22,6 +25,7 @@ from atoll_simulator.planner.links import Region, required, unreachable
 from atoll_simulator.planner.question import WANTED, Question
 from atoll_simulator.planner.timeline import GraphStep
 from atoll_simulator.planner.traffic import Traffic
+from atoll_simulator.planner.utilisation import PUBLISHED_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class System:
         utilisation: share of time in which chips compute while nothing fails.
         goodput: share of that which is useful under failures.
         merged: share of that which ever enters the model.
-        required: bits per second each way by wanted utilisation.
+        required: bits per second each way by wanted utilisation; of the synchronous ones as published tables count.
+        required_ring: the same by a ring over these sites; empty for Atoll.
         limit: why no bandwidth is enough for the least utilisation that none reaches; empty if every one is reached.
         site_bytes_per_step: bytes one site sends per step, in the mean.
         wide_bytes_per_step: bytes that cross between sites per step, all together.
@@ -49,6 +54,7 @@ class System:
     goodput: float
     merged: float
     required: dict[float, float | None]
+    required_ring: dict[float, float | None]
     limit: str
     site_bytes_per_step: float
     wide_bytes_per_step: float
@@ -72,27 +78,29 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
 
     reduced_bits = ring_bits(question.learners, question.parameters, question.reduce_bits)
 
-    def reduce_s(rate: float) -> float:
+    published_bits = published_reduce_bits(question)
+
+    def ring_s(rate: float) -> float:
         return reduced_bits / rate + (question.learners - 1) * question.links.rtt_s
 
-    def diloco(rate: float) -> float:
-        return utilisation.diloco(step, reduce_s(rate), protocol.interval_steps, overlap=question.backward_overlap)
+    def published_s(rate: float) -> float:
+        return published_bits / rate
 
-    def parallel(rate: float) -> float:
-        return utilisation.diloco(step, reduce_s(rate), 1, overlap=question.backward_overlap)
+    def every(interval: int, reduce_s: Callable[[float], float]) -> Callable[[float], float]:
+        return lambda rate: utilisation.diloco(step, reduce_s(rate), interval, overlap=question.backward_overlap)
 
+    in_turns = _ring_needs(question, *(every(protocol.interval_steps, how) for how in (published_s, ring_s)))
+    theirs = _ring_needs(question, *(every(1, how) for how in (published_s, ring_s)))
     site = reduced_bits / 8.0
     wide = question.learners * site
     atoll_site, atoll_wide = moved.up * per_step, (moved.hub_in + moved.hub_out) * per_step
-    every = protocol.interval_steps
     together, rigid = useful.synchronous_elastic, useful.synchronous_rigid
-    ring, in_turn = (site, wide), (site / every, wide / every)
-    used = parallel(slowest)
-    ours = Needs(required(question, moved), unreachable(question, moved))
-    theirs, in_turns = _ring_needs(question, parallel), _ring_needs(question, diloco)
+    ring, in_turn = (site, wide), (site / protocol.interval_steps, wide / protocol.interval_steps)
+    used, used_in_turn = every(1, ring_s)(slowest), every(protocol.interval_steps, ring_s)(slowest)
+    ours = Needs(required(question, moved), {}, unreachable(question, moved))
     return (
         _system(question, "Atoll", (1.0, useful.atoll, merged), ours, (atoll_site, atoll_wide)),
-        _system(question, "synchronous DiLoCo", (diloco(slowest), together, 1.0), in_turns, in_turn),
+        _system(question, "synchronous DiLoCo", (used_in_turn, together, 1.0), in_turns, in_turn),
         _system(question, "data-parallel", (used, together, 1.0), theirs, ring),
         _system(question, "data-parallel, rigid", (used, rigid, 1.0), theirs, ring),
     )
@@ -103,21 +111,27 @@ def _reached(question: Question, home: Region) -> float:
     return home.interval if math.isfinite(home.interval) else float(question.protocol.interval_steps)
 
 
+def published_reduce_bits(question: Question) -> float:
+    """Return the bits that a site sends in one reduction as the published tables count; one site sends none."""
+    return 0.0 if question.learners == 1 else PUBLISHED_SHARE * question.reduce_bits * question.parameters
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bits per second by wanted utilisation, and the reason for each that has none."""
+    """Bits per second by wanted utilisation, as published and by a ring, and the reason for each that has none."""
 
     required: dict[float, float | None]
+    required_ring: dict[float, float | None]
     limit: str
 
 
-def _ring_needs(question: Question, reached: Callable[[float], float]) -> Needs:
-    """Return what a ring needs; only its round trips can be too long for any bandwidth."""
-    found = {wanted: utilisation.required(reached, wanted) for wanted in WANTED}
+def _ring_needs(question: Question, published: Callable[[float], float], ring: Callable[[float], float]) -> Needs:
+    """Return what synchronous training needs; only a ring's round trips can be too long for any bandwidth."""
+    counted, found = ({wanted: utilisation.required(how, wanted) for wanted in WANTED} for how in (published, ring))
     trips = (
         f"a ring of {question.learners} takes {question.learners - 1} round trips of {1000 * question.links.rtt_s:g} ms"
     )
-    return Needs(found, f"{trips}, whatever the bandwidth" if None in found.values() else "")
+    return Needs(counted, found, f"{trips}, whatever the bandwidth" if None in found.values() else "")
 
 
 def _system(
@@ -147,6 +161,7 @@ def _system(
         goodput=useful,
         merged=merged,
         required=needs.required,
+        required_ring=needs.required_ring,
         limit=needs.limit,
         site_bytes_per_step=site,
         wide_bytes_per_step=wide,

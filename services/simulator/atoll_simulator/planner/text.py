@@ -8,6 +8,7 @@ from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
 from atoll.base.wording import counted
 from atoll_simulator.planner.answer import PlanAnswer
 from atoll_simulator.planner.question import WANTED
+from atoll_simulator.planner.utilisation import PUBLISHED_SHARE
 
 
 def text(found: PlanAnswer) -> str:
@@ -85,12 +86,21 @@ def _links(found: PlanAnswer) -> Iterator[str]:
     )
     yield ""
     yield "Bandwidth required, each way, for a utilisation of (-: no bandwidth is enough)"
+    synchronous = found.systems[1:3]
+    rows = [(system.name, system.required) for system in found.systems[:3]]
+    rows += [(f"{system.name}, by a ring", system.required_ring) for system in synchronous]
+    rows += [("Atoll, at the hub", {wanted: _times(atoll.required[wanted], senders) for wanted in WANTED})]
     yield from _table(
         ("", *(as_share(wanted) for wanted in WANTED)),
-        [(system.name, *(as_rate(system.required[wanted]) for wanted in WANTED)) for system in found.systems[:3]]
-        + [("Atoll, at the hub", *(as_rate(_times(atoll.required[wanted], senders)) for wanted in WANTED))],
+        [(name, *(as_rate(needs[wanted]) for wanted in WANTED)) for name, needs in rows],
     )
-    yield from (f"  {system.name}, -: {system.limit}" for system in found.systems[:3] if system.limit)
+    if found.question.learners > 1:
+        yield (
+            f"  synchronous DiLoCo and data-parallel: as published tables count, {PUBLISHED_SHARE:.2g} of "
+            f"{found.question.reduce_bits:g} bits a parameter and reduction, no round trips; by a ring: what these "
+            f"{found.question.learners} sites need"
+        )
+    yield from (f"  {_limited(system.name)}, -: {system.limit}" for system in found.systems[:3] if system.limit)
     yield ""
 
 
@@ -130,6 +140,10 @@ def _ends(found: PlanAnswer) -> Iterator[str]:
         yield f"  {'!' if caution.grave else '-'} {caution.what}"
         yield f"    change: {caution.change}"
         yield f"    to:     {caution.to}"
+
+
+def _limited(name: str) -> str:
+    return name if name == "Atoll" else f"{name}, by a ring"
 
 
 def _times(rate: float | None, senders: int) -> float | None:

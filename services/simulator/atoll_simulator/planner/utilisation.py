@@ -25,6 +25,13 @@ from collections.abc import Callable
 from atoll_simulator.planner.timeline import GraphStep, Stream
 
 HOPS = 1000
+PUBLISHED_SHARE = 2.0 / 3.0
+"""Share of a synchronous reduction's bits that a site sends in the published bandwidth tables, whatever the number of sites.
+
+With it and `PUBLISHED_LAYERS`, both from two cells, the published rows come out within one step of their grid
+(`benchmarks.network.literature`, a test). It is no more than their way of counting: a ring sends more, and waits for latency.
+"""
+PUBLISHED_LAYERS = 36
 BISECTIONS = 60
 LINK_BITS_PER_S_MIN = 1.0
 LINK_BITS_PER_S_MAX = 1e18
