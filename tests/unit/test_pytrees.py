@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from atoll.base.errors import LayoutMismatch
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.model.pytrees import Pieces, describe, gather, look, named_dtype, scatter
 
@@ -108,3 +109,10 @@ def test_describe_names_the_leaves_of_a_pytree() -> None:
     )
     assert describe(np.zeros(3, np.float16)) == (TensorSpec("value", (3,), "float16"),)
     assert describe({"n": 1.5})[0].shape == ()
+
+
+@pytest.mark.parametrize("name", ["V1000000000", "O", "f8,i4", "M8[s]", "finfo", "__loader__", "_np", "float32\n", ""])
+def test_a_dtype_of_a_run_record_is_the_name_of_numbers(name: str) -> None:
+    """NumPy reads more than names, and a module has more than dtypes."""
+    with pytest.raises(LayoutMismatch, match="a dtype that there is not here"):
+        named_dtype(name)

@@ -199,16 +199,40 @@ def test_mistakes_are_named(recording: Recording, settings: list[str], links: li
         asked(recording, settings, links)
 
 
-def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
-    """It prints fit, check and change; as JSON as well."""
-    fields = msgspec.to_builtins(SETTINGS)
+def save(folder: Path, agreed: ProtocolSettings) -> None:
+    """Write the folder of a run with this event log."""
+    fields = msgspec.to_builtins(agreed)
     settings = {f"protocol.{name}": value for name, value in fields.items()}
     run = {"run": "told", "learners": 3, "settings": settings, "broker": "simulated"}
-    (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     subjects = [f"atoll.told.ev.{each['kind']}.{each['who']}" for each in events()]
     stored = enumerate(zip(subjects, events(), strict=True), 1)
     lines = [json.dumps({"sequence": n, "subject": subject, "event": each}) for n, (subject, each) in stored]
-    (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_code_that_a_run_names_is_a_word_to_a_what_if(
+    tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It steps nothing: no code of a folder runs, and another optimizer is no change that it can answer."""
+    module = f"named_{run.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text("open('ran', 'w').close()\nouter = None\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path, msgspec.structs.replace(SETTINGS, outer=f"{module}:outer", correction="none"))
+    words = ["what-if", str(tmp_path), "--seeds", "2", "--miss-max", "10"]
+
+    said = invoked([*words, "--set", "protocol.quorum=1"])
+    other = invoked([*words, "--set", f"protocol.outer={module}:outer"])
+
+    assert said.exit_code == 0, said.output
+    assert "no what-if that a recording can answer" in str(other.exception)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
+    """It prints fit, check and change; as JSON as well."""
+    save(tmp_path, SETTINGS)
     words = ["what-if", str(tmp_path), "--set", "protocol.quorum=1", "--seeds", "2", "--miss-max", "10"]
 
     said = invoked(words)

@@ -8,15 +8,18 @@ precision than that. A layout holds floating tensors only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.base.buffer_pool import Vector, empty
+from atoll.base.errors import LayoutMismatch
 from atoll.model.layout import FragmentSlice, Layout, TensorSpec
 from atoll.model.tree_walk import flatten
 
+NUMPY_DTYPES: Final = tuple(dict.fromkeys(np.dtype(kind).name for kind in "efdg?bhilqBHILQ"))
+"""Real numbers, by NumPy's own names."""
 Pieces = dict[str, list[tuple[int, int, npt.NDArray[Any]]]]
 
 
@@ -72,14 +75,28 @@ def scatter(layout: Layout, fragment: int, vector: Vector, leaves: Mapping[str, 
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype called `name`, including bfloat16 and the other names of machine learning."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # noqa: PLC0415  (only where such a tensor exists)
+    """Return the NumPy dtype called `name`, including bfloat16 and the other names of machine learning.
 
-        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return extended
+    A run record may hold any name. NumPy reads more than names: `V1000000000` is a gigabyte for each number.
+
+    Raises:
+        LayoutMismatch: there is no such dtype.
+    """
+    if name in NUMPY_DTYPES:
+        return np.dtype(name)
+    import ml_dtypes  # noqa: PLC0415  (only where such a tensor exists)
+
+    kinds = {
+        key: kind for key, kind in vars(ml_dtypes).items() if isinstance(kind, type) and issubclass(kind, np.generic)
+    }
+    if name not in kinds:
+        raise LayoutMismatch(
+            "a tensor of the run has a dtype that there is not here",
+            got=name,
+            allowed=", ".join((*NUMPY_DTYPES, *kinds)),
+            todo="has the run been founded with a newer Atoll or ml_dtypes? then install that",
+        )
+    return np.dtype(kinds[name])
 
 
 def _rows(leaves: Mapping[str, Any], tensor_slice: FragmentSlice) -> npt.NDArray[Any]:
