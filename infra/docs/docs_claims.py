@@ -23,6 +23,7 @@ from atoll.keys.rights import ISOLATED, Kind, may_write, premerger_of
 from atoll.keys.signatures import Voucher
 from atoll.model.layout import FrozenLeaf, Layout, Slice, TensorSpec
 from atoll.protocol.data import DataGrant, DataLedger, DataShare
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.fragment_ledger import FragmentLedger, LearnerReport, SettledPushes
 from atoll.protocol.grace import GraceWindow
 from atoll.protocol.ledger import Account, Ledger
@@ -287,6 +288,14 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
             Account,
             "fates",
             "both sides of an account are kept by different processes; `settle` compares them",
+            Cost.RUN,
+        ),
+    ),
+    FormerLives: (
+        every(
+            FormerLives,
+            "which lives have a fate, and the fates of all that are over",
+            "the accounts that the shard itself has folded; each fragment's ledger has the part of its fragment",
             Cost.RUN,
         ),
     ),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from atoll.protocol import former_lives
 from atoll.protocol.settings import ProtocolSettings
 from support.protocol_world import ProtocolWorld
 
@@ -136,3 +141,43 @@ class ProtocolFaults(RuleBasedStateMachine):
 def test_no_storm_breaks_a_promise() -> None:
     """After every fact every invariant holds, and at the end every token has exactly one fate."""
     run_state_machine_as_test(ProtocolFaults, settings=PROFILE)
+
+
+def many_short_lives(seed: int) -> ProtocolWorld:
+    """Return a world after many lives that leave, die and come again, with duplicates, delays and takeovers."""
+    chance = random.Random(seed)
+    chosen = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0, "quorum": 1, "age_max": 1 + seed % 2}
+    world = ProtocolWorld(msgspec.convert(chosen, ProtocolSettings).check())
+    for _ in range(80):
+        for name in NAMES:
+            if name not in world.lives:
+                world.join(name)
+            for _ in range(
+                chance.randrange(1, 4) if name in world.lives and not world.lives[name].island.draining else 0
+            ):
+                world.step(name)
+            world.beat(name)
+        world.tick(chance.choice([0.5, 1.0, 4.0]))
+        for _ in range(chance.choice([0, 8, 200])):
+            if chance.random() < 0.1:
+                world.deliver(chance.randrange(8), again=True)
+            may_happen: list[Callable[[int], None]] = [world.core_message, world.deliver, world.read, world.work]
+            chance.choice(may_happen)(chance.randrange(3))
+        if chance.random() < 0.2:
+            world.die(chance.choice(sorted(world.lives)))
+        if world.lives and chance.random() < 0.2:
+            world.drain(chance.choice(sorted(world.lives)))
+        if chance.random() < 0.05:
+            world.take_over()
+    return world
+
+
+def test_no_storm_breaks_a_promise_of_lives_that_are_folded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No life that is over keeps an account of its own: what comes late, twice, or to an heir still has one fate."""
+    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    run_state_machine_as_test(ProtocolFaults, settings=PROFILE)
+    for seed in range(20):
+        world = many_short_lives(seed)
+        settled = world.heal()
+        assert settled.exact, (seed, settled.errors, world.log[-30:])
+        assert world.folded > 0, seed

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.base.retry import all_of
-from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
+from atoll.bus.interface import CoreMessage, QueueTurns, Record, StoredCounts, StoredEvent
 from atoll.bus.memory.bus import MemoryBus
 from atoll.bus.memory.streams import QueuePlace, StoredMessage
 from atoll.bus.streams import Places, check_size, info_header, stream_of
@@ -175,9 +175,15 @@ class ScheduleConsumer:
         self._takeover = takeover
         self.unsettled: dict[int, ScheduleDelivery] = {}
         self._newest_then = 0
+        self._turns = QueueTurns()
         self._arrived: deque[tuple[StoredMessage, bool]] = deque()
         self._news = asyncio.Event()
         self._closed = False
+
+    @property
+    def turns(self) -> int:
+        """Return how often all that was queued at one moment was settled since."""
+        return self._turns.count
 
     async def next(self, timeout_s: float) -> ScheduleDelivery | None:
         """Return the next message, or None when none came within `timeout_s`."""
@@ -236,6 +242,8 @@ class ScheduleConsumer:
                 raise RecordConflict("somebody else reads this queue", got=self.place.subject_filter)
             oldest = next((kept.sequence for kept in self.stream.select(self.place.subject_filter)), None)
             before, self._newest_then = self._newest_then, self.stream.newest
+            if not self.place.gone:
+                self._turns.see(self.stream.newest, self.stream.newest if oldest is None else oldest - 1)
             return not self.place.gone and (oldest is None or 0 < before < oldest)
 
         try:

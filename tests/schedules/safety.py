@@ -71,6 +71,7 @@ class Safety:
         self.members: dict[str, Member] = {}
         self.data: DataLedger | None = None
         self.pushed: Counter[str] = Counter()
+        self.folded_before = 0
         self.contributions: dict[PushKey, tuple[Contribution, Vector | None]] = {}
         self.power_cuts = 0
         self.archived: set[str] = set()
@@ -293,8 +294,10 @@ class Safety:
         if rebuilt is not None:
             was = self.digests.get((rebuilt.source, head.fragment, head.version))
             require(was == head.digest, "a run is rebuilt as it was", (head.fragment, head.version))
-            settled = fragment_ledger.settled.values()
-            self.durable.tokens[head.fragment] = sum(account.merged + account.merged_late for account in settled)
+            settled, former = fragment_ledger.settled.values(), fragment_ledger.former
+            merged = sum(account.merged + account.merged_late for account in settled)
+            self.durable.tokens[head.fragment] = former.merged + former.merged_late + merged
+            self.folded_before += fragment_ledger.former.settled
             for name, account in fragment_ledger.settled.items():
                 self.pushed[name] += account.merged + account.merged_late + sum(account.refused.values())
                 self.archived.add(name)
@@ -461,6 +464,7 @@ class Safety:
         self.members.clear()
         self.contributions.clear()
         self.pushed.clear()
+        self.folded_before = 0
         self.data = None
 
 

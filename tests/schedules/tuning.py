@@ -30,6 +30,7 @@ TUNED: Final[dict[str, float]] = {
     # Shorter than `LEAVE_S`: where all are told to leave, an owner that leaves must see the silent of its run as overdue.
     "OVERDUE_S": 6.0,
     "PATIENCE_S_MAX": 10.0,
+    "KEPT_LIVES": 0,
 }
 """Constants by name, wherever production has them, and what they are in a schedule."""
 

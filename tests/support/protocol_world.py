@@ -129,6 +129,7 @@ class ProtocolWorld:
         self.incarnations: dict[str, int] = {}
         self.queue: list[ContributionArrived | LearnerLeft] = []
         self.delivered: dict[PushKey, ContributionArrived] = {}
+        self.acknowledged: set[PushKey] = set()
         self.last_beats: dict[tuple[str, int], LearnerBeat] = {}
         self.reading: list[PushKey] = []
         self.core_messages: list[Callable[[], None]] = []
@@ -136,7 +137,10 @@ class ProtocolWorld:
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
+        self.folded = 0
         self._answered_s = 0.0
+        self._turns = 0
+        self._marked = self._outstanding()
 
     # --- what a test may do -----------------------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class ProtocolWorld:
             else:
                 self._answered_s = at_s
                 if not self.cut_off:
-                    self._tell_shard(QueueDrained(at_s=at_s, proven=False))
+                    self._tell_shard(QueueDrained(at_s=at_s, proven=False, turns=self._turn()))
         self.now_s = until_s
 
     def deliver(self, index: int = 0, *, again: bool = False) -> None:
@@ -300,7 +304,7 @@ class ProtocolWorld:
         for _ in range(ROUNDS_MAX):
             self._deliver_all()
             self.tick(self.settings.silence_s + 10.0 * self.step_s)
-            self._tell_shard(QueueDrained(at_s=self.now_s))
+            self._tell_shard(QueueDrained(at_s=self.now_s, turns=self._turn()))
             if self.finished and not (self.queue or self.reading or any(self.lanes.values())):
                 self._check_fates()
                 return settle(self.shard.ledger, self.settings.fragments)
@@ -311,6 +315,8 @@ class ProtocolWorld:
     def _check_fates(self) -> None:
         """Compare what the ledger says of each learner that left with what the models say of its pushes and their fates."""
         for name, told in self.gone.items():
+            if self.shard.ledger.former.covers(name):
+                continue
             account = self.shard.ledger.accounts[name]
             invariants.require(account.left, "who has left is known to have left", name)
             got = Counter(pushed=account.pushed, superseded=account.superseded, local=account.refused_local)
@@ -319,6 +325,18 @@ class ProtocolWorld:
                 tokens for key, (_, tokens) in self.fates.fates.items() if f"{key.learner}/{key.incarnation}" == name
             )
             invariants.require(settled == told["pushed"], "what was pushed has a fate", (name, settled, told))
+
+    def _outstanding(self) -> set[object]:
+        """Return what the queue holds: what was not delivered yet, and what was, and is not settled."""
+        queued = {each.key if isinstance(each, ContributionArrived) else each for each in self.queue}
+        return {*queued, *self.farewells, *(key for key in self.delivered if key not in self.acknowledged)}
+
+    def _turn(self) -> int:
+        """Return how often all that the queue held at one moment was settled since."""
+        outstanding = self._outstanding()
+        if not self._marked & outstanding:
+            self._turns, self._marked = self._turns + 1, outstanding
+        return self._turns
 
     def _deliver_all(self) -> None:
         self.holding = False
@@ -345,6 +363,7 @@ class ProtocolWorld:
         self.fates.see(fact, actions)
         invariants.check_shard(self.shard)
         self.fates.check(self.shard.ledger)
+        self.folded = max(self.folded, self.shard.ledger.former.lives)
         for action in actions:
             self._do(action)
 
@@ -394,6 +413,7 @@ class ProtocolWorld:
             self.farewells = [one for one in self.farewells if (one.learner, one.incarnation) != dismissed]
         elif isinstance(action, Acknowledge):
             self.durable.see_acknowledged(action)
+            self.acknowledged.add(action.key)
 
     def _do_for(self, life: LearnerIncarnation, action: Command) -> None:
         if isinstance(action, Push):

@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from atoll.protocol.events import (
     Acknowledge,
@@ -52,6 +53,7 @@ from atoll.protocol.events import (
     TimerFired,
     Unfold,
 )
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.invariants import require
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
@@ -146,6 +148,11 @@ class _Round:
     answered: set[str] = field(default_factory=set)
 
 
+def _name_of(life: Any) -> str:  # noqa: ANN401  (a key, or a fact of a learner)
+    """Return the life that something is of, as a ledger names it."""
+    return f"{life.learner}/{life.incarnation}"
+
+
 class RoundModel:
     """Times and decisions of one owner's rounds; averages are taken over all samples each time, from the beginning."""
 
@@ -170,6 +177,7 @@ class RoundModel:
         self._absent_s = 0.0
         self._commits = 0
         self._ever: set[tuple[str, int]] = set()
+        self._former = FormerLives()
 
     def see(self, fact: Fact, actions: Iterable[Command]) -> None:
         """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
@@ -207,7 +215,8 @@ class RoundModel:
 
     def inherit(self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]]) -> None:
         """Begin as an heir: with what learners told the former owner, and its learners' offences."""
-        self._told = ledger.told_tokens
+        self._told, self._former = ledger.told_tokens, deepcopy(ledger.former)
+        self._trained["", 0] = ledger.former.tokens
         for name, account in ledger.accounts.items():
             learner, _, incarnation = name.rpartition("/")
             self._trained[learner, int(incarnation)] = account.trained
@@ -228,6 +237,9 @@ class RoundModel:
         self._sign_s = max(at_s, at_s if self._sign_s is None else self._sign_s)
 
     def _take(self, fact: Fact) -> None:
+        who = fact.key if isinstance(fact, ContributionArrived) else fact
+        if isinstance(fact, LearnerBeat | LearnerLeft | ContributionArrived) and self._former.covers(_name_of(who)):
+            return
         if isinstance(fact, LearnerBeat):
             self._take_beat(fact)
         elif isinstance(fact, LearnerLeft):
@@ -561,6 +573,10 @@ class FateModel:
         sums: dict[str, Counter[str]] = {}
         for key, (fate, tokens) in self.fates.items():
             sums.setdefault(f"{key.learner}/{key.incarnation}", Counter())[fate] += tokens
+        former = sum((sums.pop(name) for name in list(sums) if ledger.former.covers(name)), Counter[str]())
+        said = ledger.former.fates()
+        got = {fate: tokens for fate, tokens in said.items() if fate not in ("superseded", "refused:local", "lost")}
+        require(Counter(got) == former, "former lives' tokens are those of their contributions", (got, former))
         for name, account in ledger.accounts.items():
             got = {"merged": account.merged, "merged_late": account.merged_late}
             got |= {f"refused:{reason}": tokens for reason, tokens in account.refused.items()}

@@ -208,6 +208,11 @@ class LinkedConsumer:
         self._inner = inner
         self._link = link
 
+    @property
+    def turns(self) -> int:
+        """Return how often all that was queued at one moment was settled since."""
+        return self._inner.turns
+
     async def next(self, timeout_s: float) -> LinkedDelivery | None:
         """Return the next message, or None when none came within `timeout_s`; nothing is taken while the link is cut."""
         if not self._link.whole:

@@ -135,7 +135,8 @@ class FactIntake:
                     asked_s = now_s
                     if (proven := await queue.drained()) is not None:
                         now_s = self._context.clock.monotonic()
-                        self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=self.hearsay.tokens))
+                        told = self.hearsay.tokens
+                        self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=told, turns=queue.turns))
             except RecordConflict:
                 raise
             except (BusError, BrokerUnavailable) as error:

@@ -53,6 +53,7 @@ from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
 from atoll.wire.premerge import CHUNKS_GONE
+from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.intake import FactIntake
@@ -179,7 +180,12 @@ class ShardService:
         await patiently(lambda: self.store.open(epoch), "the fence")
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
         self.machine = Shard(
-            self.run.protocol, self.shard, versions, fragment_ledger=self.store.copied_ledgers(), ledger=former
+            self.run.protocol,
+            self.shard,
+            versions,
+            fragment_ledger=self.store.copied_ledgers(),
+            ledger=former,
+            folds=self.run.schema >= SCHEMA_OF_FORMER_LIVES,
         )
         self.recorder = FactRecorder(self.context.name, self.machine)
         fact_dumps.keep(self.recorder)

@@ -49,7 +49,7 @@ from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.protocol.events import Commit
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, frames_of, keyframe_of
 from atoll.run.heads import head_info, head_nonce, went_back
@@ -235,8 +235,9 @@ class ShardStore:
 
     def ledger(self, told: Ledger) -> Ledger:
         """Return the durable fates of this shard's ledgers, with the newest reports that learners have `told`."""
-        ledger = Ledger()
-        for fragment_ledger in self.fragment_ledger.values():
+        ledger, ledgers = Ledger(), self.copied_ledgers()
+        close_together(ledgers, self._run.protocol.fragments)
+        for fragment_ledger in ledgers.values():
             fragment_ledger.enter_into(ledger)
         ledger.learn(told)
         return ledger

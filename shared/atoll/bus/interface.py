@@ -86,8 +86,31 @@ class Delivery(Protocol):
         """Return it for another delivery."""
 
 
+@dataclass(slots=True)
+class QueueTurns:
+    """How often all that a queue held at one moment has been settled since: `count` grows while messages keep coming, too.
+
+    The moment stays until it has passed, however often the queue is asked, and the next one begins then.
+    """
+
+    count: int = 0
+    _mark: int | None = None
+
+    def see(self, newest: int, settled_to: int) -> None:
+        """Take an answer of the broker: the number of its newest message, and up to which number all are settled."""
+        passed = self._mark is not None and self._mark <= settled_to
+        if passed or newest <= settled_to:
+            self.count += 1
+        if passed or self._mark is None:
+            self._mark = newest
+
+
 class Consumer(Protocol):
     """A durable place in a work queue; it survives its process."""
+
+    @property
+    def turns(self) -> int:
+        """Return how often all that was queued at one moment was settled since, as `drained` has found (`QueueTurns`)."""
 
     async def next(self, timeout_s: float) -> Delivery | None:
         """Return the next message, or None if none came within `timeout_s`."""

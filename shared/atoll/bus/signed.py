@@ -332,6 +332,10 @@ class _SignedConsumer:
     bus: SignedBus
     wanted: str
 
+    @property
+    def turns(self) -> int:
+        return self.consumer.turns
+
     async def next(self, timeout_s: float) -> Delivery | None:
         found = await self.consumer.next(timeout_s)
         return None if found is None else await self._believed(found)

@@ -129,14 +129,14 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
         counts = apportion(life.fates(fragments), fragments)
         row = [f"{counts.get(fate, 0):,}" for fate in shown]
         table.add_row(life.name, life.state, f"{life.account.trained:,}", *row)
-    trained = sum(life.account.trained for life in lives)
+    due = sum(life.due(fragments) for life in lives)
     whole = apportion(sums, fragments)
-    table.add_row("all", "", f"{trained:,}", *(f"{whole[fate]:,}" for fate in shown))
+    table.add_row("all", "", f"{due // fragments:,}", *(f"{whole[fate]:,}" for fate in shown))
     console = wide_enough(table)
     console.print(table)
     # What a dead life did not settle is lost; less than nothing means that something has two fates.
     once = all(count >= 0 for life in lives for count in life.fates(fragments).values())
-    exact = once and sum(sums.values()) == fragments * trained
+    exact = once and sum(sums.values()) == due
     whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
     console.print(whose if exact else "the ledger was read while it changed: ask again")
     if rebuilt is not None:

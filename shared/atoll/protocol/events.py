@@ -107,10 +107,14 @@ class CommitRefused(Fact, frozen=True, kw_only=True):
 
 
 class QueueDrained(Fact, frozen=True, kw_only=True):
-    """The broker answered for the queue. `proven`: nothing is queued or unsettled. By all leases the run has `run_tokens`."""
+    """The broker answered for the queue. `proven`: nothing is queued or unsettled. By all leases the run has `run_tokens`.
+
+    `turns`: how often all that was queued at one moment has been settled since (`Consumer.turns`).
+    """
 
     proven: bool = True
     run_tokens: int = 0
+    turns: int = 0
 
 
 class DrainOrdered(Fact, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ last report of a learner that left is heard only once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -34,7 +35,8 @@ from atoll.base.quantities import (
     at_most,
 )
 from atoll.protocol.events import PushKey, Share
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.former_lives import FormerLives, part_of, share_of
+from atoll.protocol.ledger import Account, Ledger
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, OFFENCES, Measure
 
 RANGES_MAX = 1024
@@ -71,7 +73,8 @@ class LearnerReport(msgspec.Struct):
 class FragmentLedger(msgspec.Struct):
     """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
 
-    A ledger of a former release has other measures, which count no more.
+    `former`: the part of this fragment in lives whose accounts are folded. A ledger of a former release has none, and other
+    measures, which count no more.
     """
 
     settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
@@ -80,11 +83,15 @@ class FragmentLedger(msgspec.Struct):
         default_factory=dict
     )
     told_tokens: RunTokens = 0
+    former: FormerLives = msgspec.field(default_factory=FormerLives)
 
     def knows(self, key: PushKey) -> bool:
-        """Return whether a contribution has a fate."""
-        account = self.settled.get(f"{key.learner}/{key.incarnation}")
-        return account is not None and any(first <= key.push <= last for first, last in account.pushes)
+        """Return whether a contribution has a fate, or comes of a life that is folded."""
+        name = f"{key.learner}/{key.incarnation}"
+        account = self.settled.get(name)
+        if account is None:
+            return self.former.covers(name)
+        return any(first <= key.push <= last for first, last in account.pushes)
 
     def last_push(self, key: PushKey) -> int:
         """Return the number of the push that this life called its last, 0 for none."""
@@ -135,11 +142,14 @@ class FragmentLedger(msgspec.Struct):
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
         }
-        return msgspec.json.encode(FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens))
+        now = FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens, self.former)
+        return msgspec.json.encode(now)
 
     def enter_into(self, ledger: Ledger) -> None:
         """Add this fragment's fates to a shard's ledger, and what learners reported."""
         ledger.told_tokens = max(ledger.told_tokens, self.told_tokens)
+        ledger.former.add(self.former)
+        ledger.fragments += 1
         for name, report in self.reports.items():
             learner, _, incarnation = name.rpartition("/")
             told = (report.trained, report.pushed, report.superseded, report.refused_local)
@@ -151,6 +161,20 @@ class FragmentLedger(msgspec.Struct):
             ledger.merged(learner, int(incarnation), settled.merged_late, late=True)
             for reason, tokens in settled.refused.items():
                 ledger.refused(learner, int(incarnation), tokens, reason)
+
+    def account(self, name: str) -> Account:
+        """Return what is known here of one life; it is a copy."""
+        report, settled = self.reports.get(name, LearnerReport()), self.settled.get(name, SettledPushes())
+        return Account(
+            report.trained,
+            report.pushed,
+            report.superseded,
+            report.refused_local,
+            settled.merged,
+            settled.merged_late,
+            settled.refused,
+            report.left,
+        )
 
     def _settle(self, key: PushKey, *, final: bool) -> SettledPushes:
         """Remember that a contribution has a fate, and return the account of its incarnation."""
@@ -167,3 +191,44 @@ class FragmentLedger(msgspec.Struct):
             joined[:2] = [[joined[0][0], joined[1][1]]]
         account.pushes = joined
         return account
+
+
+def fold(ledgers: Mapping[int, FragmentLedger], name: str, account: Account, fragments: int) -> None:
+    """Fold a life into the former lives of some of a run's `fragments`: each takes its own part, with its own fates.
+
+    `account` says what its learner reported. Where these are not all fragments, what the others settled is not known here: of
+    a learner that left in good order, all that is not settled was superseded.
+    """
+    here = len(ledgers)
+    local = share_of(account.refused_local, ledgers, fragments)
+    superseded = share_of(account.superseded, ledgers, fragments)
+    spent = account.pushed + account.superseded + account.refused_local
+    exact = account.left and here < fragments and fragments * account.trained == spent
+    for ledger in ledgers.values():
+        settled = ledger.settled.pop(name, SettledPushes())
+        ledger.reports.pop(name, None)
+        fates = Account(merged=settled.merged, merged_late=settled.merged_late, refused=settled.refused).settled_fates()
+        gone = None if exact else superseded
+        part = part_of(account.trained, fates, 1, superseded=gone, refused_local=local)
+        local -= part.fates["refused:local"]
+        superseded -= part.fates["superseded"]
+        ledger.former.enter(part)
+        ledger.former.remember(name)
+
+
+def adds_up(account: Account, fragments: int, *, all_here: bool) -> bool:
+    """Return whether a life that is over balances, as `settle` asks; `all_here`: no other shard settles anything of it."""
+    spent = account.pushed + account.superseded + account.refused_local
+    if account.left and (fragments * account.trained != spent or (all_here and account.pushed != account.settled)):
+        return False
+    return account.settled <= fragments * account.trained
+
+
+def close_together(ledgers: Mapping[int, FragmentLedger], fragments: int) -> None:
+    """Fold in each of a run's ledgers what is folded in another: they were written one after the other."""
+    former = FormerLives()
+    for ledger in ledgers.values():
+        former.add(ledger.former)
+    for fragment, ledger in ledgers.items():
+        for name in [name for name in {**ledger.settled, **ledger.reports} if former.covers(name)]:
+            fold({fragment: ledger}, name, ledger.account(name), fragments)

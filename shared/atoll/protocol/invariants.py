@@ -116,7 +116,9 @@ class Durable:
     def see_ledger(self, fragment: int, fragment_ledger: bytes) -> None:
         """Check a ledger that has become durable."""
         self.fragment_ledger[fragment] = parsed(fragment_ledger, FragmentLedger)
-        sums = sum(account.merged + account.merged_late for account in self.fragment_ledger[fragment].settled.values())
+        ledger = self.fragment_ledger[fragment]
+        open_lives, former = ledger.settled.values(), ledger.former.merged + ledger.former.merged_late
+        sums = former + sum(account.merged + account.merged_late for account in open_lives)
         require(sums == self.tokens[fragment], "a ledger holds what is visible, no more", (sums, self.tokens[fragment]))
 
     def see_acknowledged(self, acknowledge: Acknowledge) -> None:
@@ -130,8 +132,9 @@ class Durable:
 
     def see_dismissed(self, dismiss: Dismiss) -> None:
         """Check a farewell that the queue has let go of: nobody will hear it again."""
-        report = self.fragment_ledger[dismiss.fragment].reports.get(f"{dismiss.learner}/{dismiss.incarnation}")
-        require(report is not None and report.left, "a farewell that is dismissed is in the ledger", dismiss)
+        ledger, name = self.fragment_ledger[dismiss.fragment], f"{dismiss.learner}/{dismiss.incarnation}"
+        known = ledger.former.covers(name) or (name in ledger.reports and ledger.reports[name].left)
+        require(known, "a farewell that is dismissed is in the ledger", dismiss)
 
 
 def check_shard(shard: Shard) -> None:
@@ -146,8 +149,16 @@ def check_shard(shard: Shard) -> None:
         require(all(0 <= age <= shard.settings.age_max for age in ages), "ages are within bounds", ages)
     check_ledger(shard.ledger)
     kept = Ledger()
-    for slot in shard.slots.values():
-        FragmentLedger(settled=slot.fragment_ledger.settled).enter_into(kept)
+    for fragment, slot in shard.slots.items():
+        former = slot.fragment_ledger.former
+        require(
+            not any(map(former.covers, slot.fragment_ledger.settled)), "a life is folded or has an account", fragment
+        )
+        FragmentLedger(settled=slot.fragment_ledger.settled, former=former).enter_into(kept)
+    require(kept.former == shard.ledger.former, "former lives are the sum of the fragments'", shard.ledger.former)
+    require(
+        not any(map(kept.former.covers, shard.ledger.accounts)), "a folded life has no account", shard.ledger.former
+    )
     fates = {key: (a.merged, a.merged_late, a.refused) for key, a in shard.ledger.accounts.items() if a.settled}
     summed = {key: (a.merged, a.merged_late, a.refused) for key, a in kept.accounts.items() if a.settled}
     require(fates == summed, "the shard's ledger is the sum of its fragments'", (fates, summed))

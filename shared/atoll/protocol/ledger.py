@@ -12,7 +12,8 @@ its own. For every incarnation the learner's side says
 (`queued`: durable but not settled; zero at the end). The two are kept by different processes and meet only in
 `settle`, which is therefore a real check. What a dead incarnation had open, and only that, is `lost`.
 
-A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shards together.
+A shard's own ledger covers its own fragments; `Ledger.absorb` adds several shards together. Lives that have ended long ago
+are in one account together (`atoll.protocol.former_lives`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from atoll.base.quantities import (
     RUN_TOKENS_MAX,
     TOKEN_FRAGMENTS_MAX,
     AccountKey,
+    Count,
     RunTokens,
     TokenFragments,
     Tokens,
     Word,
     at_most,
 )
+from atoll.protocol.former_lives import FormerLives, LifePart, part_of
 
 
 class Account(msgspec.Struct):
@@ -62,15 +65,23 @@ class Account(msgspec.Struct):
         fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
         return {**fates, "lost": fragments * self.trained - sum(fates.values())}
 
+    def settled_fates(self) -> dict[str, int]:
+        """Return the token-fragments that shards have given a fate, by fate."""
+        refused = {f"refused:{reason}": count for reason, count in self.refused.items()}
+        return {"merged": self.merged, "merged_late": self.merged_late, **refused}
+
 
 class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
 
-    `told_tokens` is the largest count of the run's tokens that the leases of all shards have shown.
+    `told_tokens` is the largest count of the run's tokens that the leases of all shards have shown. `former` are the lives
+    without an account of their own, in the `fragments` whose fates this ledger sums.
     """
 
     accounts: dict[AccountKey, Account] = msgspec.field(default_factory=dict)
     told_tokens: RunTokens = 0
+    former: FormerLives = msgspec.field(default_factory=FormerLives)
+    fragments: Count = 0
 
     def account(self, learner: str, incarnation: int) -> Account:
         """Return the account of one incarnation; open it if it is new."""
@@ -95,6 +106,13 @@ class Ledger(msgspec.Struct):
         refused = self.account(learner, incarnation).refused
         refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, refused.get(reason, 0) + tokens)
 
+    def has_folded(self, name: str) -> bool:
+        """Return whether a life, `learner/incarnation`, is among the former ones, as far as that is still known.
+
+        Where some are forgotten, a life that nobody has an account of was one of them.
+        """
+        return name not in self.accounts and (self.former.forgotten > 0 or self.former.covers(name))
+
     def ever_refused(self, learner: str, incarnation: int) -> bool:
         """Return whether anything of one incarnation was refused; to ask opens no account."""
         account = self.accounts.get(f"{learner}/{incarnation}")
@@ -108,7 +126,7 @@ class Ledger(msgspec.Struct):
     @property
     def run_tokens(self) -> int:
         """Return the tokens trained by all incarnations, as far as reported."""
-        return at_most(RUN_TOKENS_MAX, sum(account.trained for account in self.accounts.values()))
+        return at_most(RUN_TOKENS_MAX, self.former.tokens + sum(account.trained for account in self.accounts.values()))
 
     @property
     def known_tokens(self) -> int:
@@ -124,9 +142,11 @@ class Ledger(msgspec.Struct):
         return 0 < tokens_target <= self.known_tokens
 
     def learn(self, other: Ledger) -> None:
-        """Take over learners' reports from elsewhere, by maximum; fates stay as they are."""
+        """Take over learners' reports from elsewhere, by maximum; fates stay as they are. Former lives stay former."""
         self.told_tokens = max(self.told_tokens, other.told_tokens)
         for key, theirs in other.accounts.items():
+            if self.former.covers(key):
+                continue
             learner, _, incarnation = key.rpartition("/")
             self.reported(
                 learner, int(incarnation), theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
@@ -134,14 +154,35 @@ class Ledger(msgspec.Struct):
             self.accounts[key].left = self.accounts[key].left or theirs.left
 
     def absorb(self, other: Ledger) -> None:
-        """Add another shard's ledger: reports by maximum, fates by sum."""
+        """Add another shard's ledger: reports by maximum, fates by sum. What is former in one of them is former."""
+        self.close(other.former)
+        theirs_former = FormerLives()
+        theirs_former.add(other.former)
+        for key, account in other.accounts.items():
+            if self.former.covers(key):
+                theirs_former.enter(_part_of(account, other.fragments))
+        self.former.add(theirs_former)
+        self.fragments += other.fragments
         self.learn(other)
         for key, theirs in other.accounts.items():
+            if self.former.covers(key):
+                continue
             ours = self.accounts[key]
             ours.merged += theirs.merged
             ours.merged_late += theirs.merged_late
             for reason, count in theirs.refused.items():
                 ours.refused[reason] = ours.refused.get(reason, 0) + count
+
+    def close(self, elsewhere: FormerLives) -> None:
+        """Fold the accounts of lives that are former `elsewhere`: their part in our fragments."""
+        for key in [key for key in self.accounts if elsewhere.covers(key)]:
+            self.former.enter(_part_of(self.accounts.pop(key), self.fragments))
+
+
+def _part_of(account: Account, fragments: int) -> LifePart:
+    """Return a life's part in so many fragments: what is not settled there was superseded if it has left, and else lost."""
+    gone = None if account.left else 0
+    return part_of(account.trained, account.settled_fates(), fragments, superseded=gone, refused_local=0)
 
 
 ACCOUNTS_MAX: Final = 1536
@@ -153,7 +194,8 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     keys = list(ledger.accounts)
     starts = range(0, max(1, len(keys)), accounts_max)
     pages = [keys[start : start + accounts_max] for start in starts]
-    return [Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages]
+    first = Ledger({key: ledger.accounts[key] for key in pages[0]}, ledger.told_tokens, ledger.former, ledger.fragments)
+    return [first, *(Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages[1:])]
 
 
 def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
@@ -184,7 +226,7 @@ def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     }
     kept = set(sorted(rank, key=rank.__getitem__)[len(rank) - accounts_max :])
     accounts = {key: account for key, account in ledger.accounts.items() if key in kept}
-    return Ledger(accounts, told_tokens=ledger.known_tokens)
+    return Ledger(accounts, ledger.known_tokens, ledger.former, ledger.fragments)
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -206,9 +248,9 @@ def settle(ledger: Ledger, fragments: int) -> Settlement:
     An incarnation that left must balance on both sides. A dead one cannot report any more: what it had trained by its last
     report, and what was neither merged nor refused nor superseded, is lost with it; this must not be negative.
     """
-    sums: Counter[str] = Counter()
-    errors: list[str] = []
-    trained = 0
+    sums = Counter(ledger.former.fates())
+    errors = [f"{key}: its account did not add up when its life was over" for key in ledger.former.wrong]
+    trained = ledger.former.due
     for key, account in sorted(ledger.accounts.items()):
         due = fragments * account.trained
         trained += due

@@ -79,8 +79,10 @@ class Measure(msgspec.Struct, frozen=True, array_like=True):
 
 def has_ended(learners: Mapping[str, KnownLearner], ledger: Ledger, learner: str, measure: Measure) -> bool:
     """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known."""
-    newest, account = learners.get(learner), ledger.accounts.get(f"{learner}/{measure.incarnation}")
-    return (newest is not None and newest.incarnation > measure.incarnation) or (account is not None and account.left)
+    newest, name = learners.get(learner), f"{learner}/{measure.incarnation}"
+    account = ledger.accounts.get(name)
+    left = ledger.former.covers(name) or (account is not None and account.left)
+    return left or (newest is not None and newest.incarnation > measure.incarnation)
 
 
 def norm_limit(measures: Mapping[str, Measure], learner: str, steps: int, ratio: float, base_norm: float) -> float:

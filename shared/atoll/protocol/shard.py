@@ -11,6 +11,8 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   acknowledged at once; one that was delivered already is not fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
   commit. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment takes all (`FragmentSlot`).
+* **Former lives** (`atoll.protocol.former_lives`). The accounts of lives that are over and settled are folded into one: what a
+  commit writes grows with the learners that are there, not with the lives that ever were.
 * **Protection** (`atoll.protocol.quarantine`). What is too long is clipped. A run that isolates refuses it, and isolates an
   incarnation that offends repeatedly, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is queued and
@@ -52,7 +54,8 @@ from atoll.protocol.events import (
     TimerFired,
     Unfold,
 )
-from atoll.protocol.fragment_ledger import FragmentLedger
+from atoll.protocol.former_lives import EndedLives, FormerLives
+from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fold
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import (
@@ -88,14 +91,16 @@ class Shard:
         *,
         fragment_ledger: dict[int, FragmentLedger] | None = None,
         ledger: Ledger | None = None,
+        folds: bool = True,
     ) -> None:
-        """Start with one resting round per owned fragment."""
+        """Start with one resting round per owned fragment; lives that are over are folded if it `folds`."""
         self.settings = settings
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
         self.ledger = Ledger()
-        for p in settings.fragments_of(shard):
-            kept = (fragment_ledger or {}).get(p) or FragmentLedger()
+        found = {p: (fragment_ledger or {}).get(p) or FragmentLedger() for p in settings.fragments_of(shard)}
+        close_together(found, settings.fragments)
+        for p, kept in found.items():
             kept.enter_into(self.ledger)
             self.slots[p] = FragmentSlot(FragmentRound(p, versions[p], settings.of(p)), kept)
         if ledger is not None:
@@ -104,6 +109,7 @@ class Shard:
         self.quorum, self.sync = MovingAverage(settings.average_decay), MovingAverage(settings.average_decay)
         self.draining = self.finished = False
         self.connected = ConnectedTime(settings.silence_s)
+        self.ended = EndedLives(folds)
         self.commits = 0
         self.over_s: float | None = None
         self.looked_s: float | None = None
@@ -178,6 +184,8 @@ class Shard:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def _on_learner_beat(self, event: LearnerBeat) -> list[Command]:
+        if self._is_former(event.learner, event.incarnation):
+            return []
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         self.ledger.reported(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
@@ -191,12 +199,14 @@ class Shard:
         return self._schedule(event.at_s) + self._advance_all(event.at_s, cause_id)
 
     def _on_learner_left(self, event: LearnerLeft) -> list[Command]:
+        where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
+        dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
+        if self._is_former(event.learner, event.incarnation):
+            return [dismiss]
         self.ledger.account(event.learner, event.incarnation).left = True
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         if view.incarnation == event.incarnation:
             view.training = view.present = False
-        where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
-        dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
         self.slots[where].unkept.farewells.append(dismiss)
         return self.slots[where].keep(self.ledger, cause_id) + self._advance_all(event.at_s, cause_id)
 
@@ -206,6 +216,8 @@ class Shard:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
         if event.key in slot.offers or slot.settles(event.key):
             return []
+        if self._is_former(event.key.learner, event.key.incarnation):
+            return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         if not event.absurd:
             account = self.ledger.account(event.key.learner, event.key.incarnation)
             account.trained = max(account.trained, event.trained_tokens)
@@ -272,6 +284,7 @@ class Shard:
             fate = "merged_late" if share.age else "merged"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         actions += slot.committed()
+        self._fold_former()
         parked = slot.renew(event.version, event.at_s)
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
@@ -282,7 +295,9 @@ class Shard:
 
     def _on_kept(self, event: Kept) -> list[Command]:
         slot = self.slots[event.fragment]
-        return [*slot.kept(), *slot.keep(self.ledger, event.cause_id)]
+        settled = slot.kept()
+        self._fold_former()
+        return [*settled, *slot.keep(self.ledger, event.cause_id)]
 
     def _on_commit_refused(self, event: CommitRefused) -> list[Command]:
         self.finished = True
@@ -298,6 +313,7 @@ class Shard:
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
         self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
+        self._see_ended(event.turns)
         over = self._over()
         if over and self.over_s is None:
             self.over_s = self.connected.now_s
@@ -323,6 +339,42 @@ class Shard:
     }
 
     # --- rules ----------------------------------------------------------------------------------------------------
+
+    def _is_former(self, learner: str, incarnation: int) -> bool:
+        """Return whether a life is folded: then it is over, and all that it sent has a fate."""
+        return self.ledger.former.covers(f"{learner}/{incarnation}")
+
+    def _see_ended(self, turns: int) -> None:
+        """Note which lives are over, at each turn of the queue: their learner has left, or a later life of it is known."""
+        if turns <= self.ended.turns:
+            return
+        newest = {name: view.incarnation for name, view in self.learners.items()}
+        lives = [(name, *name.rpartition("/")[::2]) for name in self.ledger.accounts]
+        for _, learner, number in lives:
+            newest[learner] = max(int(number), newest.get(learner, 0))
+        accounts = self.ledger.accounts
+        over = [name for name, learner, number in lives if accounts[name].left or int(number) < newest[learner]]
+        self.ended.look(turns, over, {fragment: slot.written for fragment, slot in self.slots.items()})
+
+    def _fold_former(self) -> None:
+        """Fold the lives whose turn it is: nothing of them can come any more, and all ledgers hold what there was, durably."""
+        if not self.ended.batch:
+            return
+        held = {name for slot in self.slots.values() for name in slot.holds()}
+        durable = {fragment: slot.durable for fragment, slot in self.slots.items()}
+        ledgers = {fragment: slot.fragment_ledger for fragment, slot in self.slots.items()}
+        fragments = self.settings.fragments
+        for name in self.ended.take(durable, held):
+            account = self.ledger.accounts.pop(name)
+            if not adds_up(account, fragments, all_here=len(ledgers) == fragments):
+                next(iter(ledgers.values())).former.doubt(name)
+            fold(ledgers, name, account, fragments)
+            learner, _, incarnation = name.rpartition("/")
+            if learner in self.learners and self.learners[learner].incarnation <= int(incarnation):
+                del self.learners[learner]
+        self.ledger.former = FormerLives()
+        for ledger in ledgers.values():
+            self.ledger.former.add(ledger.former)
 
     def _over(self) -> bool:
         return self.draining or self.ledger.reached(self.settings.tokens_target)
@@ -403,7 +455,7 @@ class Shard:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share, final=slot.offers[share.key].final)
             slot.commits()
-            frozen, together = slot.fragment_ledger.frozen(self.ledger), everybody is not None
+            frozen, together = slot.frozen(self.ledger), everybody is not None
             actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
         return actions
 

@@ -48,6 +48,7 @@ class FragmentSlot:
     `due_s` is its next beat, `called_s` the last, `again_s` when a round below its quorum is called again; `parked` offers
     wait for the next round. A refusal or a farewell is `unkept` until the ledger is written, `keeping` while a `Keep` is under
     way, `committing` while a commit carries it: at most one `Keep` per fragment is under way, however many refusals there are.
+    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`.
     """
 
     round: FragmentRound
@@ -60,6 +61,8 @@ class FragmentSlot:
     unkept: Settling = field(default_factory=Settling)
     keeping: Settling | None = None
     committing: Settling = field(default_factory=Settling)
+    written: int = 0
+    durable: int = 0
 
     @property
     def unsettled(self) -> bool:
@@ -107,14 +110,27 @@ class FragmentSlot:
         if not self.unkept or self.keeping is not None or self.round.phase is Phase.COMMITTING:
             return []
         self.keeping, self.unkept = self.unkept, Settling()
-        frozen = self.fragment_ledger.frozen(ledger)
+        frozen = self.frozen(ledger)
         return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
+
+    def frozen(self, ledger: Ledger) -> bytes:
+        """Return the fragment's ledger as it is to be written now; `ledger` is the shard's."""
+        self.written += 1
+        return self.fragment_ledger.frozen(ledger)
+
+    def holds(self) -> set[str]:
+        """Return the lives, as `learner/incarnation`, of which a contribution or a farewell is in hand and not settled."""
+        stages = (self.unkept, self.keeping or Settling(), self.committing)
+        keys = [*self.offers, *(key for stage in stages for key in stage.refusals)]
+        gone = {f"{one.learner}/{one.incarnation}" for stage in stages for one in stage.farewells}
+        return {f"{key.learner}/{key.incarnation}" for key in keys} | gone
 
     def kept(self) -> list[Acknowledge | Dismiss]:
         """Return what may be settled now that the ledger is kept."""
         if self.keeping is None:
             raise ProtocolMisuse("a ledger was kept that nobody asked for", got=self.round.fragment)
         settled, self.keeping = self.keeping.commands(), None
+        self.durable += 1
         return settled
 
     def judge(
@@ -164,6 +180,7 @@ class FragmentSlot:
     def committed(self) -> list[Acknowledge | Dismiss]:
         """Return what may be settled now that the commit is durable."""
         settled, self.committing = self.committing.commands(), Settling()
+        self.durable += 1
         return settled
 
     def settles(self, key: PushKey) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.balance import Balance, HostHeard
 from atoll.protocol.events import Acknowledge, Dismiss, PushKey
+from atoll.protocol.former_lives import EndedLives
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
@@ -52,6 +53,8 @@ class SlotState(msgspec.Struct):
     keeping: SettlingState | None
     committing: SettlingState
     again_s: float | None
+    written: int = 0
+    durable: int = 0
 
 
 class ShardState(msgspec.Struct, tag="shard"):
@@ -71,6 +74,7 @@ class ShardState(msgspec.Struct, tag="shard"):
     committing_since: dict[int, float]
     connected: ConnectedTime
     commits: int
+    ended: EndedLives = msgspec.field(default_factory=EndedLives)
 
 
 class IslandState(msgspec.Struct, tag="island"):
@@ -169,6 +173,7 @@ def _state(machine: Machine) -> State:
             committing_since=machine.committing_since,
             connected=machine.connected,
             commits=machine.commits,
+            ended=machine.ended,
         )
     if isinstance(machine, Island):
         return IslandState(
@@ -212,6 +217,8 @@ def _slot_state(slot: FragmentSlot) -> SlotState:
         keeping=None if slot.keeping is None else _settling_state(slot.keeping),
         committing=_settling_state(slot.committing),
         again_s=slot.again_s,
+        written=slot.written,
+        durable=slot.durable,
     )
 
 
@@ -242,10 +249,12 @@ def _shard(state: ShardState) -> Shard:
             _settling(kept.unkept),
             None if kept.keeping is None else _settling(kept.keeping),
             _settling(kept.committing),
+            kept.written,
+            kept.durable,
         )
     shard.ledger, shard.learners = state.ledger, state.learners
     shard.quorum, shard.sync = state.quorum, state.sync
-    shard.draining, shard.finished = state.draining, state.finished
+    shard.draining, shard.finished, shard.ended = state.draining, state.finished, state.ended
     shard.connected, shard.commits = state.connected, state.commits
     shard.over_s, shard.looked_s = state.over_s, state.looked_s
     shard.committing_since = state.committing_since

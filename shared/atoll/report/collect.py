@@ -132,6 +132,8 @@ def believe_the_dead(
     """
     for learner in view.learners.values():
         for life in learner.lives.values():
+            if fragment_ledger.has_folded(f"{learner.learner}/{life.incarnation}"):
+                continue
             account = fragment_ledger.account(learner.learner, life.incarnation)
             over = life.incarnation < max(learner.lives) or learner.learner in ended
             if over and not (closed and (life.left or account.left)):
@@ -154,7 +156,10 @@ def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
     doubts = [_missing(name, facts) for name in unclosed]
     for learner in view.learners.values():
         for life in learner.lives.values():
-            booked = fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()).trained
+            name = f"{learner.learner}/{life.incarnation}"
+            booked = fragment_ledger.accounts.get(name, Account()).trained
+            if fragment_ledger.has_folded(name):
+                continue
             if life.tokens > booked:
                 where = "that no ledger tells of" if unclosed else "after the ledgers were closed"
                 doubts.append(f"{learner.learner}/{life.incarnation} trained {life.tokens - booked} tokens {where}")

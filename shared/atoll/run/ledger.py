@@ -16,7 +16,8 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
-from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
+from atoll.protocol.former_lives import FormerLives
+from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import READ_ATTEMPTS, read_heads
@@ -26,11 +27,19 @@ from atoll.wire.messages import Event, Rebuilt, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class IncarnationAccount:
-    """One incarnation: its account, and whether it may still push (`present`), has left in good order, or died."""
+    """One incarnation: its account, and whether it may still push (`present`), has left in good order, or died.
+
+    Or all lives that have no account of their own, as one: `former`.
+    """
 
     name: str
     account: Account
     state: str
+    former: FormerLives | None = None
+
+    def due(self, fragments: int) -> int:
+        """Return the token-fragments that it trained."""
+        return fragments * self.account.trained if self.former is None else self.former.due
 
     def fates(self, fragments: int) -> dict[str, int]:
         """Return the fate of every token-fragment it trained; the unsettled ones are `queued`, `open` or `lost`.
@@ -39,6 +48,8 @@ class IncarnationAccount:
         negative.
         """
         account = self.account
+        if self.former is not None:
+            return {**self.former.fates(), "queued": 0, "open": 0}
         fates = account.fates(fragments)
         rest = fates.pop("lost")
         if self.state == "died":
@@ -51,7 +62,7 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, by learner and number."""
     ledger = await read_ledger(bus, run)
     newest = await read_members(bus, run.subjects)
-    lives = []
+    lives = former_of(ledger)
     for name in sorted(ledger.accounts, key=_in_order):
         account, (learner, number) = ledger.accounts[name], _in_order(name)
         member = newest.get(learner)
@@ -63,10 +74,17 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
 
 def ended_lives(ledger: Ledger) -> list[IncarnationAccount]:
     """Return every incarnation of a run that is over, by learner and number: who has not left has died."""
-    return [
+    return former_of(ledger) + [
         IncarnationAccount(name, ledger.accounts[name], "left" if ledger.accounts[name].left else "died")
         for name in sorted(ledger.accounts, key=_in_order)
     ]
+
+
+def former_of(ledger: Ledger) -> list[IncarnationAccount]:
+    """Return the account of all lives that have none of their own, if there are any."""
+    former = ledger.former
+    name = f"{former.lives:,} former lives"
+    return [IncarnationAccount(name, Account(trained=former.tokens), "over", former)] if former.lives else []
 
 
 def _in_order(name: str) -> tuple[str, int]:
@@ -78,15 +96,19 @@ def _in_order(name: str) -> tuple[str, int]:
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
     """Return the sum of all fragment ledgers and the newest reports of all learners."""
     for _ in range(READ_ATTEMPTS):
-        ledger = Ledger()
+        ledger, ledgers = Ledger(), dict[int, FragmentLedger]()
         try:
-            for head in (await read_heads(bus, run)).values():
+            for fragment, head in (await read_heads(bus, run)).items():
+                ledgers[fragment] = FragmentLedger()
                 if head.fragment_ledger is not None:
                     frozen = await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
-                    read_fragment_ledger(frozen).enter_into(ledger)
+                    ledgers[fragment] = read_fragment_ledger(frozen)
         except BlobGone:
             # A commit replaced this ledger between the two reads: read the newer head.
             continue
+        close_together(ledgers, run.protocol.fragments)
+        for each in ledgers.values():
+            each.enter_into(ledger)
         break
     else:
         raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
@@ -148,7 +170,7 @@ def as_json(
         {"incarnation": life.name, "state": life.state, "trained": life.account.trained, "fates": life.fates(fragments)}
         for life in lives
     ]
-    trained = sum(life.account.trained for life in lives)
+    trained = sum(life.due(fragments) for life in lives) // fragments
     whole: dict[str, object] = {
         "fragments": fragments,
         "trained": trained,

@@ -23,7 +23,9 @@ SCHEMA_OF_DERIVED_STATE: Final = 3
 """A run record whose shards store outer state with keyframes alone (`Head.state`); fragments may be spread, too."""
 SCHEMA_OF_INLINE_FRAMES: Final = 4
 """A run record whose manifests carry small frames (`atoll.run.inline_frames`)."""
-SCHEMA_NEWEST: Final = SCHEMA_OF_INLINE_FRAMES
+SCHEMA_OF_FORMER_LIVES: Final = 5
+"""A run record whose shards fold the accounts of lives that are over (`atoll.protocol.former_lives`)."""
+SCHEMA_NEWEST: Final = SCHEMA_OF_FORMER_LIVES
 """The newest version that it speaks, in which it founds runs."""
 SCHEMA_OLDEST: Final = 1
 """The oldest version that it speaks."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, RecordConflict
-from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
+from atoll.bus.interface import CoreMessage, QueueTurns, Record, StoredCounts, StoredEvent
 from atoll.bus.memory.streams import MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import (
     GIB,
@@ -112,7 +112,13 @@ class MemoryConsumer:
         self._place = place
         self._unsettled: dict[int, MemoryDelivery] = {}
         self._newest_then = 0
+        self._turns = QueueTurns()
         self._closed = False
+
+    @property
+    def turns(self) -> int:
+        """Return how often all that was queued at one moment was settled since."""
+        return self._turns.count
 
     async def next(self, timeout_s: float) -> MemoryDelivery | None:
         """Return the next message, or None if none came within `timeout_s`."""
@@ -156,6 +162,7 @@ class MemoryConsumer:
             raise RecordConflict("somebody else reads this queue", got=self._place.subject_filter)
         oldest = next((kept.sequence for kept in self.stream.select(self._place.subject_filter)), None)
         before, self._newest_then = self._newest_then, self.stream.newest
+        self._turns.see(self.stream.newest, self.stream.newest if oldest is None else oldest - 1)
         return oldest is None or 0 < before < oldest
 
     def give_back(self, delivery: MemoryDelivery) -> None:

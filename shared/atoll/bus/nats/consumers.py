@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.retry import Unanswered
+from atoll.bus.interface import QueueTurns
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.headers import DESCRIPTION, STATUS
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
@@ -114,6 +115,7 @@ class QueueConsumer:
         self.unsettled: dict[str, str] = {}
         """Where each message that we hold is settled, by its place in the stream: of several deliveries the last counts."""
         self._newest_then = 0
+        self._turns = QueueTurns()
         self._closed = False
 
     async def next(self, timeout_s: float) -> QueueDelivery | None:
@@ -123,6 +125,11 @@ class QueueConsumer:
     async def arrived(self, most: int) -> list[QueueDelivery]:
         """Return up to `most` further messages that are here already."""
         return await self.connection.call(self._take(most))
+
+    @property
+    def turns(self) -> int:
+        """Return how often all that was queued at one moment was settled since."""
+        return self._turns.count
 
     async def drained(self) -> bool | None:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
@@ -176,9 +183,11 @@ class QueueConsumer:
         empty = told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0
         # The consumer may not have counted yet what is queued. The stream's leader knows it.
         if empty and await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor:
+            self._turns.see(floor, floor)
             return True
         last = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
         before, self._newest_then = self._newest_then, last
+        self._turns.see(last, floor)
         return 0 < before <= floor
 
     async def _next(self, timeout_s: float) -> QueueDelivery | None:
