@@ -55,6 +55,10 @@ class Made(msgspec.Struct, array_like=True, frozen=True):
     shares: list[ExtractShare]
 
 
+FORMER = "former"
+"""What `Extract.booked` calls the lives that the ledgers have folded: `former/fragment`."""
+
+
 class Booked(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of one incarnation and fragment by fate, as the ledgers have them at the end."""
 

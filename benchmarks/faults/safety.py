@@ -20,7 +20,7 @@ import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from benchmarks.faults.extracts import Booked, Extract, ExtractRound, ExtractShare, Made, numbers
+from benchmarks.faults.extracts import FORMER, Booked, Extract, ExtractRound, ExtractShare, Made, numbers
 from benchmarks.lib.results import Figure
 
 Key = tuple[str, int, int]
@@ -95,11 +95,16 @@ def forks(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare
 
 
 def fates(extract: Extract) -> list[Figure]:
-    """Return what was stored or pushed and has no fate by the ledgers; of an incarnation that left, also what has too much."""
-    lost = sum(
-        len(numbers(found) - numbers(extract.settled.get(who, []))) for who, found in extract.acknowledged.items()
-    )
-    heard = sum(len(numbers(found)) for found in extract.acknowledged.values())
+    """Return what was stored or pushed and has no fate by the ledgers; of an incarnation that left, also what has too much.
+
+    Of former lives the ledgers have sums and no push numbers: these are compared in tokens (`multiplicity`, `merged_alike`).
+    """
+    former = extract.ledger.former
+    open_lives = {
+        who: found for who, found in extract.acknowledged.items() if not former.covers(who.rpartition("/")[0])
+    }
+    lost = sum(len(numbers(found) - numbers(extract.settled.get(who, []))) for who, found in open_lives.items())
+    heard = sum(len(numbers(found)) for found in open_lives.values())
     unsettled = sum(
         abs(a.pushed - a.settled) if a.left else max(0, a.pushed - a.settled) for a in extract.ledger.accounts.values()
     )
@@ -119,7 +124,11 @@ def multiplicity(extract: Extract, merges: dict[tuple[int, int], list[list[Extra
         for share in (share for shares in told for share in shares):
             worth.setdefault(f"{share.learner}/{share.incarnation}/{fragment}", {})[share.push] = share.tokens
     wrong = unknown = compared = 0
-    for who in extract.settled.keys() | extract.booked.keys():
+    pooled: Counter[str] = Counter()
+    for who, known in worth.items():
+        if who not in extract.settled and extract.ledger.former.covers(who.rpartition("/")[0]):
+            pooled[f"{FORMER}/{who.rpartition('/')[2]}"] += sum(known.values())
+    for who in (extract.settled.keys() | extract.booked.keys()) - pooled.keys():
         booked, settled = extract.booked.get(who, Booked(0, 0, 0)), numbers(extract.settled.get(who, []))
         known = worth.get(who, {})
         sizes = [known[push] for push in settled if push in known]
@@ -129,6 +138,9 @@ def multiplicity(extract: Extract, merges: dict[tuple[int, int], list[list[Extra
         unknown += missing
         # A push whose size nobody heard has at least a token.
         wrong += abs(beyond) if not missing else max(0, missing - beyond)
+    for who, tokens in pooled.items():  # a push that nobody heard of may be among them
+        booked = extract.booked.get(who, Booked(0, 0, 0))
+        wrong += max(0, tokens - booked.merged - booked.merged_late - booked.refused)
     how = f"{compared} pushes with a fate have a known size; of {unknown} nobody heard it"
     return zero("tokens with a fate beside those of the pushes with one", wrong, "token-fragments", how)
 

@@ -32,6 +32,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names, standby_names
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, SettledPushes
 from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
@@ -41,6 +42,7 @@ from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Event, Head, Lease, decode
 from atoll.wire.subjects import Subjects
 from benchmarks.faults.extracts import (
+    FORMER,
     SCHEMA,
     Booked,
     Course,
@@ -337,6 +339,8 @@ class CourseRecorder:
                 extract.booked |= {
                     f"{who}/{fragment}": booked_of(account) for who, account in fragment_ledger.settled.items()
                 }
+                if fragment_ledger.former.lives:
+                    extract.booked[f"{FORMER}/{fragment}"] = booked_of(fragment_ledger.former)
 
     async def _events(self, kind: str) -> list[Event]:
         return [
@@ -345,7 +349,7 @@ class CourseRecorder:
         ]
 
 
-def booked_of(account: SettledPushes) -> Booked:
+def booked_of(account: SettledPushes | FormerLives) -> Booked:
     """Return the tokens of one account by fate."""
     return Booked(account.merged, account.merged_late, sum(account.refused.values()))
 

@@ -20,10 +20,12 @@ from atoll.client import driver, head_reading
 from atoll.client.join import IslandHandle, join
 from atoll.client.join_options import JoinOptions
 from atoll.client.merged import placed, read_model
+from atoll.protocol import former_lives
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer import intake
 from support.links import unique_run
 from support.memory_world import MEAN, STEP_S, MemoryWorld, parameters, settings
 
@@ -82,6 +84,31 @@ def test_a_fragment_without_elements_is_merged_like_any_other(run: str) -> None:
 
     assert settled.exact, settled.errors
     assert settled.fates["merged"] > 6_000  # so both fragments were
+
+
+def test_the_lives_of_a_learner_that_is_started_again_end_in_one_account(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two shards fold them whenever they can, and what they close with is exact all the same."""
+    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    monkeypatch.setattr(intake, "QUEUE_ASK_S", 0.02)
+    protocol = settings(tokens_target=8_000)
+    world = MemoryWorld(run, protocol)
+
+    def again() -> None:
+        for _ in range(6):
+            world.train("again", 1.0, steps_max=60)
+
+    world.go(lambda: world.train("steady", 1.0, pace=3.0), again)
+    ledger = world.ledger()
+    world.home.stop()
+
+    settled = settle(ledger, protocol.fragments)
+    assert settled.exact, settled.errors
+    assert settled.trained == protocol.fragments * ledger.run_tokens
+    assert settled.fates["lost"] == 0
+    assert ledger.former.covers("again/2")
+    assert not ledger.former.wrong
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])

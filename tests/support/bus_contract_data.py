@@ -328,6 +328,29 @@ class QueueContract:
         assert await consumer.drained()
         assert not await consumer.drained()
 
+    async def test_a_queue_turns_whenever_all_is_settled_that_it_held_at_one_moment(
+        self, make_bus: MakeBus, run: str
+    ) -> None:
+        """However often it was asked meanwhile, and whatever came after that moment; an empty queue turns each time."""
+        bus, subjects = await make_bus(), Subjects(run)
+        consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
+        held = []
+        for number in range(3):
+            await bus.publish(subjects.contribution(0, number, "a"), b"%d" % number, msg_id=f"m{number}")
+            held.append(await consumer.next(SOON_S))
+            assert [await consumer.drained() for _ in range(2)] == [False, False]
+        turns = [consumer.turns]
+        for delivery in held:
+            assert delivery is not None
+            await delivery.ack()
+            await consumer.drained()
+            turns.append(consumer.turns)
+        assert turns == [0, 1, 1, 2]
+
+        before = consumer.turns
+        assert await consumer.drained()
+        assert consumer.turns == before + 1
+
     async def test_a_reader_that_gave_up_takes_no_news_from_the_next(self, make_bus: MakeBus, run: str) -> None:
         """It was cancelled while it waited."""
         bus, subjects = await make_bus(), Subjects(run)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.fates import show, show_data
 from atoll.protocol.data import DataLedger
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Account, Ledger
 from atoll.run import ledger
 from atoll.run.ledger import IncarnationAccount
@@ -40,6 +43,23 @@ async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkey
     bus = MemoryBus(run, MemoryBroker())
     await bus.provision(1 << 20)
     assert [life.name for life in await ledger.read_lives(bus, run_record(run))] == ["ada/2", "ada/10", "bob/1"]
+
+
+def test_former_lives_are_one_row_and_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their token-fragments need be no multiple of P: each fragment counts its own part."""
+    known = Ledger({"ada/9": Account(trained=50, merged=100, pushed=100, left=True)}, fragments=2)
+    known.former = FormerLives(lives=1_234, tokens=500, merged=901, superseded=90, refused={"stale": 7}, lost=1)
+
+    lives = ledger.ended_lives(known)
+    show(lives, 2)
+    said = capsys.readouterr().out
+    told = json.loads(ledger.as_json(lives, 2))
+
+    assert [life.name for life in lives] == ["1,234 former lives", "ada/9"]
+    assert "every token has one fate" in said
+    assert told["trained"] == (999 + 100) // 2
+    assert sum(told["fates"].values()) == 999 + 100
+    assert told["fates"]["refused:stale"] == 7
 
 
 def test_what_has_two_fates_is_not_called_one(capsys: pytest.CaptureFixture[str]) -> None:

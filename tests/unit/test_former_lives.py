@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
+from atoll.protocol import former_lives
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
@@ -35,9 +36,10 @@ from atoll.protocol.events import (
     QueueDrained,
     TimerFired,
 )
-from atoll.protocol.former_lives import KEPT_LIVES
+from atoll.protocol.former_lives import KEPT_LIVES, LIVES_MAX, UNTIL_MAX, FormerLives
 from atoll.protocol.fragment_ledger import FragmentLedger, close_together
-from atoll.protocol.ledger import Ledger, settle
+from atoll.protocol.invariants import check_shard
+from atoll.protocol.ledger import Ledger, continued, parts, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -246,3 +248,193 @@ def test_what_a_commit_costs_does_not_grow_with_the_lives_that_ever_were(shards:
     assert all(len(shard.ledger.accounts) <= KEPT_LIVES + 1 for shard in desk.shards)
     assert all(len(shard.learners) <= KEPT_LIVES + 1 for shard in desk.shards)
     desk.check_exact()
+
+
+def many_former_lives(shards: int = 1) -> LivesDesk:
+    """Return a run in which sixty learners had a life each and left, thirty had one and came again, and nothing is queued."""
+    desk, names = LivesDesk(shards), one_life(0)
+    desk.interval(*(next(names) for _ in range(60)))
+    dying = [f"again-{number}" for number in range(30)]
+    desk.interval(*dying, dying=True)
+    desk.interval(*dying)
+    for _ in range(6):
+        desk.interval()
+    return desk
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_comes_late_of_a_former_life_has_a_fate(shards: int) -> None:
+    """A duplicate is acknowledged, a farewell let go of, a heartbeat ignored; no sum moves, and no account is opened."""
+    desk = many_former_lives(shards)
+    before = [msgspec.json.encode(shard.ledger) for shard in desk.shards]
+    assert desk.shards[0].ledger.former.covers("once-000007/1")
+    desk.acknowledged.clear()
+    dismissed = desk.dismissed
+
+    for fragment in range(FRAGMENTS):
+        desk.push("once-000007", 1, fragment)
+        desk.push("again-3", 1, fragment, push=2)
+    desk.beat("once-000007", 1, 10 * TRAINED)
+    for shard in desk.shards:
+        desk.tell(shard, LearnerLeft(at_s=desk.now_s, learner="once-000007", incarnation=1))
+
+    assert [each.fate for each in desk.acknowledged] == ["known"] * 2 * FRAGMENTS
+    assert desk.dismissed == dismissed + shards
+    assert [msgspec.json.encode(shard.ledger) for shard in desk.shards] == before
+    assert all("once-000007" not in shard.learners for shard in desk.shards)
+    desk.check_exact()
+
+
+def test_a_learner_that_comes_again_has_an_account_as_ever() -> None:
+    """Its former lives are folded; the new one is none of them."""
+    desk = many_former_lives()
+    desk.interval("once-000007")
+
+    assert desk.shards[0].ledger.accounts["once-000007/2"].merged == FRAGMENTS * PUSHED
+    desk.check_exact()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_heir_finds_each_fragment_as_it_was_written_and_no_token_twice(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ledger may name lives as former that have accounts in another, which was written before."""
+    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    desk, names = LivesDesk(shards), one_life(0)
+    desk.interval(*(next(names) for _ in range(20)))
+    written, apart = [dict(desk.durable)], 0
+    for _ in range(6):
+        desk.interval()
+        written.append(dict(desk.durable))
+        for mixed in ({0: written[-2][0], 1: written[-1][1]}, {0: written[-1][0], 1: written[-2][1]}):
+            ledgers = {fragment: parsed(frozen, FragmentLedger) for fragment, frozen in mixed.items()}
+            apart += ledgers[0].former.lives != ledgers[1].former.lives
+            heirs = [
+                Shard(desk.settings, number, dict.fromkeys(range(FRAGMENTS), 9), fragment_ledger=ledgers)
+                for number in range(shards)
+            ]
+            whole = Ledger()
+            for heir in heirs:
+                check_shard(heir)
+                whole.absorb(heir.ledger)
+            settled = settle(whole, FRAGMENTS)
+            assert settled.exact, settled.errors
+            assert settled.trained == FRAGMENTS * desk.trained
+            assert settled.fates["superseded"] == desk.tokens["superseded"]
+    assert written[-1] != written[0]
+    assert apart > 0
+
+
+def test_nothing_is_folded_of_which_something_is_in_hand_or_queued() -> None:
+    """The queue has not settled all that it held when the life ended, or a push of it arrives at the last moment."""
+    desk = many_former_lives()
+    folded = desk.shards[0].ledger.former.lives
+    desk.turn -= 100  # the queue answers, and has come no further
+    for _ in range(3):
+        desk.interval(*(f"again-{number}" for number in range(20)))
+    assert desk.shards[0].ledger.former.lives == folded
+
+    desk.turn += 200
+    desk.interval()
+    desk.turn += 1
+    desk.interval()
+    held = desk.shards[0].ended.batch[0]
+    learner, _, incarnation = held.rpartition("/")
+    desk.push(learner, int(incarnation), 0, push=2)
+    shard = desk.shards[0]
+    desk.tell(shard, TimerFired(at_s=desk.now_s, name="due/1"))
+    assert held in shard.ledger.accounts
+
+
+def test_whose_account_did_not_add_up_is_named_after_it_is_folded() -> None:
+    """It said as it left that it had pushed more than what ever came."""
+    desk = LivesDesk()
+    desk.interval()
+    shard = desk.shards[0]
+    desk.beat("liar", 1, TRAINED, spent=True)
+    desk.tell(shard, LearnerLeft(at_s=desk.now_s, learner="liar", incarnation=1))
+    desk.keep()
+    desk.interval(*(f"once-{number}" for number in range(60)))
+    for _ in range(6):
+        desk.interval()
+
+    assert shard.ledger.former.covers("liar/1")
+    settled = settle(desk.read(), FRAGMENTS)
+    assert not settled.exact
+    assert [error.partition(":")[0] for error in settled.errors] == ["liar/1"]
+    assert sum(settled.fates.values()) == settled.trained
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_learner_that_claims_lives_has_a_bounded_number_of_accounts(order: int) -> None:
+    """A member may say that it had any number of lives; nobody else pays for that, and no token counts twice."""
+    desk = LivesDesk()
+    desk.interval()
+    before = len(desk.durable[0])
+    for incarnation in range(1, 20_000)[::order]:
+        desk.beat("liar", incarnation, TRAINED)
+    desk.interval()
+
+    assert len([name for name in desk.shards[0].ledger.accounts if name.startswith("liar/")]) <= LIVES_MAX
+    assert len(desk.durable[0]) < before + 200 * LIVES_MAX
+    assert settle(desk.read(), FRAGMENTS).exact
+
+
+def test_a_run_of_a_former_wire_version_keeps_its_accounts() -> None:
+    """A shard of a former release would pass over the sums of former lives."""
+    desk = LivesDesk()
+    desk.shards = [Shard(desk.settings, 0, dict.fromkeys(range(FRAGMENTS), 0), folds=False)]
+    for _ in range(6):
+        desk.interval(*FEW)
+    for number in range(100):
+        desk.beat("again", number + 1, TRAINED)
+
+    assert len(desk.shards[0].ledger.accounts) == 1 + 6 * len(FEW) + 100
+    assert not desk.shards[0].ledger.former.lives
+
+
+def test_a_ledger_of_a_former_release_is_read_and_goes_on() -> None:
+    """It has an account of each life and knows of no former ones; its shard folds them."""
+    desk, names = LivesDesk(), one_life(0)
+    desk.interval(*(next(names) for _ in range(60)))
+    desk.interval()
+    old = {fragment: msgspec.json.decode(frozen) for fragment, frozen in desk.durable.items()}
+    for each in old.values():
+        del each["former"]
+    ledgers = {fragment: parsed(msgspec.json.encode(each), FragmentLedger) for fragment, each in old.items()}
+    versions = {fragment: slot.round.version for fragment, slot in desk.shards[0].slots.items()}
+
+    desk.shards = [Shard(desk.settings, 0, versions, fragment_ledger=ledgers)]
+    for _ in range(6):
+        desk.interval()
+
+    assert desk.shards[0].ledger.former.lives == 60 - KEPT_LIVES
+    desk.check_exact()
+
+
+def test_the_learners_that_are_named_are_the_last_ones() -> None:
+    """Of one that fell out nobody can say here whether it was folded, so its record has to."""
+    former = FormerLives()
+    for number in range(UNTIL_MAX + 5):
+        former.remember(f"l{number}/1")
+    former.remember("l7/3")
+
+    assert len(former.until) == UNTIL_MAX
+    assert former.forgotten == 5
+    assert not former.covers("l4/1")
+    assert former.covers("l7/2")
+    ledger = Ledger(former=former)
+    ledger.account("l3", 1)
+    assert ledger.has_folded("l4/1")
+    assert not ledger.has_folded("l3/1")
+    assert not Ledger().has_folded("l4/1")
+
+
+def test_a_ledger_with_former_lives_in_pages_is_the_same_ledger() -> None:
+    """Only the first page has them; more would count them again."""
+    ledger = many_former_lives().shards[0].ledger
+    together: Ledger | None = None
+    for number, part in enumerate(parts(ledger, 7)):
+        together = continued(together, msgspec.json.decode(msgspec.json.encode(part), type=Ledger), number)
+
+    assert together == ledger

@@ -12,8 +12,9 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client.membership import claim
+from atoll.client.membership import claim, release
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
 from atoll.wire.messages import Lease, RunRecord, encode
@@ -268,3 +269,24 @@ def test_a_message_has_the_same_name_for_each_owner() -> None:
     first, second = NamedMessage("a", b"x"), NamedMessage("a", b"x")
     assert digest_of(first) == digest_of(second)  # type: ignore[arg-type]
     assert digest_of(first) != digest_of(NamedMessage("b", b"x"))  # type: ignore[arg-type]
+
+
+async def test_what_may_be_of_a_forgotten_former_life_is_judged_by_the_newest_record(scene: IntakeScene) -> None:
+    """The ledgers name only the last former lives: one that its record calls over has had its fates, a present one has not."""
+    await claim(scene.bus, scene.run.subjects, "b", SystemClock())
+    intake = await scene.begin()
+    intake._ledger = lambda: Ledger(former=FormerLives(lives=9, forgotten=1))
+    gone = await claim(scene.bus, scene.run.subjects, "c", SystemClock())
+    await release(scene.bus, scene.run.subjects, gone)
+    s = scene.run.subjects
+    assert not intake._on_beat(CoreMessage(s.beat("c"), beat(scene.run, "c")))
+    await scene.send(*manifest(scene.run, "c")[:2])
+    await scene.send(s.farewell(0, "c"), beat(scene.run, "c", state="left"))
+    await scene.send(*manifest(scene.run, "b")[:2])
+
+    await until(partial(arrived, scene, 1))
+    await until(partial(drained_since, scene, len(scene.told)))
+    assert scene.arrived() == ["b"]
+    assert [fact for fact in scene.told if isinstance(fact, LearnerBeat | LearnerLeft)] == []
+    assert await scene.queued() == 1
+    assert intake.junk.messages == 3

@@ -11,6 +11,7 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local.run_probe import last_facts
+from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
@@ -41,6 +42,18 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
     assert fragment_ledger.accounts["a/1"].trained == 1000
     assert fragment_ledger.accounts["a/2"].trained == 600
     assert settle(fragment_ledger, 1).fates["lost"] == 1600
+
+
+def test_former_lives_are_not_entered_again() -> None:
+    """The event log names them for ever; the ledgers have the sums of all of them, of which some are not even named."""
+    lives = {number: LearnerLife(number, tokens=100) for number in (1, 2, 3)}
+    view = RunView(learners={name: LearnerView(name, lives=dict(lives)) for name in ("a", "b")})
+    fragment_ledger = Ledger(former=FormerLives(lives=4, tokens=400, merged=400, until={"a": 2}, forgotten=1))
+    fragment_ledger.reported("a", 3, 100, 0, 0, 0)
+    believe_the_dead(view, fragment_ledger)
+
+    assert set(fragment_ledger.accounts) == {"a/3"}
+    assert settle(fragment_ledger, 1).trained == 500
 
 
 def test_who_was_isolated_is_kept_with_the_reason() -> None:

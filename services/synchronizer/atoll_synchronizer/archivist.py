@@ -152,8 +152,9 @@ class Archivist:
             pieces[fragment] = await in_thread(
                 partial(self._archive, taken, state if update.derived else None, there, written)
             )
-        known = Ledger()
-        known.learn(reports())
+        told = reports()
+        known = Ledger(former=told.former.reported())
+        known.learn(told)
         target = self._run.protocol.tokens_target
         subjects = self._run.subjects
         data = await bus.get_record(subjects.data)

@@ -27,6 +27,7 @@ from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
 from atoll.protocol.claims import Claim, ClaimJudge, PushClaim
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
+from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
@@ -67,14 +68,14 @@ class FactIntake:
         pending: PendingAcknowledgements,
         event_log: EventLog,
         tell: Callable[[Fact], None],
-        known_tokens: Callable[[], int] = lambda: 0,
+        ledger: Callable[[], Ledger] = Ledger,
     ) -> None:
-        """Receive nothing yet; `open` subscribes. `known_tokens` says how far the run is by the machine's own books."""
+        """Receive nothing yet; `open` subscribes. `ledger` is the machine's."""
         self._context = context
         self._pending = pending
         self._event_log = event_log
         self._tell = tell
-        self._known_tokens = known_tokens
+        self._ledger = ledger
         self.hearsay = Hearsay(context.bus, context.run)
         self.aside: Collection[str] = ()
         self._beats: Subscription | None = None
@@ -169,7 +170,7 @@ class FactIntake:
         if sender not in self._roll:
             return self._wait_for_roll(core_message, sender, settled=settled)
         try:
-            beat = self._beat(core_message.data, core_message.subject, self._context.subjects.beat)
+            beat = self._beat(core_message.data, core_message.subject, self._context.subjects.beat, settled=settled)
         except PeerMisbehaved as error:
             log.debug("beat.refused", subject=core_message.subject, reason=str(error))
             self.junk.count("beat", sender)
@@ -203,7 +204,7 @@ class FactIntake:
             log.error("message.set_aside", subject=delivery.subject, bytes=len(delivery.data))
             return self._drop(delivery, "set_aside")
         try:
-            facts = self._facts(delivery) if sender_of(delivery.subject) in self._roll else None
+            facts = self._facts(delivery, settled=settled) if sender_of(delivery.subject) in self._roll else None
         except PeerMisbehaved as error:
             log.debug("contribution.malformed", subject=delivery.subject, reason=str(error))
             return self._drop(delivery, "malformed")
@@ -226,15 +227,30 @@ class FactIntake:
         self._dropped.append(delivery)
         return False
 
-    def _facts(self, delivery: Delivery) -> list[Fact] | None:
+    def _facts(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         """Return what a queued message says; None where its incarnation is not known to be a member's."""
-        return self._farewell(delivery) if ".bye." in delivery.subject else self._arrived(delivery)
+        read = self._farewell if ".bye." in delivery.subject else self._arrived
+        return read(delivery, settled=settled)
 
-    def _arrived(self, delivery: Delivery) -> list[Fact] | None:
+    def _may_be_former(self, learner: str, incarnation: int) -> bool:
+        """Return whether a life without an account may have been folded so long ago that the ledgers do not name it any more.
+
+        Then its own record tells, if it was read after the message arrived: a life that is over has all its fates.
+        """
+        ledger, name = self._ledger(), f"{learner}/{incarnation}"
+        return ledger.has_folded(name) and not ledger.former.covers(name)
+
+    def _arrived(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         if not self._roll.admits(manifest.learner, manifest.incarnation):
             return None
+        if self._may_be_former(manifest.learner, manifest.incarnation):
+            if not settled:
+                return None
+            if self._roll.is_over(manifest.learner, manifest.incarnation):
+                self._drop(delivery, "former")
+                return []
         key = key_of(manifest)
         # Of two deliveries the newer one is settled, and the older one says what is merged.
         if (former := self._pending.contributions.get(key)) is not None:
@@ -258,9 +274,10 @@ class FactIntake:
         )
         return [arrived]
 
-    def _farewell(self, delivery: Delivery) -> list[Fact] | None:
+    def _farewell(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
-        beat = self._beat(delivery.data, delivery.subject, partial(context.subjects.farewell, context.shard))
+        subject_of = partial(context.subjects.farewell, context.shard)
+        beat = self._beat(delivery.data, delivery.subject, subject_of, settled=settled)
         if beat is None:
             return None
         fact = self._fact(beat)
@@ -269,11 +286,11 @@ class FactIntake:
 
     def _fact(self, beat: Beat) -> LearnerBeat:
         """Return the fact that a learner reported; what it says of the whole run is hearsay, and no fact."""
-        self.hearsay.heard(beat.run_tokens, self._known_tokens())
+        self.hearsay.heard(beat.run_tokens, self._ledger().known_tokens)
         return beat_fact(beat, self._context.clock.monotonic())
 
-    def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str]) -> Beat | None:
-        """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's.
+    def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
+        """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is former.
 
         Raises:
             PeerMisbehaved: it is another learner's, or claims what cannot be.
@@ -281,7 +298,13 @@ class FactIntake:
         beat = read_beat(data, self._context.run)
         if subject != (ours := subject_of(beat.learner)):
             raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
-        return beat if self._roll.admits(beat.learner, beat.incarnation) and self._judged(beat) else None
+        if not self._roll.admits(beat.learner, beat.incarnation):
+            return None
+        if self._may_be_former(beat.learner, beat.incarnation) and (
+            not settled or self._roll.is_over(beat.learner, beat.incarnation)
+        ):
+            return None
+        return beat if self._judged(beat) else None
 
     def _judged(self, beat: Beat) -> bool:
         """Return True; raise `PeerMisbehaved` where a member says of itself what cannot be."""

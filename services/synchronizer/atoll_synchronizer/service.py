@@ -125,9 +125,7 @@ class ShardService:
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
         self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)
         self.aggregator = Aggregator(bus, run, retention)
-        self.intake = FactIntake(
-            self.context, self.pending, self.event_log, self._on_fact, lambda: self.machine.ledger.known_tokens
-        )
+        self.intake = FactIntake(self.context, self.pending, self.event_log, self._on_fact, lambda: self.machine.ledger)
         self.background = BackgroundTasks(self._on_failure)
         self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self._surroundings())
         self.pending.on_settled = self.regions.settled

@@ -214,6 +214,8 @@ def reports_of(manifests: list[Manifest]) -> Ledger:
     """Return what learners had reported to any of the shards."""
     ledger = Ledger()
     for manifest in manifests:
+        ledger.former.add(manifest.ledger.former)
+    for manifest in manifests:
         ledger.learn(manifest.ledger)
     return ledger
 
@@ -266,6 +268,7 @@ def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
     highest: dict[str, int] = {}
     for manifest in manifests:
         known = [(member.learner, member.incarnation) for member in manifest.members]
+        known += manifest.ledger.former.until.items()
         for name in manifest.ledger.accounts:
             learner, _, life = name.rpartition("/")
             known.append((learner, int(life)))

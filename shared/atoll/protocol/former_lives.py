@@ -44,6 +44,8 @@ from atoll.base.quantities import (
 
 KEPT_LIVES: Final = 32
 """How many lives that have ended keep their own accounts."""
+LIVES_MAX: Final = 64
+"""How many accounts one learner may have; beyond, the oldest of its lives is folded at once."""
 UNTIL_MAX: Final = 256
 BATCH_LEARNERS: Final = 128
 WRONG_MAX: Final = 16
@@ -89,6 +91,10 @@ class FormerLives(msgspec.Struct):
             fates["refused:local"] = self.refused_local
         fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
         return {**fates, "lost": self.lost}
+
+    def reported(self) -> FormerLives:
+        """Return what is known of these lives beside their fates: how many, what they trained, and which they are."""
+        return FormerLives(lives=self.lives, tokens=self.tokens, until=dict(self.until), forgotten=self.forgotten)
 
     def covers(self, name: str) -> bool:
         """Return whether a life, `learner/incarnation`, is folded."""

@@ -193,7 +193,7 @@ class FragmentLedger(msgspec.Struct):
         return account
 
 
-def fold(ledgers: Mapping[int, FragmentLedger], name: str, account: Account, fragments: int) -> None:
+def fold_life(ledgers: Mapping[int, FragmentLedger], name: str, account: Account, fragments: int) -> None:
     """Fold a life into the former lives of some of a run's `fragments`: each takes its own part, with its own fates.
 
     `account` says what its learner reported. Where these are not all fragments, what the others settled is not known here: of
@@ -231,4 +231,4 @@ def close_together(ledgers: Mapping[int, FragmentLedger], fragments: int) -> Non
         former.add(ledger.former)
     for fragment, ledger in ledgers.items():
         for name in [name for name in {**ledger.settled, **ledger.reports} if former.covers(name)]:
-            fold({fragment: ledger}, name, ledger.account(name), fragments)
+            fold_life({fragment: ledger}, name, ledger.account(name), fragments)

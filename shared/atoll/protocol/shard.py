@@ -25,7 +25,7 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -54,8 +54,8 @@ from atoll.protocol.events import (
     TimerFired,
     Unfold,
 )
-from atoll.protocol.former_lives import EndedLives, FormerLives
-from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fold
+from atoll.protocol.former_lives import LIVES_MAX, EndedLives, FormerLives
+from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fold_life
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import (
@@ -184,7 +184,7 @@ class Shard:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def _on_learner_beat(self, event: LearnerBeat) -> list[Command]:
-        if self._is_former(event.learner, event.incarnation):
+        if not self._opens(event.learner, event.incarnation):
             return []
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
         self.ledger.reported(
@@ -201,7 +201,7 @@ class Shard:
     def _on_learner_left(self, event: LearnerLeft) -> list[Command]:
         where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
-        if self._is_former(event.learner, event.incarnation):
+        if not self._opens(event.learner, event.incarnation):
             return [dismiss]
         self.ledger.account(event.learner, event.incarnation).left = True
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
@@ -216,7 +216,7 @@ class Shard:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
         if event.key in slot.offers or slot.settles(event.key):
             return []
-        if self._is_former(event.key.learner, event.key.incarnation):
+        if not self._opens(event.key.learner, event.key.incarnation):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         if not event.absurd:
             account = self.ledger.account(event.key.learner, event.key.incarnation)
@@ -340,9 +340,26 @@ class Shard:
 
     # --- rules ----------------------------------------------------------------------------------------------------
 
-    def _is_former(self, learner: str, incarnation: int) -> bool:
-        """Return whether a life is folded: then it is over, and all that it sent has a fate."""
-        return self.ledger.former.covers(f"{learner}/{incarnation}")
+    def _opens(self, learner: str, incarnation: int) -> bool:
+        """Return whether a life has an account or may have one. One that is folded may not: all that it sent has a fate.
+
+        A learner that claims more lives than can be folded in good order costs nobody more than `LIVES_MAX` accounts.
+        """
+        name = f"{learner}/{incarnation}"
+        if name in self.ledger.accounts:
+            return True
+        if self.ledger.former.covers(name):
+            return False
+        own = [
+            int(number) for who, _, number in (key.rpartition("/") for key in self.ledger.accounts) if who == learner
+        ]
+        if len(own) < LIVES_MAX or not self.ended.folds:
+            return True
+        oldest = f"{learner}/{min(own)}"
+        if incarnation < min(own) or any(oldest in slot.holds() for slot in self.slots.values()):
+            return False
+        self._close_lives([oldest])
+        return True
 
     def _see_ended(self, turns: int) -> None:
         """Note which lives are over, at each turn of the queue: their learner has left, or a later life of it is known."""
@@ -362,13 +379,17 @@ class Shard:
             return
         held = {name for slot in self.slots.values() for name in slot.holds()}
         durable = {fragment: slot.durable for fragment, slot in self.slots.items()}
+        self._close_lives(name for name in self.ended.take(durable, held) if name in self.ledger.accounts)
+
+    def _close_lives(self, names: Iterable[str]) -> None:
+        """Fold the accounts of lives into the former lives, each fragment's part into its ledger."""
         ledgers = {fragment: slot.fragment_ledger for fragment, slot in self.slots.items()}
         fragments = self.settings.fragments
-        for name in self.ended.take(durable, held):
+        for name in names:
             account = self.ledger.accounts.pop(name)
             if not adds_up(account, fragments, all_here=len(ledgers) == fragments):
                 next(iter(ledgers.values())).former.doubt(name)
-            fold(ledgers, name, account, fragments)
+            fold_life(ledgers, name, account, fragments)
             learner, _, incarnation = name.rpartition("/")
             if learner in self.learners and self.learners[learner].incarnation <= int(incarnation):
                 del self.learners[learner]

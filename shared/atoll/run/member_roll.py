@@ -38,6 +38,7 @@ class MemberRoll:
         self._bus = bus
         self._subjects = subjects
         self._newest: dict[str, int] = {}
+        self._over: dict[str, int] = {}
         self._regions: dict[str, str] = {}
         self._wanted = asyncio.Event()
 
@@ -48,6 +49,10 @@ class MemberRoll:
     def admits(self, learner: str, incarnation: int) -> bool:
         """Return whether an incarnation is the member's present one, or a former one."""
         return incarnation <= self._newest.get(learner, -1)
+
+    def is_over(self, learner: str, incarnation: int) -> bool:
+        """Return whether a record says that an incarnation has left, or that a later one has taken its place."""
+        return incarnation <= self._over.get(learner, -1)
 
     def region_of(self, learner: str) -> str:
         """Return the region whose synchronizer folds what a learner sends, empty if its record names none."""
@@ -62,6 +67,11 @@ class MemberRoll:
         members = await read_members(self._bus, self._subjects)
         self._newest = {
             learner: INCARNATION_MAX if member is None else member.incarnation for learner, member in members.items()
+        }
+        self._over = {
+            learner: member.incarnation if member.left else member.incarnation - 1
+            for learner, member in members.items()
+            if member is not None
         }
         self._regions = {
             learner: member.region
