@@ -37,6 +37,7 @@ OUR_NAMES: Final = {
     "atoll.client.arguments": "options of `JoinOptions`",
     "atoll.client.checkpoints": "fields of a checkpoint's note",
     "atoll.model.tree_walk": "the attributes of JAX's keys",
+    "atoll.protocol.former_lives": "the fates of an account; a reason from outside is a key of a table",
     "atoll.protocol.settings": "fields of `ProtocolSettings`",
     "atoll.protocol.snapshots": "fields of a round",
     "atoll.run.taps": "levels of our own subjects",
@@ -92,7 +93,8 @@ def _called(node: ast.Call) -> set[str]:
         return {name}
     if name == "vars" and node.args:
         return {LOOKED_UP}
-    names = {"getattr": node.args[1:2], "attrgetter": node.args, "methodcaller": node.args[:1]}.get(name, [])
+    named = {"attrgetter": node.args, "methodcaller": node.args[:1]}
+    names = node.args[1:2] if name in ("getattr", "setattr", "delattr") else named.get(name, [])
     return set() if all(isinstance(one, ast.Constant) for one in names) else {LOOKED_UP}
 
 
@@ -126,6 +128,7 @@ def test_every_place_that_selects_code_is_on_the_page() -> None:
         "getattr(module, told, None)()",
         "getattr(self, f'_on_{told}')",
         "operator.attrgetter(told)",
+        "setattr(self, told, 1)",
         "eval(told)",
         "subprocess.run([told])",
         "subprocess.Popen(told, shell=True)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +20,12 @@ from atoll.base.errors import SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join
+from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, UpRequest, plan
 from atoll.protocol.settings import OPTAX_OUTERS, ProtocolSettings
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.record import read_run
+from atoll.run.view import RunView
 from atoll.settings import ArchiveSettings, load
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
@@ -153,6 +156,7 @@ def test_a_replay_runs_no_code_that_an_archive_names(run: str, trap: Trap, tmp_p
         RunReplay(rounds)
     assert NOT_TOLD in str(invoked(words).exception)
     assert NOT_TOLD in str(invoked([*words, "--set", "protocol.outer=optax:adam"]).exception)
+    assert NOT_TOLD in str(invoked(["attribute", *words[1:], "--fragment", "0", "--round", "1"]).exception)
     assert not trap.ran
     assert "no such round is retained" in str(invoked([*words, "--set", f"protocol.outer={trap.outer}"]).exception)
     assert trap.ran
@@ -200,6 +204,24 @@ def test_a_file_of_an_earlier_run_names_no_code(tmp_path: Path, earlier: Path, t
         up = begun(out, like, f"data.source={source}")
         assert up.settings.data.source == source
         assert up.settings.learner.compile_cache is None, "JAX runs what lies there"
+    assert not trap.ran
+
+
+def test_the_command_that_continues_a_run_names_its_code_again(tmp_path: Path, trap: Trap) -> None:
+    """Given as it stands, the run goes on; without code of one's own it says no more than the folder."""
+    sources = f"data.source={trap.name}:windows", f"protocol.outer={trap.outer}"
+    for told in ((), ("protocol.correction=none", *sources)):
+        up = begun(tmp_path / f"run{len(told)}", None, *told)
+        with RunFolder(up.out) as folder:
+            journal = Journal(up, folder, RunView(), SystemClock())
+            journal.begin()
+            said = shlex.split(journal.continued_by().rpartition("atoll up ")[2])
+        assert said == [
+            "--out",
+            str(up.out),
+            *(word for name in sorted(told[1:], reverse=True) for word in ("--set", name)),
+        ]
+        assert begun(up.out, None, *said[3::2]).settings.data.source == up.settings.data.source
     assert not trap.ran
 
 

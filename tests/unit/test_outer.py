@@ -135,7 +135,7 @@ def test_an_unknown_optimizer_is_refused(spec: str) -> None:
     """A name that leads nowhere is a setting to correct."""
     with pytest.raises(SettingsError, match="unknown outer optimizer") as caught:
         make_outer(spec, 0.7, 0.9, spec)
-    assert caught.value.got == spec
+    assert str(caught.value.got).startswith(spec)
 
 
 def test_nesterov_is_torch_sgd() -> None:
@@ -169,13 +169,18 @@ class NotCallable(HalfAnOptimizer):
     update = 3
 
 
-@pytest.mark.parametrize("kind", [HalfAnOptimizer, NotCallable, 7, lambda: None])
+def leaves(lr: float) -> None:
+    """Leave the program, as a script does that reads its own arguments."""
+    raise SystemExit(lr)
+
+
+@pytest.mark.parametrize("kind", [HalfAnOptimizer, NotCallable, 7, lambda: None, leaves, lambda lr: lr / 0])
 def test_what_makes_no_optimizer_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, kind: object) -> None:
     """Whether it cannot be called with a rate, or what it makes lacks a part, or the part cannot be called."""
     monkeypatch.setattr("support.clocks.made", kind, raising=False)
     with pytest.raises(SettingsError, match="makes no outer optimizer") as raised:
         make_outer("support.clocks:made", 0.1, 0.0, "support.clocks:made")
-    assert raised.value.got == "support.clocks:made"
+    assert str(raised.value.got).startswith("support.clocks:made")
 
 
 def test_vectors_that_do_not_belong_together_are_refused() -> None:

@@ -18,6 +18,7 @@ from atoll.base.redacting import redacted
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView
+from atoll.settings import named_code
 
 SAVE_S: Final = 10.0
 
@@ -66,13 +67,16 @@ class Journal:
     def continued_by(self) -> str:
         """Return the command that continues the run, as a line below the summary of its report; "" if it is finished.
 
-        The folder keeps the run's settings, so nothing else needs to be said again, but the address of a broker of yours.
+        The folder keeps the run's settings, so nothing else needs to be said again, but the address of a broker of yours, and
+        code of yours: no file names that.
         """
         target = int(self.file.settings.get("protocol.tokens_target", 0))
         if 0 < target <= self.file.tokens:
             return ""
         broker = "" if self.file.broker == EMBEDDED else " --broker URL"
-        return f"  to continue:   atoll up --out {shlex.quote(str(self._folder.out))}{broker}"
+        again = (shlex.quote(f"{name}={value}") for name, value in named_code(self.file.settings).items())
+        code = "".join(f" --set {one}" for one in again)
+        return f"  to continue:   atoll up --out {shlex.quote(str(self._folder.out))}{broker}{code}"
 
     def rebuilt(self, record: RebuiltRecord) -> None:
         """Note that the run went back to a checkpoint: later commits no longer belong to it."""

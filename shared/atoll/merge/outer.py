@@ -185,10 +185,10 @@ def make_outer(spec: str, lr: float, momentum: float, own: str = NESTEROV) -> Ou
     module, _, attribute = spec.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module of somebody's own fails as it likes
         raise SettingsError(
             "unknown outer optimizer",
-            got=spec,
+            got=f"{spec}: {type(error).__name__}: {error}",
             allowed=OUTER_ALLOWED,
             todo="set protocol.outer, and install optax where the synchronizer runs if you name one of its",
             setting="protocol.outer",
@@ -196,8 +196,8 @@ def make_outer(spec: str, lr: float, momentum: float, own: str = NESTEROV) -> Ou
     try:
         transformation = factory(lr)
         complete = callable(transformation.init) and callable(transformation.update)
-    except (AttributeError, TypeError) as error:
-        raise _not_a_factory(spec) from error
+    except (Exception, SystemExit) as error:
+        raise _not_a_factory(f"{spec}: {type(error).__name__}: {error}") from error
     if not complete:
         raise _not_a_factory(spec)
     return OptaxOuter(transformation)

@@ -71,6 +71,7 @@ __all__ = [
     "bus_options",
     "given",
     "load",
+    "named_code",
     "own_outer",
     "placed",
     "refusal",
@@ -248,16 +249,21 @@ def load(
     return LoadedSettings(settings, origins)
 
 
+def named_code(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return which settings, by dotted name, name code of a person's own, and their values."""
+    found = {name: values[name] for name in NAMES_OF_CODE if values.get(name) is not None}
+    return {name: str(value) for name, value in found.items() if value not in NAMES_OF_CODE[name]}
+
+
 def _check_code(sources: Sequence[Given]) -> None:
     """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
     *own, lowest = sources
-    for name, harmless in NAMES_OF_CODE.items():
-        value = lowest.value(name)
-        if value is None or value in harmless or any(name in source.origins for source in own):
+    for name, value in named_code({name: lowest.value(name) for name in NAMES_OF_CODE}).items():
+        if any(name in source.origins for source in own):
             continue
         raise SettingsError(
             "only code that you name yourself is run, and this is named by an earlier run alone",
-            got=f"{name} = {str(value)[:80]} (from {lowest.origins[name]})",
+            got=f"{name} = {value[:80]} (from {lowest.origins[name]})",
             todo=f"if you trust it, give it yourself, as --set {name}=… or {variable(name)}",
             setting=name,
         )
