@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from support.command_line import invoked
 from support.founded_run import FoundedRun, TurnedClock, run_record
 from support.memory_world import MemoryWorld, settings
 
+DEADLINE_S: Final = 60.0
 NOT_TOLD: Final = "this process was not told to run it"
 CODE: Final = """
 from pathlib import Path
@@ -90,6 +92,12 @@ def reach(monkeypatch: pytest.MonkeyPatch, broker: MemoryBroker) -> None:
     monkeypatch.setattr(process, "open_bus", opened)
 
 
+async def served(*assignments: str) -> None:
+    """Be a synchronizer's process; one that is not refused would serve for ever."""
+    async with asyncio.timeout(DEADLINE_S):
+        await process.serve(load(assignments=assignments, environment={}).settings)
+
+
 async def test_a_shard_runs_no_code_that_a_founder_names(
     run: str, trap: Trap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -103,7 +111,7 @@ async def test_a_shard_runs_no_code_that_a_founder_names(
     reach(monkeypatch, founded.broker)
 
     with pytest.raises(SettingsError, match=NOT_TOLD) as refused:
-        await process.serve(load(assignments=[f"run={run}"], environment={}).settings)
+        await served(f"run={run}")
     with pytest.raises(SettingsError, match=NOT_TOLD):
         ShardService(founded.bus, hostile, 0, SystemClock())
 
@@ -130,7 +138,7 @@ async def test_an_archive_whose_seal_was_made_anew_runs_nothing_at_restore(
     told = [f"run={run}", f"synchronizer.restore={tmp_path / 'archive'}"]
 
     with pytest.raises(SettingsError, match=NOT_TOLD):
-        await process.serve(load(assignments=told, environment={}).settings)
+        await served(*told)
 
     assert not trap.ran
     assert await read_run(MemoryBus(run, broker), Subjects(run)) is None
