@@ -9,8 +9,8 @@ For a whole run this is the only definition. Live views estimate it from heartbe
                 was stopped.
     stepping    its inner steps x its median step time, at most the time present; 0 in a run that never made a version.
 
-The report, the page, `atoll why goodput` and the shares of time lost (`atoll.story.slowness`) rest on it, so their figures
-agree.
+The report, the page, `atoll why goodput`, `atoll what-if` and the shares of time lost (`atoll.story.slowness`) rest on it, so
+their figures agree.
 A learner that died and never came back was present until the last sign of it. One whose beginning or step time the event log
 does not tell has no part in it.
 """
@@ -25,6 +25,10 @@ from atoll.story.attribution import middle
 from atoll.story.history import History
 from atoll.story.lives import RecordedLife, lives_of
 
+DEFINITION: Final = (
+    "goodput: learner-seconds stepping over learner-seconds present; who failed is present until it is back"
+)
+"""What `atoll why`, `atoll what-if` and `atoll plan` mean by the word, for a person to read."""
 SIGN_S: Final = 60.0
 """A learner with a sign of it within this time before the end of the event log counts as present until then."""
 
@@ -34,6 +38,7 @@ class TimePresent:
     """How long a learner was present, stepped, started and joined by the event log, in seconds; in how many lives.
 
     `compiling_s` is the time between joining and the first step: a learner compiles its step then, or waits for its turn to.
+    `step_s` is its median step time.
     """
 
     present_s: float
@@ -42,6 +47,11 @@ class TimePresent:
     joining_s: float
     compiling_s: float
     lives: int
+    step_s: float
+
+    def stepped_s(self, steps: int) -> float:
+        """Return the seconds of so many steps, at most the time present."""
+        return min(steps * self.step_s, self.present_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +112,5 @@ def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None
         else:
             ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
         present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
-    stepping_s = sum(life.steps for life in lives) * step_s if history.rounds else 0.0
-    return TimePresent(max(present_s, 1e-9), min(stepping_s, present_s), starting_s, joining_s, compiling_s, len(begun))
+    stepping_s = min(sum(life.steps for life in lives) * step_s, present_s) if history.rounds else 0.0
+    return TimePresent(max(present_s, 1e-9), stepping_s, starting_s, joining_s, compiling_s, len(begun), step_s)

@@ -18,7 +18,7 @@ from atoll.run.event_fields import Contributor
 from atoll.run.protection import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.view import RoundLine
 from atoll.story.attribution import of_others, points_away, shares_of
-from atoll.story.goodput import goodput_of
+from atoll.story.goodput import DEFINITION, goodput_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
 from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.lives import adoption_delays
@@ -57,6 +57,7 @@ def goodput(history: History) -> list[str]:
         return [f"{SILENT} how long learners stepped: no contribution and no sample of this run notes a step time"]
     told = [
         f"goodput by the event log: {found.share:.1%} ({found.stepping_s:,.4g} of {found.present_s:,.4g} learner-seconds)",
+        f"  {DEFINITION}",
         "",
         "who cost how much of the learners' time",
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
 from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
+from atoll.story.goodput import DEFINITION
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S, site_mtbf_s, spares
 from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, regions, too_late
@@ -143,6 +144,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
         f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
         f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
         + (" and waits for who is away" if broken.loss_per_hour else f"; {_spares(question)}"),
+        f"{DEFINITION}; steps that a failure undoes do not count",
         (
             f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
             f"stores {'its momentum with every keyframe' if derivable(protocol) else 'them with every commit'}"

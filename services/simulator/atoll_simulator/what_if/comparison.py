@@ -4,8 +4,9 @@
 `miss_max`, the simulator does not know this run well enough, and no what-if of it is believed (`Comparison.believed`).
 
 **Error bars.** Each seed draws the recording's stretches of steps, reads and commits anew (a bootstrap), for both
-settings alike. The change is the mean of the N differences, with Student's 95 % interval over the seeds. It holds
-what chance in pace does; what the simulator does not model is not in it: that is what the check is for.
+settings alike. The change is the mean of the N differences. Its interval is Student's 95 % interval over the seeds, which holds
+what chance in pace does, and on both sides as much as the check found the simulator to be off in that figure. A change of a
+link has none: what joining, resends and the state of a peer take over it is an estimate that no recording bounds.
 """
 
 from __future__ import annotations
@@ -24,17 +25,27 @@ from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One figure: as simulated with the recording's settings and with others, and the difference, each over all seeds."""
+    """One figure: as simulated with the recording's settings and with others, and the difference, each over all seeds.
+
+    `off` is how far the simulation of the run as it was is from the recording, in the figure's own unit; None where the
+    recording bounds no error of the change.
+    """
 
     name: str
     was: SeedSpread
     would_be: SeedSpread
     change: SeedSpread
+    off: float | None
+
+    @property
+    def half(self) -> float | None:
+        """Return half the interval of the change: chance, and what the simulation is off; None for no interval."""
+        return None if self.change.half is None or self.off is None else self.change.half + self.off
 
     @property
     def significant(self) -> bool:
         """Return whether no change is outside the interval."""
-        return self.change.half is not None and abs(self.change.mean) > self.change.half
+        return self.half is not None and abs(self.change.mean) > self.half
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +80,8 @@ def compare(
     if change is None or not checked.believed:
         return checked
     would_be = [_done(recording, change, seed, progress, seeds + seed + 1) for seed in range(seeds)]
-    return Comparison(
-        checked.misses, miss_max, seeds, tuple(_changed(each.name, was, would_be) for each in fields(RunFigures))
-    )
+    changes = tuple(_changed(miss, was, would_be, bounded=not change.links) for miss in checked.misses)
+    return Comparison(checked.misses, miss_max, seeds, changes)
 
 
 def _done(recording: Recording, change: Change, seed: int, progress: Callable[[int], None], count: int) -> RunFigures:
@@ -88,6 +98,8 @@ def _done(recording: Recording, change: Change, seed: int, progress: Callable[[i
     return found
 
 
-def _changed(name: str, was: list[RunFigures], would_be: list[RunFigures]) -> Changed:
-    one, other = ([getattr(each, name) for each in outcomes] for outcomes in (was, would_be))
-    return Changed(name, spread(one), spread(other), spread([b - a for a, b in zip(one, other, strict=True)]))
+def _changed(miss: Miss, was: list[RunFigures], would_be: list[RunFigures], *, bounded: bool) -> Changed:
+    one, other = ([getattr(each, miss.name) for each in outcomes] for outcomes in (was, would_be))
+    difference = spread([b - a for a, b in zip(one, other, strict=True)])
+    off = abs(miss.simulated - miss.recording) if bounded else None
+    return Changed(miss.name, spread(one), spread(other), difference, off)

@@ -3,7 +3,7 @@
 `MadeCommit` is one commit. A recording has them in its `round` events, a simulation at its shards' decisions.
 Token-fragments divided by the number of fragments are tokens, so "merged tokens/s" is what of the training reached the model.
 
-*Goodput* is the share of the learners' presence in which they stepped: their steps times the step time that they noted.
+*Goodput* is that of a run by its event log (`atoll.story.goodput`); a simulation has the recording's presence, and own steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
+
+from atoll.story.goodput import RunGoodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,10 @@ class MadeCommit:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the learners did: tokens, seconds of stepping, and seconds of being there."""
+    """What the learners did: tokens, and their seconds stepping and present."""
 
     tokens: int
-    stepping_s: float
-    present_s: float
+    goodput: RunGoodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def outcome(commits: Sequence[MadeCommit], trained: Trained, time_s: float, frag
         commits=float(len(commits)),
         merged_tokens_s=sum(tokens for _, tokens in shares) / fragments / time_s,
         trained_tokens_s=trained.tokens / time_s,
-        goodput=trained.stepping_s / max(trained.present_s, 1e-9),
+        goodput=trained.goodput.share or 0.0,
         contributors=len(shares) / max(1, len(commits)),
         late_share=sum(age > 0 for age, _ in shares) / max(1, len(shares)),
         age_mean=fmean(age for age, _ in shares) if shares else 0.0,

@@ -5,7 +5,8 @@ r"""The recording of a run as a schedule for the simulator: who was there, how f
 What is measured, and from what:
 
 * **Presence**: `joined` begins a life; `left` ends it, or where it was killed the last that was heard of it.
-* **Steps**: two consecutive `sample` events of a life make a *stretch*: so many steps at such a mean pace, whatever slowed it.
+* **Steps**: two `sample` events of a life, each the first with its count of steps, make a *stretch*: eight steps or more at
+  such a mean pace, whatever slowed it. Samples between steps end none, so steps may be longer than the time between samples.
   The simulator draws stretches with replacement, each with its length (a block bootstrap): slow times stay together. A run too
   short for samples has the step times noted with pushes, which are means of 16 steps and lack what was between steps.
 * **Delay**: an answer to a first call arrives after the call's way, its upload and its manifest's way. What is left without
@@ -27,11 +28,13 @@ from statistics import median
 from typing import Final
 
 from atoll.base.errors import SettingsError
+from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.reasons import id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import Contributor, JoinedEvent, SampleEvent
 from atoll.run.view import RoundLine
+from atoll.story.goodput import TimePresent, presences, summed
 from atoll.story.history import History, Noted, RoundMoments, base_of
 from atoll.story.lives import RecordedLife, lives_of
 from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, Trained, interval_s, outcome
@@ -41,6 +44,7 @@ QUICK_SHARE: Final = 0.1
 RATE_UNKNOWN: Final = 1e9
 LINE_SHARE_MIN: Final = 0.1
 """At least so much of an upload is the line's: where delays explain all of it, the rate is only a lower bound."""
+STRETCH_STEPS: Final = 8
 ROUNDS_MIN: Final = 8
 """With fewer rounds a mean of waiting says nothing."""
 
@@ -75,14 +79,14 @@ class RecordedLink:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLearner:
-    """One learner: its lives, its stretches, tokens of a step, its noted step time, its link, and what held its answers."""
+    """One learner: its lives, its stretches, tokens of a step, its time present, its link, and what held its answers."""
 
     name: str
     lives: tuple[Life, ...]
     stretches: tuple[StepStretch, ...]
     sampled: bool
     step_tokens: int
-    noted_step_s: float
+    there: TimePresent
     link: RecordedLink
     held_s: tuple[float, ...]
 
@@ -110,6 +114,11 @@ class Recording:
     outcome: RunFigures
     interval_s: float
 
+    @property
+    def joining_bytes(self) -> float:
+        """Return what a learner moves to join: every value once, whole."""
+        return float(sum(Framing(each.elements, KEYFRAME).size_bytes for each in self.fragments.values()))
+
 
 def fitted(history: History, settings: ProtocolSettings) -> Recording:
     """Return the schedule that a run's event log tells.
@@ -130,7 +139,12 @@ def fitted(history: History, settings: ProtocolSettings) -> Recording:
     until_s = max([rounds[-1].at_s, *(each.at_s for each in history.left if over)])
     joined = {each.who for each in history.joined}
     lives = {name: list(own.values()) for name, own in lives_of(history).items() if name in joined}
-    told = [_learner(history, name, own, (from_s, until_s), settings) for name, own in lives.items()]
+    there = presences(history)
+    told = [
+        _learner(history, name, there[name], own, (from_s, until_s), settings)
+        for name, own in lives.items()
+        if name in there
+    ]
     learners = tuple(each for each in told if each is not None)
     if not learners:
         raise SettingsError(
@@ -165,7 +179,12 @@ def made_of(line: RoundLine) -> MadeCommit:
 
 
 def _learner(
-    history: History, name: str, lives: Sequence[RecordedLife], times_s: tuple[float, float], settings: ProtocolSettings
+    history: History,
+    name: str,
+    there: TimePresent,
+    lives: Sequence[RecordedLife],
+    times_s: tuple[float, float],
+    settings: ProtocolSettings,
 ) -> RecordedLearner | None:
     merged = [each for life in lives for each in life.merged]
     noted = [share.step_s for _, share in merged if share.step_s > 0.0]
@@ -188,18 +207,29 @@ def _learner(
         stretches=tuple(stretches),
         sampled=sampled,
         step_tokens=max(1, round(tokens / max(1, steps))),
-        noted_step_s=median(noted),
+        there=there,
         link=link,
         held_s=held_s,
     )
 
 
 def _stretches(life: RecordedLife) -> Iterator[StepStretch]:
-    """Yield the times between two samples in which a life trained all the time."""
-    for one, other in itertools.pairwise(_stepped(life)):
-        steps = other.fields.step - one.fields.step
-        if steps > 0 and one.fields.state == other.fields.state == "training" and other.at_s > one.at_s:
-            yield StepStretch(steps, (other.at_s - one.at_s) / steps)
+    """Yield the times between counts of steps, each as it was first seen, in which a life trained all the time.
+
+    A count is seen up to a sample late, so a stretch has `STRETCH_STEPS` steps at least: that is not taken for uneven steps.
+    """
+    begun: Noted[SampleEvent] | None = None
+    for one, other in itertools.pairwise(life.samples):
+        if not one.fields.state == other.fields.state == "training":
+            begun = None
+            continue
+        if other.fields.step <= one.fields.step:
+            continue
+        steps = 0 if begun is None else other.fields.step - begun.fields.step
+        if begun is not None and steps >= STRETCH_STEPS and other.at_s > begun.at_s:
+            yield StepStretch(steps, (other.at_s - begun.at_s) / steps)
+        if begun is None or steps >= STRETCH_STEPS:
+            begun = other
 
 
 def _stepped(life: RecordedLife) -> list[Noted[SampleEvent]]:
@@ -271,11 +301,5 @@ def _fragment(rounds: list[RoundLine]) -> RecordedFragment:
 
 def _trained(lives: Mapping[str, Sequence[RecordedLife]], learners: tuple[RecordedLearner, ...]) -> Trained:
     """Return what the learners did by their farewells; of one without, by its last sample or contributions."""
-    tokens, stepping_s, present_s = 0, 0.0, 0.0
-    for learner in learners:
-        steps = {life.incarnation: life.steps for life in lives[learner.name]}
-        for life in learner.lives:
-            tokens += steps[life.incarnation] * learner.step_tokens
-            stepping_s += steps[life.incarnation] * learner.noted_step_s
-            present_s += life.ended_s - life.joined_s
-    return Trained(tokens, stepping_s, present_s)
+    tokens = sum(life.steps * learner.step_tokens for learner in learners for life in lives[learner.name])
+    return Trained(tokens, summed(learner.there for learner in learners))

@@ -9,13 +9,16 @@ settings are compared under the same luck, and the difference between them has a
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from atoll.client.join import RECOVER_S
 from atoll.codec import Framing
 from atoll.protocol.events import Commit
+from atoll.story.goodput import summed
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import stream
 from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
@@ -27,6 +30,8 @@ from atoll_simulator.what_if.recording import Life, RecordedLearner, RecordedLin
 
 REST_S = 3600.0
 GONE = "gone"
+JOINING_TRIPS = 6
+"""What a learner asks for in turn before it trains: the run, its member record, heads, frames, data, a peer's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,43 @@ def simulated(recording: Recording, change: Change, seed: int) -> RunFigures:
     world = RecordedRounds(recording, change, seed)
     for learner in recording.learners:
         for life in learner.lives:
-            trainer = RecordedTrainer(world, learner, life, change.links.get(learner.name, learner.link))
+            link = change.links.get(learner.name, learner.link)
+            trainer = RecordedTrainer(world, learner, life, link)
             world.trainers.append(trainer)
-            world.engine.after(life.joined_s, trainer.begin)
+            joined_s = max(0.0, life.joined_s + joining_longer_s(recording, learner, link))
+            if joined_s >= life.ended_s:
+                trainer.state = GONE
+                continue
+            world.engine.after(joined_s, trainer.begin)
             world.engine.after(life.ended_s, trainer.leave if life.in_order else trainer.die)
     world.engine.run(recording.time_s)
     if recording.over:
         world.rest()
-    trainers = [trainer for trainer in world.trainers if isinstance(trainer, RecordedTrainer)]
-    trained = Trained(
-        tokens=sum(trainer.machine.tokens for trainer in trainers if trainer.machine),
-        stepping_s=sum(trainer.machine.steps * trainer.learner.noted_step_s for trainer in trainers if trainer.machine),
-        present_s=sum(trainer.life.ended_s - trainer.life.joined_s for trainer in trainers),
-    )
+    made: Counter[str] = Counter()
+    tokens = 0
+    for each in world.trainers:
+        if each.machine is not None:
+            made[each.name] += each.machine.steps
+            tokens += each.machine.tokens
+    # As in `atoll.story.goodput`, a learner that never stepped has no part in it.
+    there = [(learner.there, made[learner.name]) for learner in recording.learners if made[learner.name]]
+    stepped = [replace(present, stepping_s=present.stepped_s(steps)) for present, steps in there]
+    trained = Trained(tokens, summed(stepped))
     return outcome(world.made, trained, recording.time_s, world.settings.fragments)
+
+
+def joining_longer_s(recording: Recording, learner: RecordedLearner, link: RecordedLink) -> float:
+    """Return how much longer a learner joins over another link, negative for shorter; an estimate.
+
+    It asks for some things in turn and reads every value. Where others step meanwhile it reads as much again, the state of a
+    peer's inner optimizer, for which it waits no longer than `RECOVER_S`.
+    """
+    was, size_bytes = learner.link, recording.joining_bytes
+    values_s = size_bytes / link.bytes_s - size_bytes / was.bytes_s
+    trips_s = 2.0 * JOINING_TRIPS * (link.latency_s - was.latency_s)
+    longer_s = values_s + trips_s
+    peers_step = any(other is not learner for other in recording.learners) and longer_s > learner.there.step_s
+    return longer_s + (min(size_bytes / link.bytes_s, RECOVER_S) if peers_step else 0.0)
 
 
 class RecordedRounds(Rounds):

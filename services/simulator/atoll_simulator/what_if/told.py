@@ -7,13 +7,18 @@ from typing import Any
 
 from atoll.base.units import as_rate, as_share
 from atoll.base.wording import counted
-from atoll_simulator.fleet.cells import SeedSpread
+from atoll.story.goodput import DEFINITION
 from atoll_simulator.what_if.comparison import Changed, Comparison
 from atoll_simulator.what_if.outcome import SHARES, TITLES
 from atoll_simulator.what_if.recording import RecordedLearner, RecordedLink, Recording
 from atoll_simulator.what_if.replayed import Change
 
 WIDE = 32
+INTERVAL = "  ±: its 95 % interval, and as much again as the check finds the simulation to be off in that figure."
+NO_INTERVAL = (
+    "  no interval is given: what joining, resends and a peer's state take over another link is estimated, and no recording",
+    "  bounds that error. Over a slow link most of it is joining; `atoll sim train` plays all of it (`sim.links`).",
+)
 
 
 def fit_lines(recording: Recording) -> list[str]:
@@ -41,6 +46,7 @@ def check_lines(found: Comparison) -> list[str]:
     told.append(
         "  off by: of the recording's figure; goodput, late share and age: the difference (*); waits: of a fragment's interval"
     )
+    told.append(f"  {DEFINITION}")
     if not found.believed:
         worst = max(found.misses, key=lambda miss: miss.share)
         told += [
@@ -61,14 +67,14 @@ def change_lines(found: Comparison, change: Change) -> list[str]:
     told = ["", f"what if {', '.join(words)}"]
     told.append(f"  {'simulated':<{WIDE}}{'as it was':>12}{'would be':>12}{'change':>22}")
     for each in found.changes:
-        verdict = "" if each.significant else "  not significant"
+        verdict = "" if each.half is None or each.significant else "  not significant"
         told.append(
-            f"  {TITLES[each.name]:<{WIDE}}{each.was.mean:>12.4g}{each.would_be.mean:>12.4g}{_change(each.change):>22}{verdict}"
+            f"  {TITLES[each.name]:<{WIDE}}{each.was.mean:>12.4g}{each.would_be.mean:>12.4g}{_change(each):>22}{verdict}"
         )
     told += [
-        f"  change: mean of the differences of {found.seeds} seeds, and its 95 % interval. Each seed draws recorded steps,",
-        "  delays and commits anew, for both alike. Errors of the model are not in it: see the check.",
+        f"  change: mean of the differences of {found.seeds} seeds, each with steps, delays and commits drawn anew for both"
     ]
+    told += NO_INTERVAL if change.links else [INTERVAL]
     return told
 
 
@@ -102,7 +108,7 @@ def as_document(recording: Recording, found: Comparison, change: Change | None) 
 
 
 def _as_dict(each: Changed) -> dict[str, Any]:
-    return {**asdict(each), "significant": each.significant}
+    return {**asdict(each), "half": each.half, "significant": each.significant}
 
 
 def _learner_line(learner: RecordedLearner) -> str:
@@ -123,5 +129,5 @@ def _off(name: str, share: float) -> str:
     return f"{share:.3f} *" if name in SHARES else as_share(share)
 
 
-def _change(change: SeedSpread) -> str:
-    return f"{change.mean:+.4g} ± " + ("-" if change.half is None else f"{change.half:.2g}")
+def _change(each: Changed) -> str:
+    return f"{each.change.mean:+.4g}" + ("" if each.half is None else f" ± {each.half:.2g}")
