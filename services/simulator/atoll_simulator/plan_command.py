@@ -89,6 +89,10 @@ _StallAgain = Annotated[
 _ChipHour = Annotated[float, typer.Option(help="Dollars per chip and hour.")]
 _EgressGb = Annotated[float, typer.Option(help="Dollars per GB that leaves a region or the hub.")]
 _MemoryGb = Annotated[float, typer.Option(help="Memory of the machine of one shard.")]
+_Sweep = Annotated[
+    bool,
+    typer.Option("--sweep", help="Add other intervals and codecs, with what they cost in quality by our experiments."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON: bits/s, bytes, seconds.")]
 
 
@@ -139,13 +143,14 @@ def plan(  # noqa: PLR0913  (one option each)
     shard_memory_gb: _MemoryGb = 16.0,
     config: Config = None,
     assignments: Assignments = None,
+    sweep: _Sweep = False,
     as_json: _Json = False,
 ) -> None:
     """Print a plan. With --config, protocol settings are those of the run that `atoll up` would start from that file."""
     options = dict(locals())  # the options by name, and nothing else yet
     from atoll_simulator.planner import answer, as_document, text  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
-    found = answer(_question(options))
+    found = answer(_question(options), sweeps=sweep)
     typer.echo(json.dumps(as_document(found), indent=2) if as_json else text(found))
 
 

@@ -16,6 +16,7 @@ from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, r
 from atoll_simulator.planner.memory import Room, room
 from atoll_simulator.planner.merging import UNSURE
 from atoll_simulator.planner.question import Question
+from atoll_simulator.planner.sweep import SweepRow, sweep
 from atoll_simulator.planner.systems import System, systems
 from atoll_simulator.planner.traffic import Traffic, bits_per_number, traffic
 
@@ -34,6 +35,7 @@ class PlanAnswer:
         regions: the effect of the plan on each link.
         systems: Atoll and the synchronous ones.
         room: memory and streams.
+        sweep: other intervals and codecs; empty where nobody asks.
         assumptions: sentences, with numbers.
         cautions: what cannot work.
     """
@@ -49,6 +51,7 @@ class PlanAnswer:
     regions: tuple[Region, ...]
     systems: tuple[System, ...]
     room: Room
+    sweep: tuple[SweepRow, ...]
     assumptions: tuple[str, ...]
     cautions: tuple[Caution, ...]
 
@@ -67,8 +70,8 @@ class PlanAnswer:
         return self.systems[0].tokens_per_s / other if self.works and other else None
 
 
-def answer(question: Question) -> PlanAnswer:
-    """Return the plan of a checked question.
+def answer(question: Question, *, sweeps: bool = False) -> PlanAnswer:
+    """Return the plan of a checked question, with a sweep over interval and codec if that `sweeps`.
 
     Raises:
         SettingsError: the question is not valid.
@@ -90,6 +93,7 @@ def answer(question: Question) -> PlanAnswer:
         regions=links,
         systems=trained,
         room=space,
+        sweep=sweep(question) if sweeps else (),
         assumptions=assumptions(question),
         cautions=cautions(Findings(question, moved, links, trained[0].goodput, space)),
     )

@@ -8,6 +8,7 @@ from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
 from atoll.base.wording import counted
 from atoll_simulator.planner.answer import PlanAnswer
 from atoll_simulator.planner.question import WANTED
+from atoll_simulator.planner.sweep import CODECS, PAGE, STUDY, SweepRow, best
 from atoll_simulator.planner.utilisation import PUBLISHED_SHARE
 
 
@@ -15,7 +16,7 @@ def text(found: PlanAnswer) -> str:
     """Return the plan for a person to read."""
     return "\n".join(
         line
-        for part in (_question(found), _traffic(found), _links(found), _systems(found), _ends(found))
+        for part in (_question(found), _traffic(found), _links(found), _systems(found), _sweep(found), _ends(found))
         for line in part
     )
 
@@ -128,6 +129,37 @@ def _systems(found: PlanAnswer) -> Iterator[str]:
     elif not found.works:
         yield "  how much faster is not said: this plan cannot work as it is (below)"
     yield ""
+
+
+def _sweep(found: PlanAnswer) -> Iterator[str]:
+    if not found.sweep:
+        return
+    yield f"Other intervals and codecs, priced by {PAGE} ({STUDY})"
+    yield from _table(
+        ("H, sent", "a link, in the mean", "busy", "merged", "tokens", "loss", "at equal loss"),
+        [
+            (
+                f"{row.interval_steps}, {row.sent}",
+                as_rate(row.link_average),
+                as_share(row.busy),
+                as_share(row.merged),
+                f"{as_count(row.tokens_per_s)}/s",
+                f"{100 * row.gap:+.2f} %",
+                f"{as_count(row.worth)}/s",
+            )
+            for row in found.sweep
+        ],
+    )
+    chosen = best(found.sweep)
+    yield f"  most at equal loss: --interval-steps {chosen.interval_steps} {_codec_flags(chosen)}"
+    yield "  loss: above data-parallel training's at equal tokens; at equal loss: the tokens/s with which that would get as far"
+    yield "  these are gaps of short runs of a small model; in longer runs long intervals cost less"
+    yield ""
+
+
+def _codec_flags(row: SweepRow) -> str:
+    up, down = CODECS[row.sent]
+    return f"--up {up} --down {down}"
 
 
 def _ends(found: PlanAnswer) -> Iterator[str]:
