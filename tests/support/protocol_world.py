@@ -174,7 +174,7 @@ class ProtocolWorld:
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
         self.rounds.inherit(self.shard.ledger, known)
-        self.fates = FateModel(self.settings, self.heads, known)
+        self.fates = FateModel(self.settings, self.heads, known, self.shard.ledger)
         open_keys = [key for key in self.delivered if key not in known or key in lost]
         self.queue += [self.delivered[key] for key in open_keys if self.delivered[key] not in self.queue]
         self.queue += [one for one in self.farewells if one not in self.queue]
@@ -389,6 +389,7 @@ class ProtocolWorld:
         elif isinstance(action, Acknowledge):
             self.lanes[action.key.fragment].append(action)
         elif isinstance(action, Refuse):
+            invariants.require(action.reason != "implausible", "who pushes what it has trained is believed", action)
             sender = self.lives.get(action.key.learner)
             if sender is not None and sender.incarnation == action.key.incarnation:
                 self._tell_refusal(sender, action)

@@ -515,14 +515,17 @@ class FateModel:
         settings: ProtocolSettings,
         versions: Mapping[int, int],
         fates: Mapping[PushKey, tuple[str, int]] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """Start with the versions that the owner found, and the fates that are durable."""
+        """Start with the versions that the owner found, the fates that are durable, and what its learners have reported."""
         self._settings = settings
         self._versions = dict(versions)
         self._arrived: dict[PushKey, ContributionArrived] = {}
         self._folded: dict[int, list[PushKey]] = {fragment: [] for fragment in versions}
         self._final: dict[tuple[str, int, int], int] = {}
         self._after_final: set[PushKey] = set()
+        self._trained = Counter({} if ledger is None else {n: each.trained for n, each in ledger.accounts.items()})
+        self._overspent: set[PushKey] = set()
         self._being_made: set[int] = set()
         """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
@@ -534,6 +537,8 @@ class FateModel:
         actions = list(actions)
         if isinstance(fact, ContributionArrived):
             self._take(fact)
+        elif isinstance(fact, LearnerBeat):
+            self._trained[_name_of(fact)] = max(self._trained[_name_of(fact)], fact.tokens)
         elif isinstance(fact, Committed):
             require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
             self._versions[fact.fragment] = fact.version
@@ -559,14 +564,25 @@ class FateModel:
 
     def _take(self, arrived: ContributionArrived) -> None:
         """Note what arrives, and whether its life has called another push its last."""
-        key = arrived.key
+        key, name = arrived.key, _name_of(arrived.key)
+        if not arrived.absurd:
+            self._trained[name] = max(self._trained[name], arrived.trained_tokens)
         if key not in self._arrived:
+            self._see_spent(arrived)
             final = self._final.get(key[:3])
             if final is not None and (arrived.final or key.push > final):
                 self._after_final.add(key)
             elif arrived.final:
                 self._final[key[:3]] = key.push
         self._arrived[key] = arrived
+
+    def _see_spent(self, arrived: ContributionArrived) -> None:
+        """Note a contribution with which its life would have pushed more tokens of a fragment than it has trained."""
+        ours = [key for key in {**self._arrived, **self.fates} if key[:3] == arrived.key[:3]]
+        fates = {key: self.fates[key] if key in self.fates else ("", self._arrived[key].tokens) for key in ours}
+        spent = sum(tokens for fate, tokens in fates.values() if fate != "refused:implausible")
+        if spent + arrived.tokens > self._trained[_name_of(arrived.key)]:
+            self._overspent.add(arrived.key)
 
     def check(self, ledger: Ledger) -> None:
         """Compare the sums by incarnation with the owner's ledger."""
@@ -587,7 +603,7 @@ class FateModel:
     def _unfit(self, key: PushKey) -> str:
         """Return why a contribution cannot be merged into the round that is open now."""
         arrived = self._arrived[key]
-        if arrived.absurd:
+        if arrived.absurd or key in self._overspent:
             return "implausible"
         age = self._versions[key.fragment] - arrived.base_version
         onward = self._settings.ending == "together" and arrived.final and age == -1

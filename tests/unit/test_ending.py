@@ -249,7 +249,13 @@ def leaving(version: int) -> Callable[[int, int], list[Commit]]:
     def contribute(push: int, base: int) -> list[Commit]:
         key = PushKey("a", 1, 0, push)
         arrived = ContributionArrived(
-            at_s=10.0, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10, final=base == version
+            at_s=10.0,
+            key=key,
+            base_version=base,
+            tokens=10,
+            steps=1,
+            trained_tokens=10 * key.push,
+            final=base == version,
         )
         actions = [*shard.handle(arrived), *shard.handle(ContributionReady(at_s=10.0, key=key))]
         invariants.check_shard(shard)

@@ -66,4 +66,16 @@ def test_what_has_two_fates_is_not_called_one(capsys: pytest.CaptureFixture[str]
     """For a life that is over `lost` is what is left, so a sum alone would always be right."""
     show([IncarnationAccount("ada/1", Account(trained=100, merged=120), "died")], 1)
 
-    assert "every token has one fate" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "every token has one fate" not in said
+    assert "wrong: ada/1: 20 token-fragments have more than one fate" in said
+
+
+def test_an_account_that_was_wrong_when_it_was_folded_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sums are exact, since nothing is negative there; what its learner said was not."""
+    former = FormerLives(lives=2, tokens=10, merged=10, wrong=["liar/3"])
+    show(ledger.former_of(Ledger(former=former)), 1)
+
+    said = capsys.readouterr().out
+    assert "wrong: liar/3" in said
+    assert "every token has one fate" not in said

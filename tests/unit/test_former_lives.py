@@ -340,7 +340,7 @@ def test_nothing_is_folded_of_which_something_is_in_hand_or_queued() -> None:
     desk.interval()
     held = desk.shards[0].ended.batch[0]
     learner, _, incarnation = held.rpartition("/")
-    desk.push(learner, int(incarnation), 0, push=2)
+    desk.push(learner, int(incarnation), 0, push=2, trained=2 * TRAINED)
     shard = desk.shards[0]
     desk.tell(shard, TimerFired(at_s=desk.now_s, name="due/1"))
     assert held in shard.ledger.accounts

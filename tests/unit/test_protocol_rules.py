@@ -97,7 +97,13 @@ class RulesDesk:
         """Let a contribution arrive and become ready."""
         arrived = self.tell(
             ContributionArrived(
-                at_s=at_s, key=who, base_version=base, tokens=tokens, steps=8, trained_tokens=100, final=final
+                at_s=at_s,
+                key=who,
+                base_version=base,
+                tokens=tokens,
+                steps=8,
+                trained_tokens=max(100, who.push * tokens),
+                final=final,
             )
         )
         if any(isinstance(action, Fetch) for action in arrived):
@@ -252,6 +258,32 @@ def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
     assert isinstance(call, PublishCall)
     assert call.attempt == 2
     assert desk.shard.slots[0].round.phase is rounds.Phase.COLLECTING
+
+
+def test_no_token_of_a_fragment_is_pushed_twice() -> None:
+    """The same tokens in every push would be merged as often; a life pushes no more of a fragment than it has trained."""
+    desk = RulesDesk()
+    desk.beat("a")
+    desk.beat("b")
+    desk.call(0.0)
+
+    def again(who: PushKey, trained: int) -> list[str]:
+        arrived = ContributionArrived(at_s=0.1, key=who, base_version=0, tokens=80, steps=8, trained_tokens=trained)
+        return [action.reason for action in desk.tell(arrived) if isinstance(action, Refuse)]
+
+    assert again(key("a", 1), 100) == []
+    assert again(key("a", 2), 100) == ["implausible"]
+    assert again(key("a", 3), 160) == []
+    assert again(key("a", 4), 239) == ["implausible"]
+    assert again(key("b", 1), 100) == []
+    assert again(key("a", 1, incarnation=2), 100) == []
+    for who in (key("a", 1), key("a", 3), key("b", 1)):
+        desk.tell(ContributionReady(at_s=0.2, key=who))
+    assert the(Commit, desk.tell(TimerFired(at_s=9.0, name="grace/0")))
+    assert again(key("a", 5), 239) == ["implausible"]
+    desk.tell(Committed(at_s=9.1, fragment=0, version=1))
+    assert again(key("a", 6), 239) == ["implausible"]
+    assert again(key("a", 7), 240) == []
 
 
 def test_late_contributions_are_no_quorum() -> None:

@@ -51,7 +51,7 @@ class CommitDesk:
         key = PushKey(learner, 1, 0, push)
         self.tell(
             ContributionArrived(
-                at_s=at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=100, final=final
+                at_s=at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=100 * key.push, final=final
             )
         )
         return key

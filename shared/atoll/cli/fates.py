@@ -116,7 +116,7 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     from rich.table import Table  # noqa: PLC0415
 
     from atoll.protocol.ledger import apportion  # noqa: PLC0415
-    from atoll.run.ledger import total  # noqa: PLC0415
+    from atoll.run.ledger import total, wrong_accounts  # noqa: PLC0415
 
     sums = total(lives, fragments)
     shown = [fate for fate, tokens in sums.items() if tokens]
@@ -138,7 +138,13 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
     once = all(count >= 0 for life in lives for count in life.fates(fragments).values())
     exact = once and sum(sums.values()) == due
     whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
-    console.print(whose if exact else "the ledger was read while it changed: ask again")
+    wrong = wrong_accounts(lives, fragments)
+    for said in wrong:
+        console.print(f"wrong: {said}", soft_wrap=True)
+    if exact and not wrong:
+        console.print(whose)
+    elif not wrong:
+        console.print("the ledger was read while it changed: ask again")
     if rebuilt is not None:
         console.print(
             f"the run was rebuilt from checkpoint {rebuilt.checkpoint} ({rebuilt.tokens:,} tokens): what was trained after "

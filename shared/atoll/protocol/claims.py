@@ -6,6 +6,8 @@ refused is no more than what was trained. So the weight of one contribution, tok
 reference learner declares sixteen times its founder's batch where nobody set `step_tokens_max`. In a loop of one's own there is
 no bound until its founder sets one.)
 
+What it pushes of a fragment is no more than what it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
+
 A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
 that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
 offence.

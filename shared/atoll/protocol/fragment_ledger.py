@@ -93,6 +93,12 @@ class FragmentLedger(msgspec.Struct):
             return self.former.covers(name)
         return any(first <= key.push <= last for first, last in account.pushes)
 
+    def spent(self, learner: str, incarnation: int) -> int:
+        """Return the tokens of the pushes of one incarnation that have a fate, but for those that could not be."""
+        account = self.settled.get(f"{learner}/{incarnation}", SettledPushes())
+        refused = sum(tokens for reason, tokens in account.refused.items() if reason != "implausible")
+        return account.merged + account.merged_late + refused
+
     def last_push(self, key: PushKey) -> int:
         """Return the number of the push that this life called its last, 0 for none."""
         account = self.settled.get(f"{key.learner}/{key.incarnation}")

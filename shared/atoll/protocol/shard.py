@@ -218,8 +218,8 @@ class Shard:
             return []
         if not self._opens(event.key.learner, event.key.incarnation):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
+        account = self.ledger.account(event.key.learner, event.key.incarnation)
         if not event.absurd:
-            account = self.ledger.account(event.key.learner, event.key.incarnation)
             account.trained = max(account.trained, event.trained_tokens)
         view = self.learners.get(event.key.learner)
         if view is not None and view.incarnation == event.key.incarnation:
@@ -228,7 +228,8 @@ class Shard:
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
         isolated = self.isolated(event.key.learner, event.key.incarnation)
-        reason = "quarantined" if isolated else "implausible" if event.absurd else slot.round.refusal(offer)
+        unlikely = event.absurd or slot.overspends(offer, account.trained)
+        reason = "quarantined" if isolated else "implausible" if unlikely else slot.round.refusal(offer)
         if reason := reason or ("after_final" if slot.follows_final(offer) else ""):
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer

@@ -89,6 +89,12 @@ class FragmentSlot:
         final = self.fragment_ledger.last_push(offer.key) or min(held, default=0)
         return 0 < final != offer.key.push and (offer.final or offer.key.push > final)
 
+    def overspends(self, offer: Offer, trained: int) -> bool:
+        """Return whether its life pushes more tokens of this fragment than it has `trained`: each may be pushed once."""
+        life, ledger = offer.key[:2], self.fragment_ledger
+        held = [other for other in self.offers.values() if other.key[:2] == life and not ledger.knows(other.key)]
+        return ledger.spent(*life) + sum(other.tokens for other in held) + offer.tokens > trained
+
     def renew(self, version: int, at_s: float) -> list[Offer]:
         """Begin the round on `version`; return what was parked for it."""
         self.round = FragmentRound(self.round.fragment, version, self.round.settings, began_s=at_s)

@@ -41,6 +41,12 @@ class IncarnationAccount:
         """Return the token-fragments that it trained."""
         return fragments * self.account.trained if self.former is None else self.former.due
 
+    def excess(self, fragments: int) -> int:
+        """Return how many token-fragments have more than one fate, by what it has reported and shards have settled."""
+        account = self.account
+        spent = account.settled + account.superseded + account.refused_local
+        return 0 if self.former is not None else max(0, spent - fragments * account.trained)
+
     def fates(self, fragments: int) -> dict[str, int]:
         """Return the fate of every token-fragment it trained; the unsettled ones are `queued`, `open` or `lost`.
 
@@ -141,6 +147,14 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     for fragment_ledger in last.values():
         whole.absorb(fragment_ledger)
     return whole
+
+
+def wrong_accounts(lives: list[IncarnationAccount], fragments: int) -> list[str]:
+    """Return which accounts do not add up, in words; of former lives those that are still named."""
+    beyond = [(life.name, life.excess(fragments)) for life in lives]
+    found = [f"{name}: {excess:,} token-fragments have more than one fate" for name, excess in beyond if excess]
+    former = [name for life in lives if life.former is not None for name in life.former.wrong]
+    return [*found, *(f"{name}: its account did not add up when its life was over" for name in former)]
 
 
 def total(lives: list[IncarnationAccount], fragments: int) -> dict[str, int]:
