@@ -27,7 +27,9 @@ from support.locked_brokers import HOST, LockedBroker
 pytestmark = pytest.mark.connected
 RUN, WORKER = "demo", "worker"
 S = Subjects(RUN)
-SOON_S = 30.0
+SOON_S = 120.0
+NEVER_S = 300.0
+"""A bus that did not know at once would survive an outage for so long."""
 NODES = 3
 MIB = 1 << 20
 
@@ -195,8 +197,8 @@ async def test_a_reader_hears_learners_and_synchronizers(locked: LockedBroker) -
 
 @pytest.mark.usefixtures("founded")
 async def test_a_bus_says_at_once_what_is_refused(locked: LockedBroker) -> None:
-    """Not after the minute for which it would survive an outage."""
-    bus = await locked.bus(RUN, locked.identity(RUN, INTRUDER))
+    """Not after the time for which it would survive an outage."""
+    bus = await locked.bus(RUN, locked.identity(RUN, INTRUDER), patience_s=NEVER_S)
     began_s = time.monotonic()
     with pytest.raises(AccessDenied, match=r"gl\.head\.0 as identity 'mallory'"):
         await bus.put_record(S.head(0), b"zeros", expected=None)
@@ -210,7 +212,7 @@ async def test_a_bus_says_at_once_what_is_refused(locked: LockedBroker) -> None:
         await bus.listen(S.beat("*"))
     with pytest.raises(AccessDenied):
         await bus.remove_run()
-    assert time.monotonic() - began_s < SOON_S
+    assert time.monotonic() - began_s < NEVER_S
     await bus.close()
 
 

@@ -101,7 +101,7 @@ def test_a_loop_becomes_an_island(reader: Reader, example: str) -> None:
     said, commits = run_as_written(reader, example)
     measures = measures_of(said)
 
-    assert commits >= 8
+    assert commits >= 2
     assert len(measures) == 2
     assert measures[0] == measures[1] > 0.9
 
@@ -115,7 +115,7 @@ def test_two_islands_tune_a_llama(reader: Reader) -> None:
     folders = [reader.folder / "runs" / f"llama-by-{name}" for name in "ab"]
     models = [load_file(folder / "model.safetensors") for folder in folders]
 
-    assert commits >= 8
+    assert commits >= 2
     assert before
     assert measures[0] == measures[1] < 0.9 * float(before[1])
     assert models[0].keys() == load_file(reader.folder / "runs" / "llama" / "model.safetensors").keys()

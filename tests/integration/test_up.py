@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from atoll.cli.main import build
+from atoll.protocol.settings import ProtocolSettings
 from support import caches
 from support.whole_runs import (
     DEADLINE_S,
@@ -34,6 +35,9 @@ from support.whole_runs import (
     start,
     wait_for_line,
 )
+
+PACKED_BITS = 4.3
+"""Four bits and a scale for each block, with what frames it; a version is sent whole once in `keyframe_versions`."""
 
 
 @pytest.fixture(scope="session")
@@ -255,9 +259,9 @@ def check_ledger(report: dict[str, object]) -> None:
     assert moved["learners"]["payload_up"] >= report["bytes_up"]
     assert moved["tokens"] == report["tokens_trained"]
     assert moved["data_parallel_bytes_per_token"] > moved["bytes_per_token_all_links"] > moved["bytes_per_token"] > 0
-    # Four bits and a scale for each block, less what zstd saves: the fewer steps, the more rows that have not changed.
-    assert 2.0 < moved["bits_per_parameter_up"] < 4.3
-    assert 3.0 < moved["bits_per_parameter_published"] < 8.0
+    # Less what zstd saves, which is up to the machine's pace: the fewer steps, the more rows that have not changed.
+    assert 0.0 < moved["bits_per_parameter_up"] < PACKED_BITS
+    assert 0.0 < moved["bits_per_parameter_published"] < PACKED_BITS + 33.0 / ProtocolSettings().keyframe_versions
 
 
 @pytest.mark.second_tier

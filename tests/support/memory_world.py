@@ -99,6 +99,7 @@ class MemoryWorld:
         towards: float,
         pace: float = 1.0,
         steps_max: int = 100_000,
+        at_each_step: Callable[[], None] = lambda: None,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Pull every parameter towards a value until the run is over; 10 tokens a step; with options of `JoinOptions`."""
@@ -108,6 +109,7 @@ class MemoryWorld:
             while not island.done and steps < steps_max:
                 params = jax.tree.map(lambda leaf: leaf + 0.05 * (towards - leaf), params)
                 time.sleep(STEP_S * pace)
+                at_each_step()
                 params = island.step(params, tokens=10, loss=1.0)
                 steps += 1
             self.final[learner] = params
@@ -153,6 +155,17 @@ class MemoryWorld:
             ledger = closing_ledger(event_of(entry.subject, entry.data) for entry in entries)
             check_heads(settle(ledger, self.protocol.fragments), heads)
             return ledger
+
+        return self.home.submit(read()).result(240.0)
+
+    def versions(self) -> dict[int, int]:
+        """Return the newest version of each fragment."""
+
+        async def read() -> dict[int, int]:
+            bus = await self.bus()
+            record = await read_run(bus, Subjects(self.run))
+            assert record is not None
+            return {fragment: head.version for fragment, head in (await read_heads(bus, record)).items()}
 
         return self.home.submit(read()).result(240.0)
 
