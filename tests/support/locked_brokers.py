@@ -17,7 +17,7 @@ from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 
 HOST = "127.0.0.1"
-SOON_S = 30.0
+SOON_S = 120.0
 POLL_S = 0.01
 
 

@@ -42,7 +42,7 @@ def test_an_answers_parts_are_found_by_name() -> None:
     assert told({"seq": 7, "state": {"last_seq": 9}}, int, "state", "last_seq") == 9
 
 
-SOON_S = 20.0
+SOON_S = 120.0
 NOBODY: Any = None
 
 

@@ -22,7 +22,7 @@ from atoll.keys.roll import KeyFolder
 from atoll.wire.messages import encode
 from support.founded_run import run_record
 
-SOON_S = 30.0
+SOON_S = 120.0
 
 
 async def test_who_may_not_found_says_again_and_again_for_whom_it_waits(

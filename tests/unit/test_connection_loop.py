@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.nats.connection_loop import ConnectionLoop
 
-SOON_S = 20.0
+SOON_S = 120.0
 
 
 @pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])

@@ -18,7 +18,7 @@ from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.shard_assignment import Host
 from support.small_run import founded
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 RUN = "ends"
 
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.base import loop_thread
 from atoll.base.loop_thread import LoopThread
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 async def until(begun: threading.Event, end: threading.Event) -> None:

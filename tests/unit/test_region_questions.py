@@ -24,7 +24,7 @@ from atoll_synchronizer.contributions import PendingContribution, read_contribut
 from atoll_synchronizer.region_service import RegionService
 from support.founded_run import run_record
 
-SOON_S = 20.0
+SOON_S = 120.0
 HEARD_S = 0.1
 PUSH = WeighedPush("a", 1, 1, 5.0)
 

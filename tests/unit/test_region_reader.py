@@ -26,7 +26,7 @@ from support.links import unique_run
 
 KEY = PushKey("a", 1, 0, 1)
 DIGEST = "0" * 32
-SOON_S = 30.0
+SOON_S = 120.0
 
 
 class AnsweringBus(MemoryBus):

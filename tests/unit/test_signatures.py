@@ -28,7 +28,7 @@ from support.founded_run import run_record
 
 RUN = "demo"
 S = Subjects(RUN)
-SOON_S = 20.0
+SOON_S = 120.0
 MESSAGE = encode(Control(verb="drain", sender="up"))
 
 

@@ -11,7 +11,7 @@ from atoll.bus.options import BusOptions
 from atoll.wire.traffic import BusStats
 
 WATCH_S = 0.01
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class EchoedConnection:
