@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from statistics import fmean
 from types import FrameType
@@ -162,19 +162,27 @@ class LivesDesk:
             self.incarnations[name] = incarnation
             self.beat(name, incarnation, TRAINED)
         for fragment in range(FRAGMENTS):
-            shard = self.shards[self.settings.shard_of(fragment)]
-            shard.slots[fragment].due_s = self.now_s
-            self.tell(shard, TimerFired(at_s=self.now_s, name=f"due/{fragment}"))
-            for name, incarnation in lives:
-                self.push(name, incarnation, fragment)
-            self.push("steady", 1, fragment, push=self._steady, trained=self._steady * PUSHED)
-            self.tell(shard, TimerFired(at_s=self.now_s + 4.0, name=f"grace/{fragment}"))
+            self.round(fragment, lives)
         for name, incarnation in () if dying else lives:
             self.beat(name, incarnation, TRAINED, spent=True)
             for shard in self.shards:
                 self.tell(shard, LearnerLeft(at_s=self.now_s, learner=name, incarnation=incarnation))
         self.keep()
         self._count(len(lives), dying=dying)
+        self.answer()
+
+    def round(self, fragment: int, lives: Iterable[tuple[str, int]] = ()) -> None:
+        """Let a fragment be called and have its next version, of what `steady` and these lives push."""
+        shard = self.shards[self.settings.shard_of(fragment)]
+        shard.slots[fragment].due_s = self.now_s
+        self.tell(shard, TimerFired(at_s=self.now_s, name=f"due/{fragment}"))
+        for name, incarnation in lives:
+            self.push(name, incarnation, fragment)
+        self.push("steady", 1, fragment, push=self._steady, trained=self._steady * PUSHED)
+        self.tell(shard, TimerFired(at_s=self.now_s + 4.0, name=f"grace/{fragment}"))
+
+    def answer(self) -> None:
+        """Let the broker say that all is settled that the queue held when it was asked the last time."""
         self.turn += 1
         for shard in self.shards:
             self.tell(shard, QueueDrained(at_s=self.now_s, proven=False, turns=self.turn))
@@ -233,21 +241,6 @@ def live_on(desk: LivesDesk, names: Iterator[str], lives: int) -> tuple[float, f
         measured.append((sum(len(frozen) for frozen in desk.durable.values()), work.calls))
     sizes, calls = zip(*measured[-SAMPLES:], strict=True)
     return fmean(sizes), fmean(calls)
-
-
-@pytest.mark.parametrize(("shards", "lives"), [(1, 100_000), (2, 12_000)])
-def test_what_a_commit_costs_does_not_grow_with_the_lives_that_ever_were(shards: int, lives: int) -> None:
-    """A hundred thousand honest lives: the ledgers of a commit are as large, and take as many calls, as after the first few."""
-    desk, names = LivesDesk(shards), one_life(0)
-    early = live_on(desk, names, 1_600)
-    late = live_on(desk, names, lives)
-    for _ in range(4):
-        desk.interval()
-
-    assert late == pytest.approx(early, rel=0.1)
-    assert all(len(shard.ledger.accounts) <= KEPT_LIVES + 1 for shard in desk.shards)
-    assert all(len(shard.learners) <= KEPT_LIVES + 1 for shard in desk.shards)
-    desk.check_exact()
 
 
 def many_former_lives(shards: int = 1) -> LivesDesk:
@@ -325,8 +318,8 @@ def test_an_heir_finds_each_fragment_as_it_was_written_and_no_token_twice(
     assert apart > 0
 
 
-def test_nothing_is_folded_of_which_something_is_in_hand_or_queued() -> None:
-    """The queue has not settled all that it held when the life ended, or a push of it arrives at the last moment."""
+def test_nothing_is_folded_before_the_queue_has_settled_what_it_held() -> None:
+    """What a life had pushed may still wait there, however long it is over."""
     desk = many_former_lives()
     folded = desk.shards[0].ledger.former.lives
     desk.turn -= 100  # the queue answers, and has come no further
@@ -334,16 +327,55 @@ def test_nothing_is_folded_of_which_something_is_in_hand_or_queued() -> None:
         desk.interval(*(f"again-{number}" for number in range(20)))
     assert desk.shards[0].ledger.former.lives == folded
 
-    desk.turn += 200
-    desk.interval()
-    desk.turn += 1
-    desk.interval()
-    held = desk.shards[0].ended.batch[0]
-    learner, _, incarnation = held.rpartition("/")
-    desk.push(learner, int(incarnation), 0, push=2, trained=2 * TRAINED)
+    desk.turn += 100
+    for _ in range(5):
+        desk.interval()
+    assert desk.shards[0].ledger.former.lives > folded
+
+
+def test_nothing_is_folded_before_all_ledgers_of_the_shard_have_its_account() -> None:
+    """An heir would find its last report in one of them alone."""
+    desk, names = LivesDesk(), one_life(0)
+    desk.interval(*(next(names) for _ in range(60)))
     shard = desk.shards[0]
-    desk.tell(shard, TimerFired(at_s=desk.now_s, name="due/1"))
+    for _ in range(6):
+        desk.answer()
+        desk.round(0)
+        desk._steady += 1
+        desk.beat("steady", 1, desk._steady * PUSHED)
+    assert shard.ended.batch
+    assert not shard.ledger.former.lives
+
+    desk.round(1)
+    assert shard.ledger.former.lives == 60 - KEPT_LIVES
+
+
+def test_nothing_is_folded_of_which_a_push_is_in_hand() -> None:
+    """Its learner was replaced and goes on: what came before its life is folded is merged, and the fold waits for it."""
+    desk = LivesDesk()
+    dying = [f"again-{number}" for number in range(40)]
+    desk.interval(*dying, dying=True)
+    desk.interval(*dying)
+    desk.interval()
+    shard = desk.shards[0]
+    while not shard.ended.batch:
+        desk.answer()
+    held = shard.ended.batch[0]
+    learner, _, incarnation = held.rpartition("/")
+
+    desk._steady += 1
+    desk.beat("steady", 1, desk._steady * PUSHED)
+    desk.round(0)
+    desk.push(learner, int(incarnation), 0, push=2, trained=2 * TRAINED)
+    desk.round(1)
+
+    assert shard.ledger.former.lives > 0
     assert held in shard.ledger.accounts
+    for _ in range(6):
+        desk.interval()
+    assert shard.ledger.former.covers(held)
+    settled = settle(desk.read(), FRAGMENTS)
+    assert settled.exact, settled.errors
 
 
 def test_whose_account_did_not_add_up_is_named_after_it_is_folded() -> None:
@@ -438,3 +470,18 @@ def test_a_ledger_with_former_lives_in_pages_is_the_same_ledger() -> None:
         together = continued(together, msgspec.json.decode(msgspec.json.encode(part), type=Ledger), number)
 
     assert together == ledger
+
+
+@pytest.mark.parametrize(("shards", "lives"), [(1, 100_000), (2, 12_000)])
+def test_what_a_commit_costs_does_not_grow_with_the_lives_that_ever_were(shards: int, lives: int) -> None:
+    """A hundred thousand honest lives: the ledgers of a commit are as large, and take as many calls, as after the first few."""
+    desk, names = LivesDesk(shards), one_life(0)
+    early = live_on(desk, names, 1_600)
+    late = live_on(desk, names, lives)
+    for _ in range(4):
+        desk.interval()
+
+    assert late == pytest.approx(early, rel=0.1)
+    assert all(len(shard.ledger.accounts) <= KEPT_LIVES + 1 for shard in desk.shards)
+    assert all(len(shard.learners) <= KEPT_LIVES + 1 for shard in desk.shards)
+    desk.check_exact()
