@@ -102,7 +102,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(shard.result(60.0))
+print(shard.result(240.0))
 print("loaded", sorted({"jax", "jaxlib", "orbax", "optax", "flax"} & set(sys.modules)))
 for name, params in sorted(merged.items()):
     print(name, type(params["in"]).__name__, round(float(params["in"].w.mean()), 1), params["out"][1])

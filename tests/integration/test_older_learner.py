@@ -41,7 +41,7 @@ async def test_an_older_learner_trains_with_todays_shard(island: IslandProcess, 
     island.wait_for("shard", "round.committed", 16)
     await end(island, ["old", "new"])
     island.process("shard").terminate()
-    assert island.process("shard").wait(60) == 0
+    assert island.process("shard").wait(240) == 0
     merged = {
         share["learner"]
         for event in await island.events("round")

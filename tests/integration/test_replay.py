@@ -42,7 +42,7 @@ def heads_of(world: MemoryWorld) -> tuple[RunRecord, dict[int, Head]]:
         assert record is not None
         return record, await read_heads(bus, record)
 
-    return world.home.submit(read()).result(60.0)
+    return world.home.submit(read()).result(240.0)
 
 
 def trained(run: str, folder: Path, **changes: object) -> tuple[RunRecord, dict[int, Head]]:

@@ -70,10 +70,10 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(240.0)
 
     assert not errors
-    assert shard.result(timeout=30.0) == "token target reached"
+    assert shard.result(timeout=240.0) == "token target reached"
 
 
 def read(run: str, opener: Opener, home: LoopThread) -> History:
@@ -87,7 +87,7 @@ def read(run: str, opener: Opener, home: LoopThread) -> History:
             await bus.close()
         return history
 
-    return home.submit(read_it()).result(30.0)
+    return home.submit(read_it()).result(240.0)
 
 
 def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) -> None:

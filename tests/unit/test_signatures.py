@@ -196,10 +196,10 @@ async def test_readers_are_told_why_a_message_is_not_believed(office: SigningOff
     await plain.publish(S.contribution(0, 0, "me"), MESSAGE, msg_id="a")
     await plain.publish(S.event("round", "me"), MESSAGE, msg_id="b")
     record = await signed.get_record(S.head(0))
-    queued = await (await signed.consume(S.contributions_of(0), durable="d")).next(1.0)
+    queued = await (await signed.consume(S.contributions_of(0), durable="d")).next(SOON_S)
     heard = await signed.listen(S.control("all"))
     await plain.tell(S.control("all"), MESSAGE)
-    told = await heard.next(1.0)
+    told = await heard.next(SOON_S)
     assert record is not None
     assert queued is not None
     assert told is not None
@@ -244,7 +244,7 @@ async def test_nothing_passes_from_a_run_to_a_later_one_of_its_id(office: Signin
     await plain.tell(S.call(0), boss.signed(S.call(0), MESSAGE, "first"))
     manifest = office.signatures("me").signed(S.contribution(0, 0, "me"), MESSAGE, "first")
     await plain.publish(S.contribution(0, 0, "me"), manifest, msg_id="m")
-    replayed = [await reader.get_record(S.head(0)), await calls.next(1.0), await queue.next(1.0)]
+    replayed = [await reader.get_record(S.head(0)), await calls.next(SOON_S), await queue.next(SOON_S)]
     for each in replayed:
         assert each is not None
         with pytest.raises(PeerMisbehaved, match="the signature does not fit"):
@@ -265,7 +265,7 @@ async def test_a_watcher_follows_its_run_to_the_next_founding(
     await second.put_record(S.run_record, encode(record_of("second")), expected=None)
     calls = await watcher.listen(S.call("*"))
     await second.tell(S.call(0), MESSAGE)
-    heard = await calls.next(1.0)
+    heard = await calls.next(SOON_S)
     assert heard is not None
     assert heard.data == MESSAGE
 
@@ -291,7 +291,7 @@ async def test_a_message_is_believed_only_where_it_was_asked_for(office: Signing
     calls = await reader.listen(S.call("*"))
     for subject in ("evil", S.event("a", "b"), S.tap("x")):
         broker.core_message(CoreMessage(subject, MESSAGE))
-        heard = await calls.next(1.0)
+        heard = await calls.next(SOON_S)
         assert heard is not None
         with pytest.raises(PeerMisbehaved, match="it was not asked for"):
             decode(Control, heard.data)
@@ -317,12 +317,12 @@ async def test_an_answer_is_signed_as_an_answer(office: SigningOffice) -> None:
         heard = await responder.listen(S.control("a"))
 
         async def answer(bus: SignedBus | MemoryBus = responder, feed: object = heard) -> None:
-            question = await feed.next(5.0)  # type: ignore[attr-defined]
+            question = await feed.next(SOON_S)  # type: ignore[attr-defined]
             assert question is not None
             await bus.tell(question.reply, MESSAGE)
 
         answering = asyncio.create_task(answer())
-        got = await asker.ask(S.control("a"), MESSAGE, timeout_s=5.0)
+        got = await asker.ask(S.control("a"), MESSAGE, timeout_s=SOON_S)
         await answering
         assert got is not None
         await heard.close()
