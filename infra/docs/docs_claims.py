@@ -213,7 +213,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         row(
             "trained_tokens",
             "its account",
-            "the pace and the batch that the run allows; all its pushes of a fragment are no more",
+            "the pace and the batch that the run allows; it counts nothing towards the target",
             Cost.CLAIMANT,
         ),
         row("norms", "bounds while it is read", "the norms that the shard computes", Cost.CLAIMANT),
@@ -226,7 +226,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
         row(
             "final",
-            "a round may open before its beat",
+            "nothing of it follows, and no round waits for more",
             "one for each incarnation and fragment, and nothing after it",
             Cost.CLAIMANT,
         ),

@@ -145,10 +145,8 @@ def test_two_ledgers_are_absorbed_reports_by_maximum_and_fates_by_sum() -> None:
                 refused = Counter(ours.refused) + (Counter(theirs.refused) if summed else Counter())
                 assert +Counter(into.refused) == +refused
         assert learnt.told_tokens == absorbed.told_tokens == max(one.told_tokens, other.told_tokens)
-        assert one.run_tokens == sum(account.trained for account in one.accounts.values())
-        assert one.known_tokens == max(one.run_tokens, one.told_tokens)
-        for target in (0, one.known_tokens, one.known_tokens + 1):
-            assert one.reached(target) == (0 < target <= one.known_tokens)
+        for target in (0, one.told_tokens, one.told_tokens + 1):
+            assert one.reached(target) == (0 < target <= one.told_tokens)
 
 
 def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
@@ -164,7 +162,7 @@ def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
             wanted = [*over, *lives_on][-room:]
             assert set(kept.accounts) == set(wanted)
             assert list(kept.accounts) == [name for name in names if name in wanted]
-            assert kept.known_tokens == ledger.known_tokens
+            assert kept.told_tokens == ledger.told_tokens
         assert newest(ledger, len(names)) is ledger
 
 
@@ -211,7 +209,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
             tokens = chance.randrange(1, 9)
             if chance.random() < 0.6:
                 age = chance.randrange(3)
-                ledger.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age))
+                ledger.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age, credit=tokens))
                 due.merged(key.learner, 1, tokens, late=age > 0)
             else:
                 reason = chance.choice(REASONS)
@@ -221,13 +219,15 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
             assert not ledger.knows(key._replace(push=push + 1))
         ledger.lengths = {f"l{number}": Measure(1.0, 2, 1, number) for number in range(MEASURES_MAX)}
         due.learn(reports)
+        due.count(ledger.credit)
 
         heir = parsed(ledger.frozen(reports), FragmentLedger)
         told = Ledger()
         heir.enter_into(told)
 
         assert plain(told) == plain(due)
-        assert told.told_tokens == reports.told_tokens
+        assert told.told_tokens == max(reports.told_tokens, ledger.credit)
+        assert heir.credit == ledger.credit
         assert heir.settled == ledger.settled
         assert heir.lengths == ledger.lengths
         for name in ("l0", "l1", "l2", "l3"):

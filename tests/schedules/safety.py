@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atoll.archive.rebuild import REBUILDER
@@ -353,6 +354,8 @@ class Safety:
         self.durable.see_commit(commit)
         tokens = before.tokens_merged + sum(share.tokens for share in head.included)
         require(head.tokens_merged == tokens, "a head counts all tokens merged so far", (head.tokens_merged, tokens))
+        credit = parsed(fragment_ledger, FragmentLedger).credit
+        require(credit <= tokens, "only what is merged counts", (credit, tokens))
         self._see_values(head, self.versions[fragment], after)
         self.versions[fragment] = after
         self.digests[self.run.nonce if self.run else "", fragment, head.version] = head.digest
@@ -435,7 +438,10 @@ class Safety:
             return
         key = key_of(manifest)
         if key in self.contributions:  # who lost the answer sends again, and the broker remembers ids for a moment only
-            require(manifest == self.contributions[key][0], "a push that is queued again is the same", key)
+            again = msgspec.structs.replace(
+                manifest, notes=self.contributions[key][0].notes
+            )  # how long it took, for people
+            require(again == self.contributions[key][0], "a push that is queued again is the same", key)
             return
         size, codec = self.run.layout.fragment_sizes()[manifest.fragment], self.run.protocol.codec_up
         vector = None
@@ -483,4 +489,5 @@ def share_of(fragment: int, each: Included) -> Share:
         steps=each.steps,
         weight=each.weight,
         age=each.age,
+        credit=each.tokens,
     )

@@ -23,7 +23,7 @@ TUNED: Final[dict[str, float]] = {
     "RETRY_S_MAX": 2.0,
     "LENDING_STEPS_MIN": 3,
     "TOLD_EVERY_S": 9.0,
-    "LEAVE_S": 10.0,
+    "LEAVE_S": 20.0,
     "HOLD_S": 2.0,
     "PAGE_PIECES": 1,
     "LAST_MARK_S": 8.0,

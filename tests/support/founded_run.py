@@ -187,10 +187,17 @@ class FoundedRun:
         self.pushes += 1
         version = store.holdings[fragment].head.version
         share = Share(
-            key=PushKey("a", 1, fragment, version + 1), base_version=version, tokens=TOKENS, steps=1, weight=1.0, age=0
+            key=PushKey("a", 1, fragment, version + 1),
+            base_version=version,
+            tokens=TOKENS,
+            steps=1,
+            weight=1.0,
+            age=0,
+            credit=TOKENS,
         )
         fragment_ledger = store.fragment_ledger.get(fragment, FragmentLedger(settled={"a/1": SettledPushes()}))
         fragment_ledger.merge(share)
+        self.told.count(fragment_ledger.credit)
         self.told.reported("a", 1, TOKENS * self.pushes, TOKENS * self.pushes, 0, 0)
         command = Commit(
             fragment=fragment,
@@ -257,9 +264,8 @@ class FoundedRun:
 
 
 async def say_lease(run: FoundedRun, tokens: int, shard: int = 0, *, closed: bool = False) -> None:
-    """Write the lease of a shard whose owner has heard of so many tokens."""
-    ledger = Ledger()
-    ledger.reported("a", 1, tokens, tokens, 0, 0)
+    """Write the lease of a shard of a run that is at so many tokens."""
+    ledger = Ledger(told_tokens=tokens)
     subject = run.record.subjects.lease(shard)
     former = await run.bus.get_record(subject)
     told = Lease(

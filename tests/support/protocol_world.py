@@ -71,7 +71,7 @@ def one_commit(base_version: int) -> Commit:
     fragment_ledger = FragmentLedger()
     for base in range(base_version + 1):
         key = PushKey("a", 1, 0, base + 1)
-        share = Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0)
+        share = Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0, credit=8)
         fragment_ledger.merge(share)
     return Commit(
         fragment=0,
@@ -173,7 +173,7 @@ class ProtocolWorld:
         self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledger=fragment_ledger)
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
-        self.rounds.inherit(self.shard.ledger, known)
+        self.rounds.inherit(self.shard.ledger, known, {p: kept.credit for p, kept in fragment_ledger.items()})
         self.fates = FateModel(self.settings, self.heads, known, self.shard.ledger)
         open_keys = [key for key in self.delivered if key not in known or key in lost]
         self.queue += [self.delivered[key] for key in open_keys if self.delivered[key] not in self.queue]

@@ -69,6 +69,7 @@ FORGIVEN = 8
 OTHERS = 3
 FORGOTTEN = 24
 ROOM = 2
+BOUNDED_FROM, STEP_OF_OTHERS = 2, 16
 LAST_PUSH_S = 30.0
 CLOSE = 1e-9
 
@@ -171,8 +172,9 @@ class RoundModel:
         self._clean: Counter[tuple[str, int, int]] = Counter()
         self._quorums_s: list[float] = []
         self._commits_s: list[float] = []
-        self._trained: dict[tuple[str, int], int] = {}
         self._told = 0
+        self._credit: Counter[int] = Counter()
+        self._last: Counter[str] = Counter()
         self._sign_s: float | None = None
         self._absent_s = 0.0
         self._commits = 0
@@ -213,13 +215,14 @@ class RoundModel:
         elif isinstance(action, Commit):
             self._see_commit(action, at_s)
 
-    def inherit(self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]]) -> None:
-        """Begin as an heir: with what learners told the former owner, and its learners' offences."""
+    def inherit(
+        self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]], credit: Mapping[int, int] | None = None
+    ) -> None:
+        """Begin as an heir: with what learners told the former owner, its learners' offences, and what counted by fragment."""
+        self._credit.update(credit or {})
         self._told, self._former = ledger.told_tokens, deepcopy(ledger.former)
-        self._trained["", 0] = ledger.former.tokens
         for name, account in ledger.accounts.items():
             learner, _, incarnation = name.rpartition("/")
-            self._trained[learner, int(incarnation)] = account.trained
             self._ever |= {(learner, int(incarnation))} if account.merged or account.merged_late else set()
         for key, (fate, _) in fates.items():
             if fate.partition(":")[2] in OFFENCES:
@@ -247,9 +250,6 @@ class RoundModel:
         elif isinstance(fact, ContributionArrived) and fact.key.fragment in self._rounds:
             if fact.key in self._held:
                 return
-            life = fact.key.learner, fact.key.incarnation
-            if not fact.absurd:
-                self._trained[life] = max(self._trained.get(life, 0), fact.trained_tokens)
             self._bases[fact.key] = fact.base_version
             self._finals[fact.key] = fact.final
             heard = self._learners.get(fact.key.learner)
@@ -280,8 +280,6 @@ class RoundModel:
             heard.training, heard.left = False, True
 
     def _take_beat(self, beat: LearnerBeat) -> None:
-        life = beat.learner, beat.incarnation
-        self._trained[life] = max(self._trained.get(life, 0), beat.tokens)
         heard = self._learners.get(beat.learner)
         if heard is None or beat.incarnation > heard.incarnation:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, self._connected_s)
@@ -370,8 +368,9 @@ class RoundModel:
         now.asked_s, now.attempt = at_s, now.attempt + 1
         require(at_s - (self._sign_s or 0.0) <= CUT_S, "a shard that is cut off calls nobody", call)
         require((call.version, call.attempt) == (now.version, now.attempt), "a call is for its round", call)
-        known = max(sum(self._trained.values()), self._told)
-        require(call.run_tokens == known, "a call says how far the run is", (call, known))
+        known = max([self._told, *self._credit.values()])
+        ahead = 2 * sum(self._last.values())
+        require(known <= call.run_tokens <= known + ahead, "a call says how far the run is", (call, known, ahead))
         due_s = at_s + max(0.5, 2.0 * (self.step_s() or 0.0))
         again = [a.due_s for a in actions if isinstance(a, ArmTimer) and a.name == f"due/{call.fragment}"]
         require(any(_near(due_s, armed_s) for armed_s in again), "a call is repeated in time", (again, due_s))
@@ -424,6 +423,8 @@ class RoundModel:
             require(not self.live() and not coming and not loading, "nobody is left", (commit.end, coming, loading))
         for share in commit.shares:
             self._see_merged(share.key)
+            self._credit[commit.fragment] += share.credit
+            self._last[share.key.learner] = max(self._last[share.key.learner], share.credit)
 
     def _may_answer(self, name: str, fragment: int) -> bool:
         """Return whether a learner has room in a round, did not send its last push there, and did not stop long ago."""
@@ -526,6 +527,9 @@ class FateModel:
         self._after_final: set[PushKey] = set()
         self._trained = Counter({} if ledger is None else {n: each.trained for n, each in ledger.accounts.items()})
         self._overspent: set[PushKey] = set()
+        self._sizes: set[tuple[str, float]] = set()
+        """Tokens per step of what was merged, with who took them."""
+        self._weights: dict[PushKey, float] = {}
         self._being_made: set[int] = set()
         """Fragments of which the next version is being committed: it may be visible already."""
         self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
@@ -621,8 +625,11 @@ class FateModel:
         arrived, key, limit = self._arrived[fold.key], fold.key, self._settings.age_max + 1
         age = max(0, self._versions[key.fragment] - arrived.base_version)
         require(fold.age == age <= self._settings.age_max, "the age is the versions it is behind", (fold, age))
-        weight = arrived.tokens**2 / arrived.steps
-        require(_near(fold.weight, weight), "the weight is tokens squared over steps", (fold, weight))
+        weight, size = arrived.tokens**2 / arrived.steps, arrived.tokens / arrived.steps
+        others = [each for name, each in self._sizes if name != key.learner]
+        capped = len(others) >= BOUNDED_FROM and size > STEP_OF_OTHERS * min(others) and fold.weight < weight
+        require(capped or _near(fold.weight, weight), "the weight is tokens squared over steps", (fold, weight))
+        self._weights[key] = fold.weight
         fresh = self._settings.age_damping**age
         if self._settings.age_law == "gate":
             fresh *= math.cos(math.pi / 2.0 * age / limit) ** 2
@@ -646,8 +653,10 @@ class FateModel:
             scale = share.scale if self._lengths is None else self._lengths.scales.get(share.key, 1.0)
             require(_near(share.scale, scale), "a share says how it was clipped", (share, scale))
             got = share.tokens, share.steps, share.base_version, share.age, share.weight
-            due = arrived.tokens, arrived.steps, arrived.base_version, age, arrived.tokens**2 / arrived.steps
+            due = arrived.tokens, arrived.steps, arrived.base_version, age, self._weights[share.key]
             require(got == due, "a share is as its contribution was", (got, due))
+            require(0 <= share.credit <= share.tokens, "no more counts than was merged", share)
+            self._sizes.add((share.key.learner, arrived.tokens / arrived.steps))
             self._give(share.key, "merged_late" if age else "merged")
 
     def _see_unfold(self, unfold: Unfold) -> None:

@@ -284,7 +284,7 @@ def test_sums_saturate() -> None:
         TOTAL_MAX
     }
     assert view.junk["malformed"] == COUNT_MAX
-    assert view.run_tokens == view.learners["a"].tokens == RUN_TOKENS_MAX
+    assert view.trained_tokens == view.learners["a"].tokens == RUN_TOKENS_MAX
     assert LinkTraffic(wire_up=BYTES_MAX).plus(LinkTraffic(wire_up=1)).wire_up == BYTES_MAX
 
 

@@ -214,7 +214,7 @@ class LivesDesk:
             assert settled.exact, settled.errors
             assert settled.trained == FRAGMENTS * self.trained
             assert +Counter(settled.fates) == +self.tokens
-            assert whole.run_tokens == self.trained
+            assert whole.former.tokens + sum(each.trained for each in whole.accounts.values()) == self.trained
 
 
 def one_life(number: int) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
 from atoll.client.run_progress import FLEET_MAX, RunProgress
 from atoll.protocol import island
-from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim
+from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim, step_tokens_max
 from atoll.protocol.events import (
     Acknowledge,
     Adopted,
@@ -38,6 +40,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
+from atoll.protocol.round import INTERVALS_MAX
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, decode, encode
@@ -77,6 +80,58 @@ def test_two_absurd_heartbeats_stop_no_calls() -> None:
     assert decode(Call, encode(said)).run_tokens == RUN_TOKENS_MAX
 
 
+def test_no_report_brings_a_run_nearer_to_its_target() -> None:
+    """A first heartbeat of 2^39 steps, or one manifest of 2^47 trained tokens, once ended the run for all."""
+    desk = Shard(agreed(tokens_target=1000), 0, {0: 0})
+    desk.handle(beat("liar", 0.0, tokens=1 << 47, steps=1 << 39))
+    desk.handle(arrived("liar", 1, 0.1, trained_tokens=1 << 47))
+
+    assert not desk.ledger.reached(1000)
+    assert desk.expected_tokens() == 0
+    fold, commit = merged(desk, "liar", 1)
+    assert (fold.weight, commit.shares[0].credit, desk.ledger.told_tokens) == (800.0, 80, 80)
+    assert desk.expected_tokens() <= 3 * 80
+
+
+def merged(desk: Shard, learner: str, push: int) -> tuple[Fold, Commit]:
+    """Have a contribution that was offered merged alone, because everybody leaves; return what was decided."""
+    told = desk.handle(ContributionReady(at_s=1.0, key=PushKey(learner, 1, 0, push)))
+    told += desk.handle(LearnerLeft(at_s=1.0, learner=learner, incarnation=1))
+    (fold,) = [action for action in told if isinstance(action, Fold)]
+    (commit,) = [action for action in told if isinstance(action, Commit)]
+    return fold, commit
+
+
+def test_a_step_counts_and_weighs_no_more_than_sixteen_of_the_others() -> None:
+    """In a loop of one's own no batch is declared: of two others the larger steps decide; of one nobody knows who lies."""
+    assert step_tokens_max([10.0, 20.0], 0.0, 0) == step_tokens_max([10.0, 20.0, 1e12], 1e12, 0) == 16 * 20.0
+    assert (
+        step_tokens_max([10.0, 20.0, 30.0, 40.0], 10.0, 0) == step_tokens_max([20.0, 30.0, 40.0], 0.0, 0) == 16 * 30.0
+    )
+    assert step_tokens_max([10.0, 20.0, 30.0, 40.0], 40.0, 0) == 16 * 20.0
+    assert step_tokens_max([10.0, 20.0], 10.0, 0) == step_tokens_max([10.0], 0.0, 0) == math.inf
+    assert step_tokens_max([10.0], 0.0, 7) == 7
+    desk = Shard(agreed(), 0, {0: 0})
+    desk.step_sizes = [10.0, 20.0]
+    desk.handle(arrived("liar", 1, 0.1, tokens=1 << 40, steps=8, trained_tokens=1 << 40))
+
+    fold, commit = merged(desk, "liar", 1)
+
+    assert commit.shares[0].credit == 8 * 320
+    assert fold.weight == 8 * 320**2
+
+
+def test_one_contribution_counts_sixteen_intervals_at_most() -> None:
+    """Who was away for long is merged whole, and moves the run's count no further than others could have."""
+    desk = Shard(agreed(), 0, {0: 0})
+    desk.handle(arrived("a", 1, 0.1, tokens=10_000, steps=1000, trained_tokens=10_000))
+
+    fold, commit = merged(desk, "a", 1)
+
+    assert fold.weight == 10_000**2 / 1000
+    assert (commit.shares[0].tokens, commit.shares[0].credit) == (10_000, 10 * INTERVALS_MAX * 8)
+
+
 def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> None:
     """Ten of its steps are 10^13 seconds by its own word; patience has a bound of its own."""
     desk = Shard(agreed(), 0, {0: 0})
@@ -109,7 +164,7 @@ def test_a_learner_that_beats_on_and_does_nothing_does_not_keep_a_run_from_finis
     finished_s = None
     for second in range(2 * int(OVERDUE_S)):
         desk.handle(beat("ghost", float(second)))
-        told = desk.handle(QueueDrained(at_s=float(second)))
+        told = desk.handle(QueueDrained(at_s=float(second), run_tokens=100))
         if any(isinstance(action, Finish) for action in told):
             finished_s = second
             break
@@ -207,7 +262,7 @@ def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
 
     assert [action.reason for action in told if isinstance(action, Refuse)] == ["implausible"] * 2
     assert any(isinstance(action, Isolate) for action in told)
-    assert desk.ledger.known_tokens == 0
+    assert desk.ledger.told_tokens == 0
 
 
 # --- the learner --------------------------------------------------------------------------------------------------------------
@@ -273,9 +328,9 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
 
     assert progress.hear(RUN_TOKENS_MAX, own=1_910)
     assert progress.tokens == 5_000 + 3 * 1_800 + 6 * 10
-    assert not progress.reached(own=1_910)
+    assert not progress.reached
     progress.prove(1_000_000, own=1_920)
-    assert progress.reached(own=1_920)
+    assert progress.reached
 
 
 def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
@@ -303,7 +358,7 @@ def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_
     desk.handle(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
     told: list[Command] = []
     for second in range(2, 2 * int(OVERDUE_S)):
-        told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second)))
+        told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second), run_tokens=100))
         if any(isinstance(action, Commit) for action in told):
             break
 

@@ -107,7 +107,7 @@ def test_labels_are_bounded_and_sums_stay_right() -> None:
     assert len([name for name, _ in told if name == "atoll_learner_steps_total"]) == LEARNERS_MAX
     assert all(one.heard_s is not None for one in shown_learners(watched))
     assert value(watched, "atoll_monitor_left_out") == 40
-    assert value(watched, "atoll_run_tokens_total") == (LEARNERS_MAX + 40) * 1000
+    assert watched.view.trained_tokens == (LEARNERS_MAX + 40) * 1000
     assert len(bounded(counts)) == REASONS_MAX + 1
     assert sum(bounded(counts).values()) == sum(counts.values())
 

@@ -16,7 +16,7 @@ from atoll_monitor.records import keeping
 from atoll_monitor.records.keeping import RecordKeeper
 from atoll_monitor.watched import Watched
 from support.founded_run import run_record
-from support.watched_runs import SetClock, beat, watched_run
+from support.watched_runs import SetClock, take_round, watched_run
 
 DEADLINE_S = 60.0
 
@@ -89,12 +89,12 @@ async def test_a_run_that_is_founded_anew_has_sinks_of_its_own(
     keeper = RecordKeeper(watched, settings)
     keeping_on = asyncio.create_task(keeper.keep())
     ticking = asyncio.create_task(ticks(clock))
-    watched.view.on_beat(beat("a", step=50), clock.now_s)
+    take_round(watched, 0, 1, clock.now_s, run_tokens=5000)
     await until_begun(begun, 1)
     begun[0].fails = fails
     await until_taken(begun[0], 5000)
     found_anew(watched, "second-founding")
-    watched.view.on_beat(beat("a", step=1), clock.now_s)
+    take_round(watched, 0, 1, clock.now_s, run_tokens=100)
     await until_begun(begun, 2)
     await until_taken(begun[1], 100)
     old, new = begun[0], begun[1]

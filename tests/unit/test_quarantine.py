@@ -225,7 +225,7 @@ def test_measures_are_bounded_in_number_and_age() -> None:
     ledger = FragmentLedger()
     for number in range(2 * MEASURES_MAX):
         key = PushKey(f"l{number}", 1, 0, 1)
-        ledger.merge(Share(key=key, base_version=0, tokens=1, steps=1, weight=1.0, age=0))
+        ledger.merge(Share(key=key, base_version=0, tokens=1, steps=1, weight=1.0, age=0, credit=1))
         ledger.remember(key.learner, Measure(1.0, 8, 1, number // 8))
         assert len(ledger.lengths) <= MEASURES_MAX
     assert f"l{2 * MEASURES_MAX - 1}" in ledger.lengths

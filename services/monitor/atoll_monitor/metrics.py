@@ -142,7 +142,9 @@ def _run(watched: Watched) -> Iterator[Metric]:
     training = {name for name, one in view.learners.items() if watched.hearing.state(one) == "training"}
     still = not watched.over and making_of(view, watched.protocol, training).stands_still
     yield from gauge("atoll_run_still", "Whether a quorum trains and no version is made (1) or not (0).", still, run)
-    yield from counter("atoll_run_tokens", "Tokens that the run has trained.", view.run_tokens, run)
+    yield from counter(
+        "atoll_run_tokens", "Tokens of the run: those merged in the furthest fragment.", view.run_tokens, run
+    )
     yield from counter(
         "atoll_merged_token_fragments", "Tokens merged, once per fragment.", view.token_fragments_merged, run
     )

@@ -120,7 +120,7 @@ class Simulation:
             await self._watch.catch_up()
             run = await read_run(self._bus, Subjects(self._settings.run))
             merged = None
-            if run is not None and self._view.run_tokens > 0:
+            if run is not None and self._view.trained_tokens > 0:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
@@ -325,7 +325,6 @@ def simulate(
         write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, trade.params))
     last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
     report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
-    files[0].settle(report)
     if unwritten is not None:
         raise unwritten
     return report, outcome

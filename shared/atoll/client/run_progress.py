@@ -1,9 +1,9 @@
-"""How far a run is, as a learner knows it: what the leases of its shards say, and what calls claim since.
+"""How far a run is, as a learner knows it: what records say was merged, and what calls claim since.
 
-Every call says how many tokens the run has trained; schedules go by that number, and a run ends by it. But a call is a
-message that may be wrong. So the leases, which are records, are read at intervals. In between a call is believed as far as
-the fleet can have come since then: for each token of this learner's, twice as many as it came lately by the leases' word.
-A false call can so end a run by some seconds too early, and no more.
+A run ends by its count, the tokens merged in the fragment that is the furthest, which the shards' leases say: only these end it
+for a learner. Every call says where the run is by now, and schedules go by that number. But a call is a message that may be
+wrong. So the leases are read at intervals. In between a call is believed as far as the fleet can have come since then: for each
+token of this learner's, twice as many as it came lately by the leases' word.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ LATELY_MAX: Final = 2.0
 
 
 class RunProgress:
-    """The run's tokens, for a learner that has trained `own` itself."""
+    """The run's tokens, for a learner that has trained `own` itself.
+
+    `tokens` goes by calls, too, and is for schedules. Only leases end a run for its learner (`reached`).
+    """
 
     def __init__(self, target: int) -> None:
         """Know of none; `target` is the run's, 0 for none."""
@@ -28,10 +31,10 @@ class RunProgress:
         self.tokens = 0
 
     def hear(self, claimed: int, own: int) -> bool:
-        """Take a call's number; return whether it is beyond belief, so that the leases should be read."""
+        """Take a call's number; return whether it is beyond belief, or the end, so that the leases should be read."""
         bound = self._bound(own)
         self.tokens = max(self.tokens, min(claimed, bound))
-        return claimed > bound
+        return claimed > bound or 0 < self._target <= claimed
 
     def prove(self, tokens: int, own: int) -> None:
         """Take the number that the leases say, read after this learner had trained `own`.
@@ -45,11 +48,12 @@ class RunProgress:
             self._per_own = min(FLEET_MAX, max(lately, self._per_own / 2.0, LATELY_MAX))
         self._proofs += 1
         self._proven, self._own_then = max(self._proven, tokens), own
-        self.tokens = max(self._proven, own, min(self.tokens, self._proven + ahead))
+        self.tokens = max(self._proven, min(self.tokens, self._proven + ahead))
 
-    def reached(self, own: int) -> bool:
-        """Return whether the target is reached."""
-        return 0 < self._target <= max(self.tokens, own)
+    @property
+    def reached(self) -> bool:
+        """Return whether the target is reached, by what leases say."""
+        return 0 < self._target <= self._proven
 
     def _bound(self, own: int) -> int:
         return self._proven + int(self._per_own * (own - self._own_then))

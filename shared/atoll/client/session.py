@@ -160,8 +160,7 @@ class Session:
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
         self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
         self.driver.adoption_log = AdoptionLog(each=self._request.log_adoptions)
-        # Heads count merged tokens, a little less than were trained; leases and calls give the exact number.
-        self.driver.progress.prove(max(head.tokens_merged for head in heads.values()), 0)
+        await self.driver.prove()
         self.leases = DataLeases(
             self.bus,
             self.run.subjects,
@@ -334,5 +333,5 @@ class Session:
             overhead=report.overhead,
             lag_versions=machine.lag_versions,
             moved=moved_by(self.bus.stats),
-            run_tokens=max(self.driver.progress.tokens, machine.tokens),
+            run_tokens=self.driver.progress.tokens,
         )

@@ -64,14 +64,14 @@ class StepHook:
 
     @property
     def run_tokens(self) -> int:
-        """Return the tokens trained by the whole run, as of the last call, never less than this learner's own."""
-        return max(self.session.driver.progress.tokens, self.session.driver.machine.tokens)
+        """Return where the whole run is, tokens: what is merged, and by the last call what was trained since."""
+        return self.session.driver.progress.tokens
 
     @property
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was requested."""
         driver = self.session.driver
-        return driver.drain_wanted or driver.progress.reached(driver.machine.tokens)
+        return driver.drain_wanted or driver.progress.reached
 
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import atoll
 from atoll.base.clock import Clock
@@ -83,11 +83,6 @@ class Journal:
         self._session.rebuilt = record
         self.file.tokens, self.file.versions = record.tokens, record.versions
         self.save()
-
-    def settle(self, report: dict[str, Any]) -> None:
-        """Take the tokens from a report whose ledger is exact: they are fewer than the heartbeats had promised."""
-        if report["fates_exact"]:
-            self.file.tokens = report["tokens_trained"]
 
     def save(self) -> None:
         """Write `run.json` as things stand. Raises `StorageFull` without room."""

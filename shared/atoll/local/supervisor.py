@@ -167,7 +167,7 @@ class Supervisor:
         finally:
             if failure is not None:
                 raise failure
-        return 0 if self._view.run_tokens > 0 else INTERRUPTED
+        return 0 if self._view.trained_tokens > 0 else INTERRUPTED
 
     async def _train_and_end(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> AtollError | None:
         """Watch until the end, drain, export, report; return why training or the export failed."""
@@ -183,7 +183,7 @@ class Supervisor:
             self._journal.failed()
             self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
         self._face.rest()
-        if self._view.run_tokens > 0 and (failure is None or self._view.present_s > 0):
+        if self._view.trained_tokens > 0 and (failure is None or self._view.present_s > 0):
             await self._report(bus, watch)
         elif failure is None:
             self._face.say("nothing was trained, so there is nothing to report")
@@ -276,7 +276,7 @@ class Supervisor:
                 self._face.say("the broker was away and answers again")
             if self._stopping:
                 return "stopped"
-            if self._fleet.alive(self._services.shards) or not self._view.run_tokens:
+            if self._fleet.alive(self._services.shards) or not self._view.trained_tokens:
                 merging_s = now_s
             # Shards that have closed their ledgers wait for nobody: a learner that no longer answers keeps nothing open.
             if not self._fleet.alive(self._up.learners) or now_s - merging_s > self._services.learners_leave_s:
@@ -311,7 +311,7 @@ class Supervisor:
 
     async def _export(self, bus: Bus) -> AtollError | None:
         """Have the evaluator, which has its program ready, write the model, or else a process of its own. Return why not."""
-        if self._view.run_tokens <= 0:
+        if self._view.trained_tokens <= 0:
             self._fleet.kill([EVALUATOR])
             return None
         with self._face.stage("measuring and writing the model"):
@@ -334,7 +334,6 @@ class Supervisor:
             self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.keep(self._face.say)
         report, unwritten = write_report(self._folder, self._view, self._journal.file, last)
-        self._journal.settle(report)
         self._face.say(summary(report, self._folder.out, self._journal.continued_by()))
         if unwritten is not None:
             raise unwritten

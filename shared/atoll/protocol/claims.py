@@ -7,6 +7,8 @@ reference learner declares sixteen times its founder's batch where nobody set `s
 no bound until its founder sets one.)
 
 What it pushes of a fragment is no more than what it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
+Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`). Only what is
+merged counts towards the run's target, so no report ends a run.
 
 A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
 that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
@@ -18,6 +20,8 @@ Where this owner has not yet heard a learner's heartbeat, it cannot know for how
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,13 +32,27 @@ from atoll.protocol.settings import ProtocolSettings
 AT_ONCE_S: Final = 60.0
 """Messages may wait on their way: the steps of so long are believed at any moment."""
 BATCHES_MAX: Final = 16
-"""How many times the founder's tokens per step a step may have, where the run does not say it."""
+"""How many times the founder's tokens per step, or the others', a step may have, where the run does not say it."""
+OTHERS_MIN: Final = 2
 
 
 def with_declared_batch(settings: ProtocolSettings, step_tokens: int) -> ProtocolSettings:
     """Return what a founder proposes whose steps have so many tokens: others may have `BATCHES_MAX` times as many."""
     most = settings.step_tokens_max or BATCHES_MAX * step_tokens
     return msgspec.structs.replace(settings, step_tokens_max=most)
+
+
+def step_tokens_max(sizes: Sequence[float], own: float, declared: int) -> float:
+    """Return how many tokens of a learner's step weigh and count: what is declared, or `BATCHES_MAX` times what others take.
+
+    `sizes` are the tokens per step of all learners, ascending; `own` is this one's among them, 0 for none. Of the others' it is
+    the upper median: one of two may say that its steps are small. Of one other nobody knows which of both lies: no bound.
+    """
+    here = bisect_left(sizes, own) if own else len(sizes)
+    others = len(sizes) - bool(own)
+    middle = others // 2
+    most = BATCHES_MAX * sizes[middle + (middle >= here)] if others >= OTHERS_MIN else math.inf
+    return min(most, declared or math.inf)
 
 
 @dataclass(frozen=True, slots=True)

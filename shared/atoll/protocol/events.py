@@ -245,7 +245,7 @@ class Unfold(Command, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """One included contribution, as the head will list it, and what caused it."""
+    """One included contribution, as the head will list it, and what caused it; `credit` is what counts of its tokens."""
 
     key: PushKey
     base_version: int
@@ -253,6 +253,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     weight: float
     age: int
+    credit: int
     scale: float = 1.0
     cause_id: str = ""
 

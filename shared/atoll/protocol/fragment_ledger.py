@@ -23,6 +23,7 @@ import msgspec
 
 from atoll.base.quantities import (
     COUNT_MAX,
+    RUN_TOKENS_MAX,
     TOKEN_FRAGMENTS_MAX,
     AccountKey,
     Count,
@@ -73,8 +74,9 @@ class LearnerReport(msgspec.Struct):
 class FragmentLedger(msgspec.Struct):
     """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
 
-    `former`: the part of this fragment in lives whose accounts are folded. A ledger of a former release has none, and other
-    measures, which count no more.
+    `former`: the part of this fragment in lives whose accounts are folded. `credit`: the tokens merged, as far as they count
+    towards the run's target. A ledger of a former release has no former lives, no credit (there all that was merged counts),
+    and other measures, which count no more.
     """
 
     settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
@@ -84,6 +86,13 @@ class FragmentLedger(msgspec.Struct):
     )
     told_tokens: RunTokens = 0
     former: FormerLives = msgspec.field(default_factory=FormerLives)
+    credit: RunTokens = 0
+
+    def __post_init__(self) -> None:
+        """Count what a former release has merged."""
+        self.credit = self.credit or at_most(
+            RUN_TOKENS_MAX, sum(each.merged + each.merged_late for each in self.settled.values())
+        )
 
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate, or comes of a life that is folded."""
@@ -107,6 +116,7 @@ class FragmentLedger(msgspec.Struct):
     def merge(self, share: Share, *, final: bool = False) -> None:
         """Enter a contribution that is about to be committed."""
         account = self._settle(share.key, final=final)
+        self.credit = at_most(RUN_TOKENS_MAX, self.credit + share.credit)
         account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
         account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
         if account.offences:
@@ -148,12 +158,12 @@ class FragmentLedger(msgspec.Struct):
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
         }
-        now = FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens, self.former)
+        now = FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens, self.former, self.credit)
         return msgspec.json.encode(now)
 
     def enter_into(self, ledger: Ledger) -> None:
         """Add this fragment's fates to a shard's ledger, and what learners reported."""
-        ledger.told_tokens = max(ledger.told_tokens, self.told_tokens)
+        ledger.count(max(self.told_tokens, self.credit))
         ledger.former.add(self.former)
         ledger.fragments += 1
         for name, report in self.reports.items():

@@ -74,8 +74,9 @@ class Account(msgspec.Struct):
 class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
 
-    `told_tokens` is the largest count of the run's tokens that the leases of all shards have shown. `former` are the lives
-    without an account of their own, in the `fragments` whose fates this ledger sums.
+    `told_tokens` is the run's count: the tokens merged in the fragment that is the furthest, here or by the leases of all
+    shards. What learners say that they trained counts nothing. `former` are the lives without an account of their own, in the
+    `fragments` whose fates this ledger sums.
     """
 
     accounts: dict[AccountKey, Account] = msgspec.field(default_factory=dict)
@@ -123,27 +124,17 @@ class Ledger(msgspec.Struct):
         account = self.accounts.get(f"{learner}/{incarnation}")
         return account is not None and account.merged + account.merged_late > 0
 
-    @property
-    def run_tokens(self) -> int:
-        """Return the tokens trained by all incarnations, as far as reported."""
-        return at_most(RUN_TOKENS_MAX, self.former.tokens + sum(account.trained for account in self.accounts.values()))
-
-    @property
-    def known_tokens(self) -> int:
-        """Return the run's tokens: reported here, or known to another shard because learners heard them there.
-
-        A learner that died may have reported its last tokens to one shard only, with a contribution. Learners end at that
-        shard's word. Without it the other shards would wait for tokens that no learner will report any more.
-        """
-        return max(self.run_tokens, self.told_tokens)
+    def count(self, tokens: int) -> None:
+        """Raise the run's count to that of a fragment, or of another shard."""
+        self.told_tokens = max(self.told_tokens, at_most(RUN_TOKENS_MAX, tokens))
 
     def reached(self, tokens_target: int) -> bool:
         """Return whether the run is at its token target; one without a target never is."""
-        return 0 < tokens_target <= self.known_tokens
+        return 0 < tokens_target <= self.told_tokens
 
     def learn(self, other: Ledger) -> None:
         """Take over learners' reports from elsewhere, by maximum; fates stay as they are. Former lives stay former."""
-        self.told_tokens = max(self.told_tokens, other.told_tokens)
+        self.count(other.told_tokens)
         for key, theirs in other.accounts.items():
             if self.former.covers(key):
                 continue
@@ -226,7 +217,7 @@ def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     }
     kept = set(sorted(rank, key=rank.__getitem__)[len(rank) - accounts_max :])
     accounts = {key: account for key, account in ledger.accounts.items() if key in kept}
-    return Ledger(accounts, ledger.known_tokens, ledger.former, ledger.fragments)
+    return Ledger(accounts, ledger.told_tokens, ledger.former, ledger.fragments)
 
 
 class Settlement(msgspec.Struct, frozen=True):

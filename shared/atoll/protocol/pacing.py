@@ -185,9 +185,9 @@ class KnownLearner:
     `step_s` is the step time of its last heartbeat, which is a mean over many steps already (`StepTimes`): an average over
     heartbeats would correct an error the more slowly the fewer there are. In connected time
     (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
-    step time when that was news last, `commit` the number of the shard's commit that held something of it last, `stopped_s`
-    when it was first heard to train no more. `since`, `mark` and `timed` are moments, with the steps by then, from which its
-    pace is seen; it was not seen to take less than `least_s` a step.
+    step time when that was news last, `commit` the number of the shard's commit that held something of it last, `credit` what
+    counted of that, of `step_tokens` a step, `stopped_s` when it was first heard to train no more. `since`, `mark` and `timed`
+    are moments, with the steps by then, from which its pace is seen; it was not seen to take less than `least_s` a step.
     """
 
     incarnation: int
@@ -196,6 +196,8 @@ class KnownLearner:
     paced_s: float | None = None
     step_s: float | None = None
     commit: int | None = None
+    credit: int = 0
+    step_tokens: float = 0.0
     stopped_s: float | None = None
     training: bool = False
     present: bool = True

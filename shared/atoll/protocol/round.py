@@ -37,6 +37,8 @@ from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 VAIN_CALLS = 8
 PLACES = 2
 """Messages that the queue keeps per learner and fragment: who fills them cannot be heard before they are settled."""
+INTERVALS_MAX = 16
+"""The steps of so many intervals count at most towards the run's target, of one contribution."""
 
 
 class Phase(enum.Enum):
@@ -171,12 +173,16 @@ class FragmentRound:
             return "implausible"
         return ""
 
-    def fold(self, offer: Offer, cause_id: str) -> Fold:
-        """Take a ready offer in, with its token weight and the staleness weight of its age."""
+    def fold(self, offer: Offer, cause_id: str, step_tokens_max: float = math.inf) -> Fold:
+        """Take a ready offer in, with its token weight and the staleness weight of its age.
+
+        Of a step, `step_tokens_max` tokens weigh and count at most; towards the target, the steps of `INTERVALS_MAX` intervals.
+        """
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
         age = max(0, self.age(offer))
-        weight = token_weight(offer.tokens, offer.steps)
+        weight = token_weight(int(min(offer.tokens, step_tokens_max * offer.steps)), offer.steps)
+        counted = min(offer.steps, INTERVALS_MAX * self.settings.interval_steps)
         self.loading.discard(offer.key)
         self.shares.append(
             Share(
@@ -186,6 +192,7 @@ class FragmentRound:
                 steps=offer.steps,
                 weight=weight,
                 age=age,
+                credit=int(min(offer.tokens * counted // offer.steps, step_tokens_max * counted)),
                 scale=offer.scale,
                 cause_id=offer.cause_id,
             )

@@ -30,6 +30,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
+from atoll.base.quantities import RUN_TOKENS_MAX, at_most
+from atoll.protocol.claims import step_tokens_max
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
@@ -76,6 +78,9 @@ from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.slot import FragmentSlot
 
+AHEAD_MAX = 2
+"""Between two contributions of a learner, so many times the last one is believed to be on its way."""
+
 
 class Shard:
     """The machine of shard `shard`; `versions` and fragment ledgers come from the heads found at start.
@@ -114,6 +119,8 @@ class Shard:
         self.over_s: float | None = None
         self.looked_s: float | None = None
         self.committing_since: dict[int, float] = {}
+        self.step_sizes: list[float] = []
+        """Tokens per step of what was merged last of each learner, ascending."""
 
     def handle(self, event: Fact) -> list[Command]:
         """Take one fact in and return what to do about it."""
@@ -160,6 +167,20 @@ class Shard:
         now = {name for name, view in timed.items() if self._contributes(view)}
         ever = now or {name for name, view in timed.items() if self.ledger.ever_merged(name, view.incarnation)}
         return lower_median(view.step_s for name, view in timed.items() if view.step_s and (not ever or name in ever))
+
+    def expected_tokens(self) -> int:
+        """Return where the run is by now, for schedules: what is merged, and what live learners have trained since.
+
+        Of what a learner says that it trained, not more counts than `AHEAD_MAX` times its last contribution.
+        """
+        merged = sum(slot.fragment_ledger.credit for slot in self.slots.values()) // len(self.slots)
+        ahead = 0
+        for name in self._living():
+            view = self.learners[name]
+            account = self.ledger.accounts.get(f"{name}/{view.incarnation}")
+            if account is not None:
+                ahead += max(0, min(account.trained - account.settled // len(self.slots), AHEAD_MAX * view.credit))
+        return max(self.ledger.told_tokens, at_most(RUN_TOKENS_MAX, merged + ahead))
 
     def _contributes(self, view: KnownLearner) -> bool:
         """Return whether a learner was part of a version lately, and is not merely waited for longer by its own word."""
@@ -281,9 +302,10 @@ class Shard:
             slot.offers.pop(share.key, None)
             view = self.learners.get(share.key.learner)
             if view is not None and view.incarnation == share.key.incarnation:
-                view.commit = self.commits
+                view.commit, view.credit, view.step_tokens = self.commits, share.credit, share.tokens / share.steps
             fate = "merged_late" if share.age else "merged"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
+        self.step_sizes = sorted(view.step_tokens for view in self.learners.values() if view.step_tokens)
         actions += slot.committed()
         self._fold_former()
         parked = slot.renew(event.version, event.at_s)
@@ -313,7 +335,7 @@ class Shard:
 
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
-        self.ledger.told_tokens = max(self.ledger.told_tokens, event.run_tokens)
+        self.ledger.count(event.run_tokens)
         self._see_ended(event.turns)
         over = self._over()
         if over and self.over_s is None:
@@ -440,7 +462,7 @@ class Shard:
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = due_of_call_s(at_s, slot.due_s, interval_s)
         slot.due_s, slot.again_s = slot.called_s + interval_s, recall_s(at_s, step_s)
-        call = now.published(self.ledger.known_tokens, cause_id)
+        call = now.published(self.expected_tokens(), cause_id)
         again = ArmTimer(name=f"due/{now.fragment}", due_s=slot.again_s, cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
@@ -476,6 +498,7 @@ class Shard:
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share, final=slot.offers[share.key].final)
+            self.ledger.count(slot.fragment_ledger.credit)
             slot.commits()
             frozen, together = slot.frozen(self.ledger), everybody is not None
             actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
@@ -515,7 +538,10 @@ class Shard:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
-                actions.append(slot.round.fold(offer, cause_id))
+                view = self.learners.get(offer.key.learner)
+                own = 0.0 if view is None else view.step_tokens
+                most = step_tokens_max(self.step_sizes, own, self.settings.step_tokens_max)
+                actions.append(slot.round.fold(offer, cause_id, most))
         return actions
 
     def _refuse(

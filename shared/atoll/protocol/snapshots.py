@@ -75,6 +75,7 @@ class ShardState(msgspec.Struct, tag="shard"):
     connected: ConnectedTime
     commits: int
     ended: EndedLives = msgspec.field(default_factory=EndedLives)
+    step_sizes: list[float] = msgspec.field(default_factory=list)
 
 
 class IslandState(msgspec.Struct, tag="island"):
@@ -174,6 +175,7 @@ def _state(machine: Machine) -> State:
             connected=machine.connected,
             commits=machine.commits,
             ended=machine.ended,
+            step_sizes=machine.step_sizes,
         )
     if isinstance(machine, Island):
         return IslandState(
@@ -255,7 +257,7 @@ def _shard(state: ShardState) -> Shard:
     shard.ledger, shard.learners = state.ledger, state.learners
     shard.quorum, shard.sync = state.quorum, state.sync
     shard.draining, shard.finished, shard.ended = state.draining, state.finished, state.ended
-    shard.connected, shard.commits = state.connected, state.commits
+    shard.connected, shard.commits, shard.step_sizes = state.connected, state.commits, state.step_sizes
     shard.over_s, shard.looked_s = state.over_s, state.looked_s
     shard.committing_since = state.committing_since
     return shard

@@ -142,9 +142,13 @@ class RunView:
 
     @property
     def run_tokens(self) -> int:
-        """Return the run's trained tokens as learners report them, never less than shards have reported."""
-        reported = sum(learner.tokens for learner in self.learners.values())
-        return at_most(RUN_TOKENS_MAX, max(self.tokens_told, reported))
+        """Return the run's count by its shards' word: the tokens merged in the fragment that is the furthest."""
+        return self.tokens_told
+
+    @property
+    def trained_tokens(self) -> int:
+        """Return what all learners report to have trained, whatever became of it."""
+        return at_most(RUN_TOKENS_MAX, sum(learner.tokens for learner in self.learners.values()))
 
     @property
     def present_s(self) -> float:
@@ -298,7 +302,7 @@ class RunView:
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
         self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
-        self.tokens_told = max(self.tokens_told, fragment_ledger.run_tokens)
+        self.tokens_told = max(self.tokens_told, fragment_ledger.told_tokens)
 
     def _on_moved(self, event: Event) -> None:
         """Keep the traffic of a link. A known learner has none of the links of synchronizers, whatever it says."""
