@@ -174,7 +174,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
             Cost.RUN,
         ),
         row(
-            "included tokens_merged superseded cause_id",
+            "included tokens_merged tokens_counted superseded cause_id",
             "for people, retention and garbage collection",
             _KEY_ONLY,
             Cost.RUN,

@@ -142,7 +142,7 @@ async def test_a_run_outlives_its_brokers_disk(founded: IslandProcess, broker: E
 
     fates = json.loads(founded.answer("fates", "--json"))
     assert fates["rebuilt"]["checkpoint"] == checkpoint.number
-    assert fates["trained"] == fates["rebuilt"]["tokens"] < TOKENS
+    assert fates["trained"] >= fates["rebuilt"]["tokens"] < TOKENS
     assert sum(fates["fates"].values()) == fates["fragments"] * fates["trained"]
     assert "that this ledger knows" in founded.answer("fates")
 

@@ -355,7 +355,8 @@ class Safety:
         tokens = before.tokens_merged + sum(share.tokens for share in head.included)
         require(head.tokens_merged == tokens, "a head counts all tokens merged so far", (head.tokens_merged, tokens))
         credit = parsed(fragment_ledger, FragmentLedger).credit
-        require(credit <= tokens, "only what is merged counts", (credit, tokens))
+        counts = head.tokens_counted == credit <= tokens
+        require(counts, "only what is merged counts", (head.tokens_counted, credit, tokens))
         self._see_values(head, self.versions[fragment], after)
         self.versions[fragment] = after
         self.digests[self.run.nonce if self.run else "", fragment, head.version] = head.digest

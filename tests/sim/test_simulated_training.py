@@ -238,7 +238,7 @@ def killed(who: str, at_s: float) -> str:
     ("who", "at_s", "said"),
     [
         ("learner-1,learner-2", 1.0, "none returns"),
-        ("broker", 1.0, "none returns"),
+        ("broker", 1.0, "nobody has trained"),
         ("broker", 4.3, "close its ledger"),
     ],
 )

@@ -386,6 +386,10 @@ class ShardStore:
                 )
                 for share in command.shares
             ),
+            tokens_counted=at_most(
+                RUN_TOKENS_MAX,
+                (former.tokens_counted or former.tokens_merged) + sum(share.credit for share in command.shares),
+            ),
             tokens_merged=at_most(RUN_TOKENS_MAX, former.tokens_merged + sum(share.tokens for share in command.shares)),
             cause_id=command.cause_id,
         )

@@ -216,6 +216,7 @@ class IslandDriver:
                         self._fail(back)
                         return
                 for head in heads:
+                    self.progress.record(head.tokens_counted)
                     p, version, now_s = head.fragment, head.version, self.clock.monotonic()
                     cause = id_of("head", p, version)
                     self._on_fact(HeadHeard(at_s=now_s, fragment=p, version=version, proven=True, cause_id=cause))
@@ -412,6 +413,7 @@ class IslandDriver:
             )
             self._on_fact(failed)
             return
+        self.progress.record(frame.tokens)
         with self._lock:
             self._ready[p] = frame, placed
         now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)

@@ -1,6 +1,6 @@
 """How far a run is, as a learner knows it: what records say was merged, and what calls claim since.
 
-A run ends by its count, the tokens merged in the fragment that is the furthest, which the shards' leases say: only these end it
+A run ends by its count, the tokens merged in the fragment that is the furthest, which heads and leases say: only these end it
 for a learner. Every call says where the run is by now, and schedules go by that number. But a call is a message that may be
 wrong. So the leases are read at intervals. In between a call is believed as far as the fleet can have come since then: for each
 token of this learner's, twice as many as it came lately by the leases' word.
@@ -18,7 +18,7 @@ LATELY_MAX: Final = 2.0
 class RunProgress:
     """The run's tokens, for a learner that has trained `own` itself.
 
-    `tokens` goes by calls, too, and is for schedules. Only leases end a run for its learner (`reached`).
+    `tokens` goes by calls, too, and is for schedules. Only records end a run for its learner (`reached`).
     """
 
     def __init__(self, target: int) -> None:
@@ -50,9 +50,14 @@ class RunProgress:
         self._proven, self._own_then = max(self._proven, tokens), own
         self.tokens = max(self._proven, min(self.tokens, self._proven + ahead))
 
+    def record(self, tokens: int) -> None:
+        """Take the count of a head: its fragment's alone."""
+        self._proven = max(self._proven, tokens)
+        self.tokens = max(self.tokens, tokens)
+
     @property
     def reached(self) -> bool:
-        """Return whether the target is reached, by what leases say."""
+        """Return whether the target is reached, by what heads and leases say."""
         return 0 < self._target <= self._proven
 
     def _bound(self, own: int) -> int:

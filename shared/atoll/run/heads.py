@@ -33,11 +33,12 @@ READ_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class GlobalFragment:
-    """A global fragment in host memory; `values` is flat float32 in layout order."""
+    """A global fragment in host memory; `values` is flat float32 in layout order, `tokens` what its head counts."""
 
     fragment: int
     version: int
     values: Vector
+    tokens: int = 0
 
 
 def founder_patience_s(run: RunRecord) -> float:
@@ -144,7 +145,7 @@ async def fetch_frame_and_head(
             head = newer
         else:
             bus.stats.parameters_down += values.size
-            return head, GlobalFragment(head.fragment, head.version, values)
+            return head, GlobalFragment(head.fragment, head.version, values, head.tokens_counted)
     raise BlobGone(
         f"fragment {head.fragment} cannot be read", got=head.keyframe.stem, todo="is a writer purging too early?"
     )

@@ -165,8 +165,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     is theirs. `state` is the outer-optimizer state that belongs to them, None for that in which a run begins; where the run
     derives it from the values (`RunRecord.derives_state`), it is the state of the keyframe. `superseded` are frames that the
     head before this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its
-    round end (`atoll.protocol.reasons`). `fragment_ledger` says which contributions of the fragment have a fate. An owner may
-    write the same version again with a newer ledger, and a new owner does so with its own epoch.
+    round end (`atoll.protocol.reasons`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
+    says which contributions of the fragment have a fate. An owner may write the same version again with a newer ledger, and a
+    new owner does so with its own epoch.
     """
 
     fragment: FragmentNumber
@@ -182,6 +183,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     fragment_ledger: BlobRef | None = None
     included: Annotated[tuple[Included, ...], msgspec.Meta(max_length=LEARNERS_MAX)] = ()
     tokens_merged: RunTokens = 0
+    tokens_counted: RunTokens = 0
     superseded: Annotated[tuple[BlobRef, ...], msgspec.Meta(max_length=DELTAS_MAX)] = ()
     cause_id: Text = ""
     schema: int = SCHEMA
