@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
@@ -188,6 +189,9 @@ async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
 ) -> None:
     """A member that says that the run is over once ended it for all; what it says has the leases read."""
     monkeypatch.setattr(hearsay, "LOOK_S", 0.01)
+    monkeypatch.setattr(hearsay, "LOOK_S_MAX", 0.01)
+    target = msgspec.structs.replace(scene.run.protocol, tokens_target=70_000)
+    scene.run = msgspec.structs.replace(scene.run, protocol=target)
     intake = await scene.begin()
     scene.tasks.append(asyncio.create_task(intake.hearsay.keep_looking()))
     subject, told = scene.run.subjects.beat("a"), beat(scene.run, "a", run_tokens=1 << 50)
