@@ -249,13 +249,14 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         row(
             "step step_s",
             "the pace of the run",
-            "the shard's clock; the lower median over learners that contribute",
+            "the shard's clock, from its member record on; the lower median over learners that contribute",
             Cost.CLAIMANT,
         ),
         row(
             "tokens pushed superseded refused_local",
             "its account",
-            "the pace and the batch that the run allows; what shards merged and refused of it",
+            "the pace and the batch that the run allows, from its member record on; what shards merged and refused of it; "
+            "a farewell is cut to that",
             Cost.CLAIMANT,
         ),
         row("run_tokens", "a reason to read the leases", "the leases", Cost.CLAIMANT),

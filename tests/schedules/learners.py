@@ -215,7 +215,7 @@ class Learner:
             if batch is None:
                 break
             self.world.read(self.name, batch)
-            await asyncio.sleep(step_s * (0.8 + 0.4 * self.dice.random()))
+            await asyncio.sleep(max(step_s * (0.8 + 0.4 * self.dice.random()), boundary.held_s()))
             params = self._stepped(params)
             self._taken = []
             params = boundary.step(params, tokens=self.world.tokens_of(batch), loss=1.0)

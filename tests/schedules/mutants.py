@@ -30,6 +30,7 @@ from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
 from atoll.merge.global_update import CARRY, DownlinkQuantiser
+from atoll.protocol.claims import StepAllowance
 from atoll.protocol.data import DataLedger, LeaseWatch
 from atoll.protocol.events import (
     Acknowledge,
@@ -145,6 +146,18 @@ def ledger_of_later(self: Shard, event: Fact) -> list[Command]:
         else each
         for each in HANDLE(self, event)
     ]
+
+
+def never_held(self: StepAllowance, at_s: float) -> float:
+    """A loop takes more steps a second than the run believes of one learner. It was real."""
+    del self, at_s
+    return 0.0
+
+
+def lived_since_read(self: FactIntake, learner: str, incarnation: int) -> float:
+    """An owner that has just taken over believes of a life no more than it has seen itself."""
+    lived_s = self._roll.lived_s(learner, incarnation)
+    return 0.0 if lived_s is None else lived_s
 
 
 def reports_only(self: FragmentLedger, ledger: Ledger) -> None:
@@ -529,6 +542,7 @@ LOST = {"store lost": 12.0, "messages slow": 30.0}
 ARCHIVED = {"archive_every_s": 2, "storm_s": 20.0}
 OUTAGE = {"broker gone": 6.0, "join": 8.0}
 LONG_STORM = {"storm_s": 30.0, "archive_every_s": 0, "hosts": 3}
+FAST = {"steps_per_s_max": 0.5, "storm_s": 20.0}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
 MUTANTS: dict[str, ScheduleMutant] = {
@@ -543,6 +557,10 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "farewell dismissed before kept": ScheduleMutant(((Shard, "handle", dismiss_unkept),)),
     "ledger of a later moment": ScheduleMutant(
         ((Shard, "handle", ledger_of_later),), {**CRASHES, "chunk damaged": 30.0, "leave": 15.0, "messages late": 20.0}
+    ),
+    "a fast loop is not held": ScheduleMutant(((StepAllowance, "wait_s", never_held),), {}, FAST),
+    "an heir counts a life from its own reading": ScheduleMutant(
+        ((FactIntake, "_lived_s", lived_since_read),), CRASHES, FAST | {"storm_s": 60.0}
     ),
     "lost fates": ScheduleMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
     "lost reports": ScheduleMutant(((FragmentLedger, "frozen", reports_forgotten),)),

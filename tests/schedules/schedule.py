@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import structlog
 
 from atoll.base.errors import AtollError
 from atoll.client.pushing import Pusher
+from atoll.protocol.claims import ClaimJudge, StepAllowance
 from atoll.protocol.events import Fact, Push, PushKey
 from atoll.protocol.invariants import ShardWatch, check_island, check_shard
 from atoll.protocol.island import Island
@@ -29,7 +30,7 @@ from schedules.drawing import Plan, plan_of, settings_of
 from schedules.faults import Beside, Happening, drawn
 from schedules.processes import ProcessLoop
 from schedules.tuning import tuned
-from schedules.world import NotLive, World
+from schedules.world import NAMES, NotLive, World
 
 REGIONAL = 0.3
 """The share of schedules with a region."""
@@ -186,10 +187,39 @@ def watched(world: World) -> Iterator[None]:
 
     Shard.handle, Island.handle = on_shard, on_island  # type: ignore[method-assign]
     try:
-        with residuals_watched(world):
+        with residuals_watched(world), claims_watched(world):
             yield
     finally:
         Shard.handle, Island.handle = shard_handle, island_handle  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def claims_watched(world: World) -> Iterator[None]:
+    """Check that whatever an honest learner says of itself is believed, by whichever owner hears it, and whenever."""
+    fault, push_fault, wait_s = ClaimJudge.fault, ClaimJudge.push_fault, StepAllowance.wait_s
+
+    def believed(learner: str, said: str) -> str:
+        if learner in NAMES:
+            world.check(not said, "what an honest learner says of itself is believed", (learner, said))
+        return said
+
+    def counted(self: StepAllowance, at_s: float) -> float:
+        held_s = wait_s(self, at_s)
+        world.tally["steps held"] += held_s > 0.0
+        return held_s
+
+    def of_beat(self: ClaimJudge, learner: str, *claim: Any) -> str:  # noqa: ANN401  (as `fault`)
+        return believed(learner, fault(self, learner, *claim))
+
+    def of_push(self: ClaimJudge, learner: str, *claim: Any) -> str:  # noqa: ANN401  (as `push_fault`)
+        return believed(learner, push_fault(self, learner, *claim))
+
+    judge, allowance = cast("Any", ClaimJudge), cast("Any", StepAllowance)
+    judge.fault, judge.push_fault, allowance.wait_s = of_beat, of_push, counted
+    try:
+        yield
+    finally:
+        judge.fault, judge.push_fault, allowance.wait_s = fault, push_fault, wait_s
 
 
 @contextlib.contextmanager

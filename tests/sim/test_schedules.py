@@ -17,13 +17,20 @@ import pytest
 from schedules import campaign, long_campaign, tuning
 from schedules.faults import HOSTILE, KINDS, REPLICATED, Happening, drawn
 from schedules.minimise import minimised
-from schedules.mutants import LONG_STORM, MUTANTS, OUTAGE, hunt, planted
+from schedules.mutants import CRASHES, FAST, LONG_STORM, MUTANTS, OUTAGE, hunt, planted
 from schedules.processes import Process, ProcessLoop
 from schedules.schedule import Outcome, draw, play
 from schedules.world import World
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
-AT_ONCE = ("head before chunks", "no fence", "counted twice", "tokens of one commit", "downlink not settled")
+AT_ONCE = (
+    "a fast loop is not held",
+    "head before chunks",
+    "no fence",
+    "counted twice",
+    "tokens of one commit",
+    "downlink not settled",
+)
 """Mutants that the first schedules catch; `make bench-dst` hunts all of them."""
 ONCE_BROKEN = (3, 22, 5023, 6332, 12823, 13115)
 """Seeds that found something; others are in the lab log."""
@@ -49,6 +56,22 @@ def test_no_schedule_breaks_anything_and_none_is_empty() -> None:
 
     assert [kind for kind in OFTEN if not happened[kind]] == []
     assert happened["versions computed again"] == happened["commits"] > 0
+
+
+def test_a_loop_that_is_held_is_believed_by_whoever_hears_it_and_ends_exact() -> None:
+    """Loops of 2 to 8 steps a second where half a step is allowed, and shards whose owners crash: no claim is beyond belief."""
+    happened: Counter[str] = Counter()
+    for seed in range(max(2, SCHEDULES // 4)):
+        outcome = play(seed, rates=CRASHES, fixed=FAST)
+        assert outcome.violation == "", (seed, outcome.violation)
+        happened.update(outcome.tally)
+    assert happened["steps held"] > 10
+
+
+@pytest.mark.second_tier
+def test_an_heir_that_does_not_know_how_old_lives_are_is_caught() -> None:
+    """It would drop the heartbeats of whoever has long been at the allowed pace."""
+    assert "is believed" in hunt("an heir counts a life from its own reading", 0, 12).what
 
 
 @pytest.mark.second_tier

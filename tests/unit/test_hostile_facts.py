@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
 from atoll.client.run_progress import FLEET_MAX, RunProgress
 from atoll.protocol import island
-from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim, step_tokens_max
+from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim, StepAllowance, step_tokens_max
 from atoll.protocol.events import (
     Acknowledge,
     Adopted,
@@ -235,7 +238,7 @@ def test_a_shard_is_not_told_more_than_time_allows() -> None:
     assert judge.fault("a", 1, Claim(100, 1000, 1000), 0.0) == ""
     assert "100 steps" in judge.fault("a", 1, Claim(100, 1001, 0), 0.0)
     assert "token-fragments" in judge.fault("a", 1, Claim(100, 1000, 1001), 0.0)
-    most = 100 + int(5.0 * (AT_ONCE_S + 1.0))
+    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
     assert judge.fault("a", 1, Claim(most, 0, 0), 1.0) == ""
     assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 1.0)
     assert judge.fault("a", 2, Claim(1 << 30, 0, 0), 1.0) == ""
@@ -246,12 +249,63 @@ def test_a_contribution_weighs_no_more_than_time_allows() -> None:
     judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
     assert judge.push_fault("a", 1, PushClaim(1 << 30, 10, 10), 0.0) == ""
     judge.fault("a", 1, Claim(100, 1000, 0), 0.0)
-    most = 100 + int(5.0 * (AT_ONCE_S + 1.0))
+    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
     assert judge.push_fault("a", 1, PushClaim(most, 10 * most, 10 * most), 1.0) == ""
     assert "possible" in judge.push_fault("a", 1, PushClaim(most + 1, 10, 10), 1.0)
     assert "trained" in judge.push_fault("a", 1, PushClaim(10, 100, 99), 1.0)
-    assert "in 405 steps" in judge.push_fault("a", 1, PushClaim(10, 100, 10 * most + 1), 1.0)
+    assert "in 406 steps" in judge.push_fault("a", 1, PushClaim(10, 100, 10 * most + 1), 1.0)
     assert "possible" not in judge.push_fault("a", 1, PushClaim(most + 5, 10, 10), 2.0)
+
+
+def test_the_first_claim_of_a_life_is_bounded_by_the_time_that_it_can_have_lasted() -> None:
+    """A first heartbeat of 2^39 steps was believed by whoever had not heard its learner; and it is the base of no later one."""
+    judge = ClaimJudge(agreed(step_tokens_max=10, steps_per_s_max=5.0))
+    most = 1 + int(5.0 * (AT_ONCE_S + 40.0))
+    assert "possible" in judge.fault("a", 1, Claim(1 << 39, 0, 0), 0.0, 40.0)
+    assert "possible" in judge.push_fault("a", 1, PushClaim(most + 1, 10, 10), 0.0, 40.0)
+    assert "possible" in judge.fault("a", 1, Claim(most + 1, 0, 0), 0.0, 40.0)
+    assert judge.fault("a", 1, Claim(most, 0, 0), 0.0, 40.0) == ""
+    assert judge.fault("a", 2, Claim(most, 0, 0), 0.0, 40.0) == ""
+
+
+def test_a_farewell_counts_as_far_as_it_can_be() -> None:
+    """What was pushed stays, since shards know that themselves; what is said beyond the pace goes first from what was not."""
+    judge = ClaimJudge(agreed(fragments=2, step_tokens_max=10, steps_per_s_max=5.0))
+    judge.fault("a", 1, Claim(100, 1000, 500), 0.0)
+    honest = Claim(101, 1010, 1000, 1000, 20)
+    assert judge.last_claim("a", 1, honest, 1.0) == honest
+
+    most = 101 + int(5.0 * (AT_ONCE_S + 1.0))
+    lying = judge.last_claim("a", 1, Claim(1 << 39, 1 << 47, 7000, 1 << 47, 30), 1.0)
+    assert lying == Claim(most, 10 * most, 7000, 2 * 10 * most - 7030, 30)
+    assert judge.last_claim("a", 1, Claim(2, 20, 1 << 40, 5, 5), 1.0) == Claim(2, 20, 40, 0, 0)
+    assert judge.fault("a", 1, Claim(102, 1020, 0), 1.0) == ""
+
+
+@given(
+    allowed=st.floats(0.01, 1e4),
+    loop_s=st.lists(st.sampled_from((0.0, 1e-4, 0.3, 20.0, 500.0)), min_size=1, max_size=200),
+    delays_s=st.lists(st.floats(0.0, 29.0), min_size=1, max_size=20),
+    slow=st.floats(0.992, 1.008),
+)
+def test_whatever_a_held_loop_reports_is_believed(
+    allowed: float, loop_s: list[float], delays_s: list[float], slow: float
+) -> None:
+    """By an owner that hears it first at any moment, however long messages take on their way, by a clock of its own."""
+    settings = agreed(steps_per_s_max=allowed, step_tokens_max=10)
+    allowance, now_s, reports = StepAllowance(settings), 0.0, list[tuple[float, int]]()
+    for steps, pause_s in enumerate(loop_s, 1):
+        now_s += pause_s
+        now_s += allowance.wait_s(now_s)
+        allowance.take(now_s)
+        reports.append((now_s, steps))
+    for first in range(0, len(reports), 7):
+        judge = ClaimJudge(settings)
+        for (at_s, steps), delay_s in zip(reports[first:], itertools.cycle(delays_s), strict=False):
+            heard_s = slow * at_s + delay_s
+            claim, push = Claim(steps, 10 * steps, 10 * steps), PushClaim(steps, 10 * steps, 10 * steps)
+            assert judge.fault("a", 1, claim, heard_s, heard_s) == ""
+            assert judge.push_fault("a", 1, push, heard_s, heard_s) == ""
 
 
 def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:

@@ -14,6 +14,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.membership import claim, release
+from atoll.protocol.claims import AT_ONCE_S
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Ledger
@@ -21,7 +22,7 @@ from atoll.run.member_roll import Strangers
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import hearsay
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
+from atoll_synchronizer.intake import CLOCKS_APART_S, FactIntake, MessageFailed, digest_of
 from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
@@ -165,6 +166,78 @@ async def test_a_push_that_its_learner_cannot_have_trained_is_absurd(scene: Inta
         intake._pending.contributions.clear()  # as when it is settled
     facts = [fact for fact in scene.told if isinstance(fact, ContributionArrived)]
     assert [(fact.tokens, fact.absurd) for fact in facts] == [(1 << 47, True), (1000, False)]
+
+
+NOW_S = 100_000.0
+
+
+def founded_before(scene: IntakeScene, age_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the run be so old, by wall clocks that do not jump."""
+    monkeypatch.setattr(SystemClock, "wall", staticmethod(lambda: NOW_S))
+    scene.run = msgspec.structs.replace(scene.run, founded_at_s=NOW_S - age_s)
+
+
+async def test_the_first_claim_of_a_life_is_bounded_by_its_member_record(
+    scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that came later by the reading without it, of one that was there by the founding."""
+    founded_before(scene, 1_000.0, monkeypatch)
+    intake = await scene.begin()
+    await claim(scene.bus, scene.run.subjects, "b", SystemClock())
+    await intake._roll.read()
+    s, rate = scene.run.subjects, scene.run.protocol.steps_per_s_max
+    early, late = int(rate * 1_000.0), int(rate * 2.0 * (CLOCKS_APART_S + 1_000.0))
+    taken = [
+        intake._on_beat(CoreMessage(s.beat(name), beat(scene.run, name, step=steps)))
+        for name, steps in (("a", late), ("a", early), ("b", early), ("b", 10))
+    ]
+
+    assert taken == [False, True, False, True]
+    assert intake.junk.messages == 2
+
+
+async def test_a_first_push_is_bounded_like_a_first_heartbeat(
+    scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push of a life whose heartbeats were not heard was believed whatever it said."""
+    founded_before(scene, 1_000.0, monkeypatch)
+    await scene.begin()
+    await scene.send(*manifest(scene.run, "a", steps=1 << 30, tokens=1 << 47, trained_tokens=1 << 47)[:2])
+    await until(partial(arrived, scene, 1))
+
+    assert [fact.absurd for fact in scene.told if isinstance(fact, ContributionArrived)] == [True]
+
+
+@pytest.mark.parametrize(("ahead_s", "steps"), [(1_800.0, 10_000_000), (86_400.0, 1 << 30)])
+async def test_where_the_founder_s_clock_is_ahead_nobody_is_silenced(
+    scene: IntakeScene, monkeypatch: pytest.MonkeyPatch, ahead_s: float, steps: int
+) -> None:
+    """Within an hour it bounds the less; beyond it nobody knows how old a life is."""
+    founded_before(scene, -ahead_s, monkeypatch)
+    intake = await scene.begin()
+
+    assert intake._on_beat(CoreMessage(scene.run.subjects.beat("a"), beat(scene.run, "a", step=steps)))
+
+
+async def test_a_farewell_ends_its_life_whatever_it_says(scene: IntakeScene) -> None:
+    """It was dropped as junk, with the last account of a life, for a pace that was beyond belief."""
+    batch = msgspec.structs.replace(scene.run.protocol, step_tokens_max=100)
+    scene.run = msgspec.structs.replace(scene.run, protocol=batch)
+    intake = await scene.begin()
+    assert intake._on_beat(CoreMessage(scene.run.subjects.beat("a"), beat(scene.run, "a")))
+    lie = {"step": 1 << 39, "tokens": 1 << 46, "pushed": 1000, "superseded": 1 << 46, "state": "left"}
+    await scene.send(scene.run.subjects.farewell(0, "a"), beat(scene.run, "a", **lie))
+
+    async def left() -> bool:
+        return any(isinstance(fact, LearnerLeft) for fact in scene.told)
+
+    await until(left)
+    [_, said] = [fact for fact in scene.told if isinstance(fact, LearnerBeat)]
+    most = batch.steps_per_s_max * (AT_ONCE_S + DEADLINE_S)
+    assert 10 < said.steps < most
+    assert said.tokens == 100 * said.steps
+    assert (said.pushed, said.superseded) == (1000, batch.fragments * said.tokens - 1000)
+    assert intake.junk.messages == 0
 
 
 async def test_of_two_manifests_of_one_contribution_the_first_says_what_is_merged(scene: IntakeScene) -> None:

@@ -230,7 +230,7 @@ def test_the_heading_says_what_a_run_waits_for() -> None:
     )
     assert heading(moment_of(view, unanswered_s=12.0)) == "demo: the broker has not answered for 12 s"
     view.on_event(event("validation", "evaluator", 1.0, run_tokens=1, bits_per_byte=3.0))
-    view.tokens_told = 2_000_000
+    view.run_tokens = 2_000_000
     assert heading(moment_of(view, NOW_S + 60.0)) == "demo: over"
 
 

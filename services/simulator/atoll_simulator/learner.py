@@ -217,7 +217,7 @@ class SimulatedLearner:
                 break
             rate = learning_rate(train, boundary.run_tokens, target)
             params, state, loss = self._trade.step(params, state, self._shaped(batch), rate)
-            await asyncio.sleep(self._pace.next_s())
+            await asyncio.sleep(max(self._pace.next_s(), boundary.held_s()))
             params = boundary.step(params, tokens=train.tokens_per_step, loss=loss)
             session.lender.share(state, donated=True)
             self._on_step()

@@ -18,8 +18,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from functools import partial
+
+import msgspec
 
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.logs import get
@@ -43,11 +47,21 @@ log = get(__name__)
 QUEUE_POLL_S = 0.5
 QUEUE_ASK_S = 2.0
 """How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
+CLOCKS_APART_S = 3600.0
+"""The wall clocks of a run's founder and of its shards may be so far apart."""
 BATCH = 256
 BEATS_EVERY_S = 0.02
 BEATS_AT_ONCE = 128
 """Heartbeats are looked at so often, and so many at a time, at most: each awakening costs more than the heartbeat that it is
 for, and a flood of them may not keep a shard from its rounds."""
+
+
+class Standing(Enum):
+    """A life as the members' records say: it may speak, it is over and has all its fates, or they must be read again first."""
+
+    MEMBER = auto()
+    OVER = auto()
+    UNKNOWN = auto()
 
 
 class MessageFailed(AtollError):
@@ -232,25 +246,42 @@ class FactIntake:
         read = self._farewell if ".bye." in delivery.subject else self._arrived
         return read(delivery, settled=settled)
 
-    def _may_be_former(self, learner: str, incarnation: int) -> bool:
-        """Return whether a life without an account may have been folded so long ago that the ledgers do not name it any more.
+    def _standing(self, learner: str, incarnation: int, *, settled: bool) -> Standing:
+        """Return the standing of a life; it is `settled` once the records were read after its message had arrived.
 
-        Then its own record tells, if it was read after the message arrived: a life that is over has all its fates.
+        A life without an account may have been folded so long ago that the ledgers do not name it any more. Then its own record
+        tells.
         """
+        if not self._roll.admits(learner, incarnation):
+            return Standing.UNKNOWN
         ledger, name = self._ledger(), f"{learner}/{incarnation}"
-        return ledger.has_folded(name) and not ledger.former.covers(name)
+        if not ledger.has_folded(name) or ledger.former.covers(name):
+            return Standing.MEMBER
+        if not settled:
+            return Standing.UNKNOWN
+        return Standing.OVER if self._roll.is_over(learner, incarnation) else Standing.MEMBER
+
+    def _lived_s(self, learner: str, incarnation: int) -> float:
+        """Return for how long a life can have lasted: since the members were read without it, or since the founding.
+
+        The founding is by another machine's clock: where both are found to disagree by more than an hour, nobody knows.
+        """
+        lived_s = self._roll.lived_s(learner, incarnation)
+        if lived_s is not None:
+            return lived_s
+        lived_s = self._context.clock.wall() - self._context.run.founded_at_s + CLOCKS_APART_S
+        return lived_s if lived_s >= 0.0 else math.inf
 
     def _arrived(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
-        if not self._roll.admits(manifest.learner, manifest.incarnation):
+        life = manifest.learner, manifest.incarnation
+        standing = self._standing(*life, settled=settled)
+        if standing is Standing.OVER:
+            self._drop(delivery, "former")
+            return []
+        if standing is Standing.UNKNOWN:
             return None
-        if self._may_be_former(manifest.learner, manifest.incarnation):
-            if not settled:
-                return None
-            if self._roll.is_over(manifest.learner, manifest.incarnation):
-                self._drop(delivery, "former")
-                return []
         key = key_of(manifest)
         # Of two deliveries the newer one is settled, and the older one says what is merged.
         if (former := self._pending.contributions.get(key)) is not None:
@@ -258,7 +289,7 @@ class FactIntake:
         now_s = context.clock.monotonic()
         claim = PushClaim(manifest.steps, manifest.tokens, manifest.trained_tokens)
         # It is the member's own, so it is refused and not dropped: that is an offence, and leads to its quarantine.
-        if fault := self._claims.push_fault(manifest.learner, manifest.incarnation, claim, now_s):
+        if fault := self._claims.push_fault(*life, claim, now_s, self._lived_s(*life)):
             log.debug("contribution.absurd", learner=manifest.learner, incarnation=manifest.incarnation, reason=fault)
         self._pending.contributions[key] = PendingManifest(delivery, manifest, now_s)
         arrived = ContributionArrived(
@@ -277,10 +308,10 @@ class FactIntake:
     def _farewell(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
         subject_of = partial(context.subjects.farewell, context.shard)
-        beat = self._beat(delivery.data, delivery.subject, subject_of, settled=settled)
+        beat = self._read(delivery.data, delivery.subject, subject_of, settled=settled)
         if beat is None:
             return None
-        fact = self._fact(beat)
+        fact = self._fact(self._last_report(beat))
         self._pending.farewells[beat.learner, beat.incarnation] = delivery
         return [fact, LearnerLeft(at_s=fact.at_s, learner=beat.learner, incarnation=beat.incarnation)]
 
@@ -290,29 +321,46 @@ class FactIntake:
         return beat_fact(beat, self._context.clock.monotonic())
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
-        """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is former.
+        """Return a heartbeat, as `_read`; raise `PeerMisbehaved` also where a member says of itself what cannot be."""
+        beat = self._read(data, subject, subject_of, settled=settled)
+        if beat is None:
+            return None
+        life = beat.learner, beat.incarnation
+        if fault := self._claims.fault(*life, _claim(beat), self._context.clock.monotonic(), self._lived_s(*life)):
+            raise PeerMisbehaved("a claim that cannot be", got=fault)
+        return beat
+
+    def _last_report(self, beat: Beat) -> Beat:
+        """Return a farewell with its totals as far as they are believed: whatever it says, its life has ended."""
+        life, claim = (beat.learner, beat.incarnation), _claim(beat)
+        now = self._claims.last_claim(*life, claim, self._context.clock.monotonic(), self._lived_s(*life))
+        if now == claim:
+            return beat
+        log.debug("farewell.cut", learner=beat.learner, incarnation=beat.incarnation, got=claim, allowed=now)
+        return msgspec.structs.replace(
+            beat,
+            step=now.steps,
+            tokens=now.tokens,
+            pushed=now.pushed,
+            superseded=now.superseded,
+            refused_local=now.refused_local,
+        )
+
+    def _read(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
+        """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is over.
 
         Raises:
-            PeerMisbehaved: it is another learner's, or claims what cannot be.
+            PeerMisbehaved: it is another learner's.
         """
         beat = read_beat(data, self._context.run)
         if subject != (ours := subject_of(beat.learner)):
             raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
-        if not self._roll.admits(beat.learner, beat.incarnation):
-            return None
-        if self._may_be_former(beat.learner, beat.incarnation) and (
-            not settled or self._roll.is_over(beat.learner, beat.incarnation)
-        ):
-            return None
-        return beat if self._judged(beat) else None
+        standing = self._standing(beat.learner, beat.incarnation, settled=settled)
+        return beat if standing is Standing.MEMBER else None
 
-    def _judged(self, beat: Beat) -> bool:
-        """Return True; raise `PeerMisbehaved` where a member says of itself what cannot be."""
-        claim = Claim(beat.step, beat.tokens, beat.pushed + beat.superseded + beat.refused_local)
-        fault = self._claims.fault(beat.learner, beat.incarnation, claim, self._context.clock.monotonic())
-        if fault:
-            raise PeerMisbehaved("a claim that cannot be", got=fault)
-        return True
+
+def _claim(beat: Beat) -> Claim:
+    return Claim(beat.step, beat.tokens, beat.pushed, beat.superseded, beat.refused_local)
 
 
 def sender_of(subject: str) -> str:

@@ -8,8 +8,9 @@
 
 `join` claims the learner id, founds the run or joins it, and returns with the run's parameters. `island.step` takes the
 parameters of a completed step, adopts the fragments that have arrived, and returns the parameters to go on with; it never waits
-for the network. At the end of the block, and on Ctrl-C or `SystemExit`, the learner pushes the last pseudo-gradient and writes
-its final counts. On another exception it leaves at once: what was not pushed counts as lost, as for a killed process.
+for the network, but holds a loop to the pace that the run believes (`protocol.steps_per_s_max`), and says so. At the end of the
+block, and on Ctrl-C or `SystemExit`, the learner pushes the last pseudo-gradient and writes its final counts. On another
+exception it leaves at once: what was not pushed counts as lost, as for a killed process.
 
 A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.keeping`):
 
@@ -27,6 +28,7 @@ them to its next step must say `donated=True`: then each step copies them to hos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -74,6 +76,8 @@ STOP_S = 10.0
 INTERRUPTED_S = 8.0
 """Who stops a process usually kills it after 10 s."""
 RECOVER_S = 8.0
+HELD_S_MAX = 0.1
+"""A loop that is held looks so often whether it should end."""
 UNPUSHED_NAMED = 6
 
 
@@ -261,7 +265,15 @@ class IslandHandle(StepHook):
         """Report a completed step over `tokens` tokens and return the parameters to continue from, as `StepHook.step`."""
         if self._closed:
             raise has_left("a step")
+        self._keep_pace()
         return super().step(params, tokens=tokens, loss=loss)
+
+    def _keep_pace(self) -> None:
+        """Hold a loop that is faster than the run believes (`StepHook.held_s`), but not for long once it should end."""
+        while (wait_s := self.held_s()) > 0.0 and self.session.driver.failure is None:
+            time.sleep(min(wait_s, HELD_S_MAX))
+            if self.done:
+                return
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""

@@ -1,4 +1,4 @@
-"""What a learner's log says of adopted fragments, of tokens that are superseded, and of those of a life that has ended.
+"""What a learner's log says of adopted fragments, of tokens that are superseded, of its pace, and of a life that has ended.
 
 A learner adopts every fragment again and again, so a line for each drowns what a person's own loop prints. Such a loop gets
 them at debug and their number at intervals (`learner.moved`); a learner whose log is a file of its own has each at info.
@@ -109,6 +109,29 @@ class UncalledLog:
                 todo="is a synchronizer running? `atoll status` says what the run waits for",
             )
         self._warned = tokenless or uncalled
+
+
+class HeldLog:
+    """Says once in a life that its loop is held: it takes more steps a second than the run believes of one learner."""
+
+    def __init__(self) -> None:
+        """Say nothing yet."""
+        self._told = False
+
+    def tell(self, steps_per_s: float, allowed: float, held_to: float) -> None:
+        """Warn, the first time, of a loop that takes so many steps a second, where fewer are allowed."""
+        if self._told:
+            return
+        self._told = True
+        log.warning(
+            "learner.held",
+            steps_per_s=round(steps_per_s, 1),
+            allowed=allowed,
+            held_to=round(held_to, 1),
+            why="a shard believes no learner more steps a second than that: it would drop your heartbeats",
+            todo="hand several steps over as one, with the tokens of all; or found the run with a larger "
+            "protocol.steps_per_s_max",
+        )
 
 
 def account(machine: Island) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 A loop owns parameters as a pytree, the island as arrays by name. After each step the loop hands them over. The hook
 adopts fragments that have arrived, tells the driver of the step, and returns the parameters to train on. Nothing here
-waits for the network. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
+waits for the network. A loop that takes more steps a second than the run believes waits for `held_s()` before a step: its
+reports would be dropped. Two layers stand between a step and the protocol: this one, and the driver that owns the machine.
 
     step ─► StepHook: adopt what is ready ─► IslandDriver: facts ─► Island.handle
 
@@ -22,11 +23,14 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.client.adoption import AdoptableFragment, adopt
 from atoll.client.founding import Origin
 from atoll.client.leaf_rules import LeafRules
+from atoll.client.log_lines import HeldLog
 from atoll.client.parameters import FrozenWatch, ParameterShape, checked_tokens, may_change, refuse_donated
 from atoll.client.session import Session
 from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
+from atoll.protocol.claims import StepAllowance
+from atoll.protocol.settings import ProtocolSettings
 
 
 class StepHook:
@@ -50,6 +54,8 @@ class StepHook:
         self._steps = 0
         self.inside_s = 0.0
         self.overhead = 0.0
+        self._allowance = StepAllowance(ProtocolSettings())
+        self._held_log = HeldLog()
 
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
@@ -82,6 +88,7 @@ class StepHook:
         A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
         """
         self._shape = ParameterShape(params)
+        self._allowance = StepAllowance(self.session.run.protocol)
         joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
         self.leaves = adopt(self.session.run.layout, joining, self._shape.leaves(params), ready)
         self.travelling = self._travelling_of(self.leaves)
@@ -90,6 +97,18 @@ class StepHook:
     def begin(self) -> None:
         """Note that the first step begins."""
         self._last_s = self._clock.monotonic()
+
+    def held_s(self) -> float:
+        """Return for how long the loop must wait before it hands over its next step: 0 at a pace that is believed.
+
+        Where it must, the log says so, once.
+        """
+        now_s = self._clock.monotonic()
+        wait_s = self._allowance.wait_s(now_s)
+        if wait_s > 0.0:
+            allowed, held_to = self.session.run.protocol.steps_per_s_max, self._allowance.steps_per_s
+            self._held_log.tell(self._allowance.fast_steps_per_s(now_s), allowed, held_to)
+        return wait_s
 
     def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
         """Report a completed step over `tokens` tokens and return the parameters to continue from.
@@ -121,6 +140,7 @@ class StepHook:
         elif any(may_change(leaf) for leaf in completed.values()):
             completed, continued = _copied(completed, continued, may_change)
         self._steps += 1
+        self._allowance.take(began_s)
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
         report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
         driver.post_step(StepBoundary(tokens, completed, continued, ready, report))

@@ -12,9 +12,14 @@ merged counts towards the run's target, so no report ends a run.
 
 A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
 that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
-offence.
+offence. A farewell always ends its life; the totals in it are cut to what can be.
 
-Where this owner has not yet heard a learner's heartbeat, it cannot know for how long that has trained, and believes the rate.
+The first claim of a life that an owner hears is bounded by the time that the life can have lasted (`lived_s`): since the owner
+read the members without it, or since the run was founded, by clocks that may be an hour apart. The claims after it are bounded
+by the time since it.
+
+A learner keeps the same bound from its own side (`StepAllowance`): it holds a faster loop, and says so. So nothing of an
+honest loop is beyond belief, whichever owner hears it, and whenever.
 """
 
 from __future__ import annotations
@@ -31,6 +36,10 @@ from atoll.protocol.settings import ProtocolSettings
 
 AT_ONCE_S: Final = 60.0
 """Messages may wait on their way: the steps of so long are believed at any moment."""
+HELD_AHEAD_S: Final = 30.0
+"""A loop may be ahead of the allowed pace by the steps of so long; messages may be on their way for the rest of `AT_ONCE_S`."""
+HELD_SHARE: Final = 0.99
+"""A loop is held to so much of the allowed pace: its clock may be a little faster than a shard's."""
 BATCHES_MAX: Final = 16
 """How many times the founder's tokens per step, or the others', a step may have, where the run does not say it."""
 OTHERS_MIN: Final = 2
@@ -61,7 +70,21 @@ class Claim:
 
     steps: int
     tokens: int
-    spent: int
+    pushed: int
+    superseded: int = 0
+    refused_local: int = 0
+
+    @property
+    def spent(self) -> int:
+        """Return the token-fragments that have met a fate."""
+        return self.pushed + self.superseded + self.refused_local
+
+    def cut(self, steps: int, tokens: int, spent: int) -> Claim:
+        """Return the claim with no more than that; what was pushed is cut last, as shards know it themselves."""
+        pushed = min(self.pushed, spent)
+        refused_local = min(self.refused_local, spent - pushed)
+        superseded = min(self.superseded, spent - pushed - refused_local)
+        return Claim(min(self.steps, steps), min(self.tokens, tokens), pushed, superseded, refused_local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +104,29 @@ class ClaimJudge:
         self._settings = settings
         self._first: dict[str, tuple[int, float, int]] = {}
 
-    def fault(self, learner: str, incarnation: int, claim: Claim, at_s: float) -> str:
-        """Return why a heartbeat's claim that arrived at `at_s` is not believed, or the empty string."""
-        known = self._first.get(learner)
-        if known is None or incarnation > known[0]:
-            self._first[learner] = (incarnation, at_s, claim.steps)
+    def fault(self, learner: str, incarnation: int, claim: Claim, at_s: float, lived_s: float = math.inf) -> str:
+        """Return why a heartbeat's claim that arrived at `at_s` is not believed, or the empty string.
+
+        By then its life had lasted `lived_s` at most.
+        """
         most = self._settings.step_tokens_max
         if claim.spent > self._settings.fragments * claim.tokens:
             return f"{claim.spent} token-fragments of {claim.tokens} tokens"
         if 0 < most * claim.steps < claim.tokens:
             return f"{claim.tokens} tokens in {claim.steps} steps, of {most} tokens at most"
-        steps_max = self._steps_max(learner, incarnation, at_s)
+        steps_max = self._steps_max(learner, incarnation, at_s, lived_s)
         if claim.steps > steps_max:
             return f"{claim.steps} steps, {steps_max:.0f} of them possible"
+        known = self._first.get(learner)
+        if known is None or incarnation > known[0]:
+            self._first[learner] = (incarnation, at_s, claim.steps)
         return ""
 
-    def push_fault(self, learner: str, incarnation: int, claim: PushClaim, at_s: float) -> str:
-        """Return why a contribution's claim that arrived at `at_s` is not believed, or the empty string."""
-        steps_max = self._steps_max(learner, incarnation, at_s)
+    def push_fault(
+        self, learner: str, incarnation: int, claim: PushClaim, at_s: float, lived_s: float = math.inf
+    ) -> str:
+        """Return why a contribution's claim that arrived at `at_s` is not believed, or the empty string; `lived_s` as above."""
+        steps_max = self._steps_max(learner, incarnation, at_s, lived_s)
         if claim.tokens > claim.trained_tokens:
             return f"a push of {claim.tokens} tokens of {claim.trained_tokens} trained"
         if claim.steps > steps_max:
@@ -107,9 +135,48 @@ class ClaimJudge:
             return f"{claim.trained_tokens} tokens trained, in {steps_max:.0f} steps at most"
         return ""
 
-    def _steps_max(self, learner: str, incarnation: int, at_s: float) -> float:
-        """Return the most steps that this life of a learner can have taken; no bound for one that was never heard."""
+    def last_claim(self, learner: str, incarnation: int, claim: Claim, at_s: float, lived_s: float = math.inf) -> Claim:
+        """Return what is believed of the totals in a farewell: a life that ends has no later report that could be right."""
+        if not self.fault(learner, incarnation, claim, at_s, lived_s):
+            return claim
+        steps = int(min(claim.steps, self._steps_max(learner, incarnation, at_s, lived_s)))
+        most = self._settings.step_tokens_max
+        tokens = min(claim.tokens, most * steps) if most else claim.tokens
+        return claim.cut(steps, tokens, self._settings.fragments * tokens)
+
+    def _steps_max(self, learner: str, incarnation: int, at_s: float, lived_s: float) -> float:
+        """Return the most steps that this life of a learner can have taken: one at any moment, and then so many a second."""
         known = self._first.get(learner)
-        if known is None or incarnation != known[0]:
-            return math.inf
-        return known[2] + self._settings.steps_per_s_max * (AT_ONCE_S + at_s - known[1])
+        heard, since_s = (known[2], at_s - known[1]) if known and known[0] == incarnation else (0, lived_s)
+        return heard + 1 + self._settings.steps_per_s_max * (AT_ONCE_S + since_s)
+
+
+class StepAllowance:
+    """The pace of a learner's loop, by its own clock, at which every report of its steps is believed.
+
+    In any time of `t` seconds it lets through at most `1 + HELD_SHARE * steps_per_s_max * (HELD_AHEAD_S + t)` steps, so no more
+    than a shard believes (`ClaimJudge`) that heard the first report of them late by less than what `HELD_AHEAD_S` leaves of
+    `AT_ONCE_S`. Time in which the loop was slow is not saved up: a shard that has just taken over has not seen it.
+    """
+
+    def __init__(self, settings: ProtocolSettings) -> None:
+        """Begin with all that may be ahead."""
+        self.steps_per_s = HELD_SHARE * settings.steps_per_s_max
+        self._even_s = -math.inf  # when the steps so far have taken no less time than they must
+        self._fast_s = 0.0  # since when they take less
+        self._fast_steps = 0
+
+    def fast_steps_per_s(self, at_s: float) -> float:
+        """Return the pace of the loop since it last was no faster than allowed, 0 if it is not."""
+        return self._fast_steps / (at_s - self._fast_s) if self._fast_steps and at_s > self._fast_s else 0.0
+
+    def wait_s(self, at_s: float) -> float:
+        """Return for how long the next step is held, 0 for not at all."""
+        return max(0.0, self._even_s - HELD_AHEAD_S - at_s)
+
+    def take(self, at_s: float) -> None:
+        """Count a step that ended at `at_s`."""
+        if self._even_s <= at_s:
+            self._even_s, self._fast_s, self._fast_steps = at_s, at_s, 0
+        self._even_s += 1.0 / self.steps_per_s
+        self._fast_steps += 1

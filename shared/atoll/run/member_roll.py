@@ -6,6 +6,9 @@ it sent anything. So what comes under an id without a record is a *stranger's*: 
 A member may be newer than what we read last. So a stranger's message waits until the records were read once more after it
 had arrived, and counts then if its sender has a record. Records are read at most every `READ_S`, however many strangers
 there are; of heartbeats the newest of each of `STRANGERS_MAX` ids waits, and later ones of other ids are dropped.
+
+A life that an earlier reading did not find began after that reading. So its reader knows, by its own clock, for how long it can
+have lasted (`lived_s`).
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class MemberRoll:
         self._newest: dict[str, int] = {}
         self._over: dict[str, int] = {}
         self._regions: dict[str, str] = {}
+        self._read_s: float | None = None
+        self._before_s: dict[str, tuple[int, float]] = {}  # a reading without this incarnation, the last of them
         self._wanted = asyncio.Event()
 
     def __contains__(self, learner: str) -> bool:
@@ -54,6 +59,11 @@ class MemberRoll:
         """Return whether a record says that an incarnation has left, or that a later one has taken its place."""
         return incarnation <= self._over.get(learner, -1)
 
+    def lived_s(self, learner: str, incarnation: int) -> float | None:
+        """Return for how long an incarnation can have lasted; None if it was there when the records were read first."""
+        newest, before_s = self._before_s.get(learner, (-1, 0.0))
+        return asyncio.get_running_loop().time() - before_s if newest == incarnation else None
+
     def region_of(self, learner: str) -> str:
         """Return the region whose synchronizer folds what a learner sends, empty if its record names none."""
         return self._regions.get(learner, "")
@@ -64,7 +74,9 @@ class MemberRoll:
 
     async def read(self) -> None:
         """Read the records; one that cannot be read may be of any incarnation. Raises what the bus raises."""
+        began_s = asyncio.get_running_loop().time()
         members = await read_members(self._bus, self._subjects)
+        before, before_s = self._newest, self._read_s
         self._newest = {
             learner: INCARNATION_MAX if member is None else member.incarnation for learner, member in members.items()
         }
@@ -78,6 +90,10 @@ class MemberRoll:
             for learner, member in members.items()
             if member is not None and is_token(member.region)
         }
+        if before_s is not None:
+            new = {learner: number for learner, number in self._newest.items() if number != before.get(learner)}
+            self._before_s |= {learner: (number, before_s) for learner, number in new.items()}
+        self._read_s = began_s
 
     async def keep_reading(self, on_read: Callable[[float], bool]) -> None:
         """Read whenever it was asked for, and call `on_read` with the moment before the reading began.

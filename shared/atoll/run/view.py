@@ -110,7 +110,8 @@ class RunView:
     """The state of a run as far as heard.
 
     `open_rounds` are those of fragments that were called again. `unreadable` counts messages that no correct peer sends,
-    `strange` those by writer. `passed_over` counts messages of learners for which there was no room.
+    `strange` those by writer. `passed_over` counts messages of learners for which there was no room. `run_tokens` is the run's
+    count by its shards' word: the tokens merged in the fragment that is the furthest.
     """
 
     learners: dict[str, LearnerView] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class RunView:
     parameters_merged: int = 0
     parameters_published: int = 0
     token_fragments_merged: int = 0
-    tokens_told: int = 0
+    run_tokens: int = 0
     unreadable: int = 0
     strange: dict[str, Unreadable] = field(default_factory=dict)
     passed_over: int = 0
@@ -139,11 +140,6 @@ class RunView:
     def quarantined(self) -> list[QuarantineEvent]:
         """Return the learners that shards have put into quarantine, oldest first."""
         return [line.event for line in self.isolations]
-
-    @property
-    def run_tokens(self) -> int:
-        """Return the run's count by its shards' word: the tokens merged in the fragment that is the furthest."""
-        return self.tokens_told
 
     @property
     def trained_tokens(self) -> int:
@@ -251,7 +247,7 @@ class RunView:
         self.parameters_merged = at_most(TOTAL_MAX, self.parameters_merged + merged)
         self.parameters_published = at_most(TOTAL_MAX, self.parameters_published + line.parameters)
         self.token_fragments_merged = at_most(TOTAL_MAX, self.token_fragments_merged + line.tokens)
-        self.tokens_told = max(self.tokens_told, line.run_tokens)
+        self.run_tokens = max(self.run_tokens, line.run_tokens)
         for share in line.contributors:
             if (learner := self.learners.get(share.learner)) is not None:
                 learner.unmerged_s = 0.0
@@ -302,7 +298,7 @@ class RunView:
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
         self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
-        self.tokens_told = max(self.tokens_told, fragment_ledger.told_tokens)
+        self.run_tokens = max(self.run_tokens, fragment_ledger.told_tokens)
 
     def _on_moved(self, event: Event) -> None:
         """Keep the traffic of a link. A known learner has none of the links of synchronizers, whatever it says."""
