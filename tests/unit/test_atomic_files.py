@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -81,3 +82,15 @@ def test_one_process_holds_a_file_until_it_dies(tmp_path: Path) -> None:
     assert held is not None
     assert hold(path) is None
     held.close()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Nobody reads it, so it would not open; what there was stays."""
+    (tmp_path / "f").write_bytes(b"former")
+    os.mkfifo(tmp_path / ".f.new")
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        write_whole(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"former"
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        hold(tmp_path / "lock")

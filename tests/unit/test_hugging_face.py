@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from atoll.base.errors import CheckpointError, DataError, SettingsError
+from atoll.model.model_files import files_of
 from atoll.settings import load
-from atoll_learner.beginning import files_of, first_values
+from atoll_learner.beginning import first_values
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Vocabulary, train_bpe

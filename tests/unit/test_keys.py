@@ -171,7 +171,7 @@ def test_an_authority_that_cannot_sign_is_told(keys: KeyFolder, kind: str) -> No
 def test_a_copy_of_the_folder_is_not_changed(keys: KeyFolder) -> None:
     """Whoever changed a copy would lose the change with the next one; a text that is none is told by its path."""
     keys.authority_path.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsError, match=r"authority\.pem is no text"):
+    with pytest.raises(SettingsError, match=r"authority\.pem: no text"):
         keys.add("ada", "learner", "demo", NOW_S)
     (keys.path / "root.key").unlink()
     for change in (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import unicodedata
 
 import msgspec
 import pytest
 
 from atoll.base.parsing import converted, parsed
+from atoll.base.quantities import Text
 from atoll.wire.messages import encode
 from support.founded_run import run_record
 
@@ -32,6 +34,37 @@ for each in threads:
 for each in threads:
     each.join()
 """
+
+
+UNSEEN = ("Cc", "Cf", "Zl", "Zp")
+"""Control and format characters (zero-width ones, byte order marks, turns of direction, tags), ends of lines."""
+
+
+def test_a_text_holds_nothing_that_nobody_sees() -> None:
+    """Every character of these kinds that Python's Unicode knows, wherever it stands."""
+    unseen = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in UNSEEN]
+
+    for one in unseen:
+        for text in (one, f"a{one}", f"{one}b", f"a{one}b"):
+            with pytest.raises(msgspec.ValidationError):
+                converted(text, Text)
+
+
+def test_a_text_may_be_of_any_script() -> None:
+    """What is seen is no fault: accents that are apart, right-to-left letters, pictures."""
+    for text in (
+        "",
+        "block_0/attention.wq",
+        "Größe 3 µs",
+        "e\u0301",
+        "שלום",
+        "سلام",
+        "模型 一",
+        "नमस्ते",
+        "🚀",
+        "a\u00a0b",
+    ):
+        assert converted(text, Text) == text
 
 
 def test_threads_may_meet_a_type_at_once() -> None:

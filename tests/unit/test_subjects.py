@@ -9,9 +9,9 @@ from atoll.bus.streams import stream_of, stream_plan
 from atoll.wire.subjects import Subjects, filter_below, fragment_level, matches, token
 
 
-@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n"])
+@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n", "-a", "-"])
 def test_a_token_cannot_open_a_level(bad: str) -> None:
-    """Dots, wildcards, blanks and overlong names are refused with the value in the message."""
+    """Dots, wildcards, blanks, overlong names and what a program would take for an option are refused with the value."""
     with pytest.raises(SettingsError, match="run id"):
         Subjects(bad)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from atoll.base.errors import CheckpointError, StorageFull, is_full
+from atoll.model.model_files import check_header, unreadable
 from atoll_learner.model_settings import EMBEDDINGS
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 HEAD = EMBEDDINGS[1]
 MODEL_MODE = 0o644
 """A model is no secret: safetensors makes files that only their owner can read, and tells others that there is none."""
+
+
+_FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 def save_safetensors(params: Params, path: Path, metadata: Mapping[str, str]) -> None:
@@ -68,17 +72,46 @@ def _kind(dtype: Any) -> str:  # noqa: ANN401  (whatever names a dtype)
     return "of floats" if jnp.issubdtype(dtype, jnp.floating) else f"of {np.dtype(dtype).name}"
 
 
-def _less_what_follows(found: dict[str, Any], like: Params) -> dict[str, Any]:
-    """Return `found` without tensors that follow from others, which some folders hold as well.
+def _read_tensors(
+    file: Path, like: Params, check: Callable[[Path, Mapping[str, str] | None], None] | None
+) -> dict[str, Any]:
+    """Return the tensors of a file that are to be loaded; one of another shape is refused before its values are read.
 
-    Former versions of Transformers stored the frequencies of rotations; and a head that shares the embedding's weights may
-    be stored as a copy of them.
+    Former versions of Transformers stored the frequencies of rotations, which follow from the settings: they are left out.
     """
-    kept = {name: held for name, held in found.items() if not name.endswith(".rotary_emb.inv_freq")}
-    head, embedding = kept.get(HEAD), kept.get(EMBEDDINGS[0])
+    check_header(file)
+    found: dict[str, Any] = {}
+    with safe_open(file, framework="numpy") as opened:
+        if check is not None:
+            check(file, opened.metadata())
+        for name in opened.keys():  # noqa: SIM118  (not a mapping)
+            if name.endswith(_FREQUENCIES):
+                continue
+            # A head that shares the embedding's weights may be stored as a copy of them.
+            wanted = like.get(EMBEDDINGS[0] if name == HEAD and HEAD not in like else name)
+            shape = tuple(opened.get_slice(name).get_shape())
+            if wanted is None or shape != wanted.shape:
+                allowed = f"no {name}" if wanted is None else f"{name} {wanted.shape}"
+                raise _another(file, f"{name} {shape}", allowed)
+            found[name] = opened.get_tensor(name)
+    return found
+
+
+def _another(path: Path, got: str, allowed: str) -> CheckpointError:
+    return CheckpointError(
+        "this model file holds another model",
+        got=f"{path}: {got}",
+        allowed=allowed,
+        todo="set model.* to what the file was trained with, or name another file",
+    )
+
+
+def _less_copied_head(found: dict[str, Any], like: Params) -> dict[str, Any]:
+    """Return `found` without a head that is a copy of the embedding."""
+    head, embedding = found.get(HEAD), found.get(EMBEDDINGS[0])
     if HEAD not in like and head is not None and embedding is not None and np.array_equal(head, embedding):
-        del kept[HEAD]
-    return kept
+        return {name: held for name, held in found.items() if name != HEAD}
+    return found
 
 
 def load_safetensors(
@@ -96,11 +129,7 @@ def load_safetensors(
     found: dict[str, Any] = {}
     for file in files:
         try:
-            if check is not None:
-                with safe_open(file, framework="numpy") as opened:
-                    metadata = opened.metadata()
-                check(file, metadata)
-            held = load_file(file)
+            held = _read_tensors(file, like, check)
             if twice := sorted(held.keys() & found.keys()):
                 raise CheckpointError(
                     "two files of this model hold the same tensor", got=f"{file}: {twice[0]}", todo="remove one of them"
@@ -108,21 +137,14 @@ def load_safetensors(
             found |= held
         except (OSError, SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
             # The last three are what the library says of a dtype that NumPy does not have, 8-bit floats for example.
-            raise CheckpointError(
-                "this model file cannot be read", got=f"{file}: {error}", todo="export it again, or name another file"
-            ) from error
+            raise unreadable(file, str(error)) from error
     path = files[0] if len(files) == 1 else files[0].parent
-    found = _less_what_follows(found, like)
+    found = _less_copied_head(found, like)
     for name in sorted(like.keys() | found.keys()):
         got = f"{name} {found[name].shape} {_kind(found[name].dtype)}" if name in found else f"no {name}"
         allowed = f"{name} {like[name].shape} {_kind(like[name].dtype)}" if name in like else f"no {name}"
         if got != allowed:
-            raise CheckpointError(
-                "this model file holds another model",
-                got=f"{path}: {got}",
-                allowed=allowed,
-                todo="set model.* to what the file was trained with, or name another file",
-            )
+            raise _another(path, got, allowed)
         if not np.isfinite(found[name].astype(np.float32)).all():
             raise CheckpointError(
                 "this model file holds infinities or NaN", got=f"{path}: {name}", todo="name a file of a sound run"

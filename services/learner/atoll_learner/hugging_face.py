@@ -19,8 +19,9 @@ import msgspec
 
 from atoll.base.errors import CheckpointError, DataError
 from atoll.base.parsing import parsed
+from atoll.base.regular_files import read_text
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.tokenizer import BPE_FILE
+from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX
 from atoll_learner.model_config import (
     ARCHITECTURES,
     CONFIG,
@@ -110,7 +111,7 @@ def check_tokenizer(model: Path, shards: TokenShards) -> None:
     Without such a file there is nothing to compare.
     """
     theirs, ours = (model if model.is_dir() else model.parent) / BPE_FILE, shards.folder / BPE_FILE
-    if not theirs.is_file():
+    if not theirs.exists():
         return
     used = shards.meta.tokenizer == "bpe"
     if used and _of_the_tokens(theirs) == _of_the_tokens(ours):
@@ -126,9 +127,10 @@ def check_tokenizer(model: Path, shards: TokenShards) -> None:
 def _of_the_tokens(file: Path) -> dict[str, Any]:
     """Return what decides how a `tokenizer.json` cuts a text."""
     try:
-        said = parsed(file.read_bytes(), dict[str, Any])
+        said = parsed(read_text(file, TOKENIZER_BYTES_MAX), dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
-        raise DataError("this vocabulary cannot be read", got=f"{file}: {error}", todo="mend or remove it") from error
+        why = getattr(error, "strerror", None) or error
+        raise DataError("this vocabulary cannot be read", got=f"{file}: {why}", todo="mend or remove it") from error
     return {name: value for name, value in said.items() if name not in NOT_OF_THE_TOKENS}
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from atoll.base.errors import CheckpointError
 from atoll.base.parsing import parsed
+from atoll.base.regular_files import read_text
 
 CONFIG: Final = "config.json"
 FIELDS: Final = {
@@ -117,12 +118,13 @@ def read_config(file: Path) -> dict[str, Any] | None:
         CheckpointError: the file cannot be read.
     """
     try:
-        return parsed(file.read_bytes(), dict[str, Any])
+        return parsed(read_text(file), dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
+        why = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            "the configuration of this model cannot be read", got=f"{file}: {error}", todo="mend or remove it"
+            "the configuration of this model cannot be read", got=f"{file}: {why}", todo="mend or remove it"
         ) from error
 
 

@@ -121,7 +121,10 @@ def _document(url: str, path: str) -> dict[str, Any]:
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise ValueError(f"{path} answers {response.status}")
-        answer = json.loads(response.read(ANSWER_BYTES_MAX))
+        try:
+            answer = json.loads(response.read(ANSWER_BYTES_MAX))
+        except RecursionError as error:
+            raise ValueError(f"{path} answers lists in lists, deeper than Python reads") from error
     if not isinstance(answer, dict):
         raise ValueError(f"{path} answers no object")  # noqa: TRY004  (as above)
     return answer
@@ -150,5 +153,5 @@ def certificate_ends_s(host: str, port: int) -> float | None:
                 return None
             with unchecked_tls().wrap_socket(connection, server_hostname=host) as encrypted:
                 return ends_at_s(ssl.DER_cert_to_PEM_cert(encrypted.getpeercert(binary_form=True) or b""))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None

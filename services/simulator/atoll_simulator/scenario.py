@@ -142,7 +142,7 @@ class Scenario(_Table):
             return told
         try:
             return json.loads(told)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"should be tables in a --config file, or JSON here ({error})") from error
 
     def slow_links(self) -> list[str]:

@@ -21,7 +21,7 @@ def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
     """
     draft = draft or path.with_name(f".{path.name}.new")
     try:
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=_at_once) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -32,9 +32,15 @@ def write_whole(path: Path, data: bytes, draft: Path | None = None) -> None:
         raise
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open what is to be written; a pipe in its place is an `OSError`, and not waited for until somebody reads it."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def hold(path: Path) -> IO[str] | None:
     """Return `path`, opened (made if need be) and held until it is closed; None while another process holds it."""
-    file = path.open("w", encoding="utf-8")
+    handle = _at_once(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    file = os.fdopen(handle, "w", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -175,7 +175,7 @@ def _last_word(line: str) -> dict[str, Any]:
     """Return the fields of the line that tells why a process ended; none of any other line."""
     try:
         told = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) and told.get("event") == "process.failed" else {}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 
 TOUCH_S = 2.0
 REACH_S = 5.0
@@ -26,7 +27,7 @@ def show_life(file: Path | None) -> None:
     if file is not None:
         with contextlib.suppress(OSError):
             file.touch()
-            if file.read_bytes() != (own := b"%d" % os.getpid()):
+            if read_file(file, DOCUMENT_BYTES_MAX) != (own := b"%d" % os.getpid()):
                 file.write_bytes(own)
 
 

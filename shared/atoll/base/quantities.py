@@ -7,7 +7,8 @@ refuses what does not fit (`atoll.base.parsing`). Five rules follow from how the
   two absurd claims would make a record that no process can read, and everything that waits for that record would stop.
 * **An id fits into a subject.** Subjects, filters of purges and file names are made of ids. An id with a wildcard or a
   slash in it would name things of other peers.
-* **Text for people has no control characters**, so that nothing that a peer writes can move a cursor.
+* **Text for people has no control and format characters**: nothing that a peer writes can move a cursor, or hold what
+  nobody sees. No id begins with a `-`.
 * **A number fits wherever a reader puts it.** Python's integers and JSON's floats have no end, and `float`, a date or a sum of
   squares has. A float is finite and far from that end, a moment is one that a calendar has.
 
@@ -58,8 +59,16 @@ COUNTED_SHARE: Final = 2
 
 _ONLY: Final = r"$(?!\n)"
 """The end of a text: `$` alone would also match before a last newline."""
-_READABLE: Final = rf"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*{_ONLY}"
-_LEVEL: Final = "[A-Za-z0-9_-]{1,64}"
+_UNSEEN: Final = (
+    r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # control characters, ends of lines
+    # Unicode's format characters (Cf): zero-width ones, byte order marks, turns of direction, tags.
+    r"\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"
+)
+_READABLE: Final = rf"^[^{_UNSEEN}]*{_ONLY}"
+ID: Final = "[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"
+"""The pattern of an id. One with a `-` first would be an option to a program that is given it."""
+ID_IN_WORDS: Final = "1 to 64 letters, digits, '-' or '_', and no '-' first"
 
 FragmentNumber = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
 ShardNumber = Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
@@ -80,11 +89,11 @@ Moment = Annotated[float, Meta(ge=0.0, le=MOMENT_MAX)]
 Figure = Annotated[float, Meta(ge=-FIGURE_MAX, le=FIGURE_MAX)]
 """Any measurement that has no bound of its own: a loss, a norm, a cosine, a difference of two times."""
 
-PeerId = Annotated[str, Meta(pattern=f"^{_LEVEL}{_ONLY}")]
+PeerId = Annotated[str, Meta(pattern=f"^{ID}{_ONLY}")]
 """The id of a learner, a synchronizer process, a run or a founding: one level of a subject."""
-AccountKey = Annotated[str, Meta(pattern=f"^{_LEVEL}/[0-9]{{1,16}}{_ONLY}")]
+AccountKey = Annotated[str, Meta(pattern=f"^{ID}/[0-9]{{1,16}}{_ONLY}")]
 """`learner/incarnation`."""
-WriterNonce = Annotated[str, Meta(pattern=rf"^{_LEVEL}(\.{_LEVEL})?{_ONLY}")]
+WriterNonce = Annotated[str, Meta(pattern=rf"^{ID}(\.{ID})?{_ONLY}")]
 """What keeps two writers of one version apart: one or two levels of a subject."""
 Stem = Annotated[str, Meta(max_length=STEM_CHARS_MAX, pattern=rf"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*{_ONLY}")]
 """The first levels of a blob's subjects."""
@@ -97,7 +106,7 @@ Fingerprint = Annotated[str, Meta(pattern=f"^[0-9a-f]{{16}}{_ONLY}")]
 Word = Annotated[str, Meta(pattern=f"^[a-z0-9_]{{0,64}}{_ONLY}")]
 """A short stable word for counters: the reason of a refusal, the kind of an event."""
 Text = Annotated[str, Meta(max_length=NAME_CHARS_MAX, pattern=_READABLE)]
-"""Words for people: no control characters, and none that turn the direction of writing."""
+"""Words for people: no control characters, and no format characters (nobody sees them, or they turn the writing)."""
 Description = Annotated[str, Meta(max_length=DESCRIPTION_CHARS_MAX, pattern=_READABLE)]
 """The same, with room for what a model is."""
 

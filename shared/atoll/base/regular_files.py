@@ -1,9 +1,12 @@
-"""Reading files that somebody else may have made: the folder of a run that was copied, a report that was sent, an archive.
+"""Reading files that a person names or that somebody else may have made: settings, keys, models, texts, folders of runs.
 
 A pipe in the place of such a file would keep its reader waiting for ever, and a device or an endless line would fill the
 memory. So these files are opened here: only regular ones, and never with more in memory than the reader has allowed. All that
-goes wrong is an `OSError`, which every reader tells in words of its own. To some readers a file that is not there is as good
-as an empty one: `text_or_empty`.
+goes wrong is an `OSError`, which every reader tells in words of its own; its `strerror` says what is wrong with the file. To
+some readers a file that is not there is as good as an empty one: `text_or_empty`. A library that opens a file by its name is
+given one that was looked at first (`check_regular`).
+
+A test walks the sources for places that open a file in another way (`tests/tidy/test_files_from_people.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+DOCUMENT_BYTES_MAX: Final = 1 << 20
+"""Of what people write by hand, and of keys: far more than the settings of a large deployment."""
 TEXT_BYTES_MAX: Final = 64 << 20
-"""Far more than any text that is read whole: files of a deployment, certificates, samples."""
+"""Far more than any text that a program writes to be read whole: files of a deployment, descriptions of models, samples."""
+LINE_PIECES_MAX: Final = 16
+"""A line that is so many times as long as its reader allows is none: the file is no text of lines."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""What some editors begin a text with; it is none of the text."""
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class NotRegular(OSError):
@@ -25,6 +41,10 @@ class NotRegular(OSError):
 
 class TooLarge(OSError):
     """The file is larger than its reader allows."""
+
+
+class NotText(OSError):
+    """The file is no text in UTF-8."""
 
 
 def opened_file(path: Path, *, follow: bool = True) -> BinaryIO:
@@ -39,23 +59,61 @@ def opened_file(path: Path, *, follow: bool = True) -> BinaryIO:
     """
     try:
         # To open a pipe that nobody writes to would take for ever, unless we do not wait.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+        handle = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        )
     except ValueError as error:  # a zero in a name
         raise OSError(errno.EINVAL, str(error), str(path)) from error
-    file = os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else None
-    if file is None:
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise NotRegular(errno.EINVAL, "not a regular file but a socket", str(path)) from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise NotRegular(errno.EINVAL, "not a regular file", str(path))
-    return file
+        kind = next((kind for is_it, kind in _KINDS if is_it(mode)), "something else")
+        raise NotRegular(errno.EINVAL, f"not a regular file but {kind}", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raise as `opened_file` if `path` is no regular file that can be opened."""
+    opened_file(path).close()
 
 
 def read_file(path: Path, size_bytes_max: int) -> bytes:
     """Return the content of a regular file; raise `OSError` if it cannot be read, is none, or is larger than that."""
     with opened_file(path) as file:
-        data = file.read(size_bytes_max + 1)
-    if len(data) > size_bytes_max:
+        return read_whole(file, size_bytes_max, path)
+
+
+def read_whole(file: BinaryIO, size_bytes_max: int, path: Path) -> bytes:
+    """Return the content of a file that `opened_file` opened; raise `TooLarge` if it is larger than that."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    data = file.read(size_bytes + 1) if size_bytes <= size_bytes_max else b""
+    if len(data) > size_bytes:  # it has grown, or is of a file system that tells no size
+        data += file.read(size_bytes_max + 1 - len(data))
+    if max(size_bytes, len(data)) > size_bytes_max:
         raise TooLarge(errno.EFBIG, f"larger than {size_bytes_max:,} bytes", str(path))
     return data
+
+
+def read_text(path: Path, size_bytes_max: int = DOCUMENT_BYTES_MAX) -> str:
+    """Return the text of a regular file, without the byte order mark that some editors begin with; a line ends with LF.
+
+    Raises:
+        OSError: as `read_file`; it is not UTF-8 (`NotText`).
+    """
+    return text_of_bytes(read_file(path, size_bytes_max), path)
+
+
+def text_of_bytes(data: bytes, path: Path) -> str:
+    """Return the text that the file `path` holds; raise `NotText` if it is not UTF-8. As `read_text`."""
+    try:
+        text = data.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotText(errno.EILSEQ, f"not text in UTF-8: byte {error.object[error.start]:#04x}", str(path)) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def text_or_empty(path: Path) -> str:
@@ -70,11 +128,20 @@ def text_or_empty(path: Path) -> str:
 
 
 def lines_of(path: Path, line_bytes_max: int) -> Iterator[bytes | None]:
-    """Yield the lines of a regular file; None in the place of each that is longer. Raises as `opened_file`."""
+    """Yield the lines of a regular file; None in the place of each that is longer.
+
+    Raises:
+        OSError: as `opened_file`; a line goes on for `LINE_PIECES_MAX` times as long (`TooLarge`).
+    """
     with opened_file(path) as file:
         while line := file.readline(line_bytes_max):
             yield None if _is_cut(line, line_bytes_max) else line
+            pieces = 1
             while _is_cut(line, line_bytes_max):
+                pieces += 1
+                if pieces > LINE_PIECES_MAX:
+                    most = LINE_PIECES_MAX * line_bytes_max
+                    raise TooLarge(errno.EFBIG, f"a line of more than {most:,} bytes", str(path))
                 line = file.readline(line_bytes_max)
 
 

@@ -34,13 +34,15 @@ import msgspec
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
+from atoll.base.quantities import ID, ID_IN_WORDS
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.addresses import bracketed
 from atoll.bus.server import NODE_FILE, EmbeddedBroker
 
 NODES_MAX: Final = 9
 CLUSTER_FILE: Final = "cluster.json"
 PID_FILE: Final = "nats-server.pid"
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME: Final = re.compile(ID)
 
 
 class ClusterNode(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
             raise SettingsError(
                 "this is no name of a cluster",
                 got=repr(self.name),
-                allowed="up to 64 letters, digits, - and _",
+                allowed=ID_IN_WORDS,
                 todo="correct --cluster; all nodes have the same name",
             )
         if not 1 <= self.node <= NODES_MAX:
@@ -159,10 +161,10 @@ class ClusteredBroker(EmbeddedBroker):
         """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""
         kept, ours = self.store_dir / NODE_FILE, {"server_name": self._name}
         try:
-            there = parsed(kept.read_bytes(), dict[str, str])
+            there = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str])
         except FileNotFoundError:
             there = {}
-        except msgspec.MsgspecError as error:
+        except (OSError, msgspec.MsgspecError) as error:
             raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
         if not there and not (self.store_dir / "js").exists():
             write_whole(kept, json.dumps(ours).encode())
@@ -255,13 +257,13 @@ def planned_nodes(store_dir: Path, nodes: int = 0) -> list[ClusterNode]:
     """
     kept = store_dir / CLUSTER_FILE
     try:
-        cluster = parsed(kept.read_bytes(), dict[str, str | int])
+        cluster = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str | int])
         name, nodes = str(cluster["name"]), int(cluster["nodes"])
     except FileNotFoundError:
         name = f"atoll-{secrets.token_hex(4)}"
         store_dir.mkdir(parents=True, exist_ok=True)
         write_whole(kept, json.dumps({"name": name, "nodes": nodes}).encode())
-    except (msgspec.MsgspecError, LookupError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, LookupError, ValueError) as error:
         raise EnvironmentFault(f"{kept} cannot be read", got=error, todo="restore it") from error
     ports = _free_ports(nodes)
     return [

@@ -51,6 +51,6 @@ def greeting(host: str, port: int) -> dict[str, object] | None:
     """Return the INFO of the server there, or None."""
     try:
         said: dict[str, object] = json.loads((heard(host, port) or b"").removeprefix(b"INFO "))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said

@@ -31,6 +31,7 @@ import msgspec
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.addresses import LEAF_PORT, bracketed
 from atoll.bus.options import Credentials
 from atoll.wire.region_names import HUB, region_name
@@ -142,7 +143,7 @@ def domain_of(store_dir: Path, wanted: str | None) -> str:
         region_name(wanted, "correct --region")
     kept = store_dir / REGION_FILE
     try:
-        there = parsed(kept.read_bytes(), dict[str, str])["domain"]
+        there = parsed(read_file(kept, DOCUMENT_BYTES_MAX), dict[str, str])["domain"]
     except FileNotFoundError:
         there = wanted or f"region-{secrets.token_hex(4)}"
         try:

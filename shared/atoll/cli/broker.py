@@ -95,20 +95,16 @@ def broker(  # noqa: PLR0913  (one option each)
     """Run nats-server until SIGINT or SIGTERM."""
     if context.invoked_subcommand is not None:
         return
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.logs import configure  # noqa: PLC0415
     from atoll.bus.cluster import broker_of  # noqa: PLC0415
     from atoll.cli.broker_links import LinkOptions, say_link, side_of  # noqa: PLC0415
     from atoll.local.brokers import keep  # noqa: PLC0415
 
     configure(role="broker")
-    if include is not None and not include.is_file():
-        raise SettingsError("there is no such file", got=include, todo="correct --include")
     member = _node(cluster, node, tuple(route or ()), cluster_port)
     side = side_of(LinkOptions(leaf_port, leaf_of, region, identity), store, is_node=member is not None, keys=keys)
     door = _door(keys, store, include, member, side)
-    added = None if include is None else include.absolute()
-    served = broker_of(store, port, member, door, include=added, sync_always=sync == "always", host=host)
+    served = broker_of(store, port, member, door, include=_included(include), sync_always=sync == "always", host=host)
     served.link = link = None if side is None else side.behind(door)
 
     def ready(url: str) -> None:
@@ -125,6 +121,22 @@ def broker(  # noqa: PLR0913  (one option each)
         say("Ctrl-C ends it; the data stays")
 
     keep(served, ready, door, health_file)
+
+
+def _included(file: Path | None) -> Path | None:
+    """Return where a file to include is, if there is one; raise `SettingsError` for one that the server could not read."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.base.regular_files import read_text  # noqa: PLC0415
+
+    if file is None:
+        return None
+    try:
+        read_text(file)
+    except OSError as error:
+        raise SettingsError(
+            "a file to include cannot be read", got=f"{file}: {error.strerror}", todo="correct --include"
+        ) from error
+    return file.absolute()
 
 
 def _say_door(door: LockedDoor, keys: Path | None, host: str) -> None:

@@ -97,6 +97,7 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     """Yield the address of the broker that has a store, locked by `keys`; if none runs, start one meanwhile."""
     from atoll.base.atomic_files import write_whole  # noqa: PLC0415
     from atoll.base.errors import InUse  # noqa: PLC0415
+    from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file  # noqa: PLC0415
     from atoll.bus.addresses import addresses  # noqa: PLC0415
     from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
@@ -118,7 +119,7 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
         yield url
         return
     files = [node.store_dir / ADDRESS for node in (here.nodes if isinstance(here, LocalCluster) else [here])]
-    former = {file: file.read_bytes() for file in files if file.exists()}
+    former = {file: read_file(file, DOCUMENT_BYTES_MAX) for file in files if file.exists()}
     try:
         for file, address in zip(files, addresses(here.url), strict=True):
             write_whole(file, address.encode())
@@ -134,6 +135,7 @@ def _address_beside(store: Path) -> str:
 
     A host writes it once its broker answers. Until then what is there may be the address of a former one.
     """
+    from atoll.base.regular_files import read_text  # noqa: PLC0415
     from atoll.bus.addresses import addresses  # noqa: PLC0415
     from atoll.bus.greeting import greeting  # noqa: PLC0415
 
@@ -141,7 +143,7 @@ def _address_beside(store: Path) -> str:
     while True:
         files = sorted(store.glob(ADDRESS)) or sorted(store.glob(f"node-*/{ADDRESS}"))
         try:
-            url = ",".join(file.read_text(encoding="utf-8") for file in files)
+            url = ",".join(read_text(file) for file in files)
         except OSError:  # its host ends just now
             url = ""
         parts = [urlsplit(address) for address in (addresses(url) if url else [])]

@@ -81,6 +81,8 @@ def replay_dump(file: Path, last: int | None) -> None:
         dump = Replay(read_file(file, DUMP_BYTES_MAX).splitlines())
     except OSError as error:
         raise DataError("cannot read the dump", got=f"{file}: {error.strerror}") from error
+    except DataError as error:
+        raise DataError(error.what, got=f"{file}: {error.got}", allowed=error.allowed, todo=error.todo) from error
     header = dump.header
     say(
         f"{header.name}: {header.facts} facts, {header.facts_before} before them forgotten; written because {header.why}"

@@ -94,7 +94,8 @@ def check_offer(record: RunRecord) -> None:
         raise SettingsError(
             "a run cannot be founded with these values",
             got=error.got or error.what,
-            allowed="settings of the types that `ProtocolSettings` names; names of leaves up to 256 characters, on one line",
+            allowed="settings of the types that `ProtocolSettings` names; names of leaves up to 256 characters, on one line, "
+            "each to be seen",
             todo="correct the value that is named",
         ) from error
 

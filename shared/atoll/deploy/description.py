@@ -33,6 +33,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.base.errors import SettingsError
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.toml_text import parsed_toml
 from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.quantities import MEMORY_MIN, PROCESSORS, SIZE, size_bytes
@@ -264,10 +265,13 @@ def read_description(path: Path) -> DeploymentDescription:
         SettingsError: it cannot be read, is not TOML, has a name that does not exist or a value that cannot be.
     """
     try:
-        table = parsed_toml(path.read_text(encoding="utf-8"))
+        table = parsed_toml(read_text(path))
     except OSError as error:
         raise SettingsError(
-            "cannot read the description", got=f"{path}: {error.strerror}", todo="check its path"
+            "cannot read the description",
+            got=f"{path}: {error.strerror}",
+            allowed=f"a file of TOML in UTF-8, of at most {DOCUMENT_BYTES_MAX:,} bytes",
+            todo="check its path",
         ) from error
     except ValueError as error:
         raise SettingsError("the description is not TOML", got=f"{path}: {error}", todo="correct the file") from error

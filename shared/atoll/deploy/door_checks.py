@@ -105,7 +105,7 @@ def _greeting(connection: socket.socket) -> dict[str, Any] | None:
     try:
         line = connection.makefile("rb", buffering=0).readline(LINE_BYTES_MAX)
         told = json.loads(line.removeprefix(b"INFO "))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) and "server_id" in told else None
 

@@ -23,8 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.base.parsing import parsed
+from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, TooLarge, read_file, read_text, text_or_empty
 from atoll.base.wording import few
 from atoll.deploy.archives import archive_folders, archive_notes
 from atoll.deploy.compose import compose_files
@@ -78,6 +82,13 @@ class Rendered:
     removed: list[str] = field(default_factory=list)
     kept: int = 0
     notes: list[str] = field(default_factory=list)
+
+
+class _Manifest(msgspec.Struct):
+    """What `MANIFEST` holds: the run, and the digest of each file."""
+
+    run: str
+    files: dict[str, str]
 
 
 def rendered_texts(described: DeploymentDescription) -> dict[str, str]:
@@ -136,7 +147,7 @@ def _render(described: DeploymentDescription, out: Path) -> Rendered:
     _remove_doors(described, out, done)
     for name, text in wanted.items():
         path = out / name
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
+        if path.is_file() and text_or_empty(path) == text:
             done.kept += 1
             continue
         path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -183,7 +194,7 @@ def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -
     ensure(folder, described.run, everybody, hosts_of_broker(described), founders=founders(described))
     if new := [name for name in everybody if name not in before]:
         done.notes.append(f"new keys: {few(new, 8)}")
-    shown = set(hosts_of(folder.certificate_path.read_text(encoding="utf-8")))
+    shown = set(hosts_of(read_text(folder.certificate_path)))
     if lacking := [host for host in hosts_of_broker(described) if host not in shown]:
         hosts = " ".join(f"--host {host}" for host in hosts_of_broker(described))
         done.notes.append(
@@ -249,26 +260,25 @@ def _manifest(out: Path, run: str | None = None) -> dict[str, str]:
         SettingsError: it is damaged, or of another run than `run`.
     """
     try:
-        table = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        former, files = str(table["run"]), {str(name): str(digest) for name, digest in table["files"].items()}
+        manifest = parsed(read_file(out / MANIFEST, TEXT_BYTES_MAX), _Manifest)
     except FileNotFoundError:
         return {}
-    except (ValueError, LookupError, AttributeError, TypeError):
+    except (NotRegular, TooLarge, msgspec.MsgspecError):
         raise SettingsError(
             "the list of rendered files is damaged", got=out / MANIFEST, todo="delete it, and render again"
         ) from None
-    if run not in (None, former):
+    if run not in (None, manifest.run):
         raise SettingsError(
             "another run is rendered in this folder",
-            got=f"{out} has run {former!r}",
+            got=f"{out} has run {manifest.run!r}",
             allowed=run,
             todo="choose another --out",
         )
-    return files
+    return manifest.files
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(path, TEXT_BYTES_MAX)).hexdigest()
 
 
 def _digest_of(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Final
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import AtollError, SettingsError
+from atoll.base.regular_files import TEXT_BYTES_MAX, read_file, read_text
 from atoll.base.units import DAY_S
 from atoll.keys.certificates import hosts_of
 from atoll.keys.identity import FOLDER_MODE, write_secret
@@ -101,7 +102,7 @@ def hand_out_identity(folder: KeyFolder, run: str, name: str, holder: Path, roll
     if entry is None or entry.revoked_at_s:
         held.unlink(missing_ok=True)
     elif issued.exists() and _differs(issued, held):
-        write_secret(held, issued.read_text(encoding="utf-8"))
+        write_secret(held, read_text(issued))
         return [held]
     return []
 
@@ -111,7 +112,7 @@ def hand_out_door(folder: KeyFolder, into: Path) -> list[Path]:
     door = _place(into / BROKER)
     changed = _copied(folder.authority_path, door)
     if _differs(folder.key_path, door / folder.key_path.name):
-        write_secret(door / folder.key_path.name, folder.key_path.read_text(encoding="utf-8"))
+        write_secret(door / folder.key_path.name, read_text(folder.key_path))
         changed.append(door / folder.key_path.name)
     # The roll is last: a broker that sees a new roll finds the certificate beside it.
     return [*changed, *_copied(folder.certificate_path, door), *_copied(folder.roll_path, door)]
@@ -145,7 +146,7 @@ def _copied(source: Path, folder: Path) -> list[Path]:
     copy = folder / source.name
     if not _differs(source, copy):
         return []
-    write_whole(copy, source.read_bytes())
+    write_whole(copy, read_file(source, TEXT_BYTES_MAX))
     return [copy]
 
 
@@ -155,4 +156,4 @@ def _place(folder: Path) -> Path:
 
 
 def _differs(source: Path, copy: Path) -> bool:
-    return not copy.exists() or copy.read_bytes() != source.read_bytes()
+    return not copy.exists() or read_file(copy, TEXT_BYTES_MAX) != read_file(source, TEXT_BYTES_MAX)

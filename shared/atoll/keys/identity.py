@@ -12,7 +12,6 @@ mode 0600. No message, log line or error shows a seed.
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,15 @@ import nkeys
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.regular_files import (
+    DOCUMENT_BYTES_MAX,
+    NotRegular,
+    NotText,
+    TooLarge,
+    opened_file,
+    read_whole,
+    text_of_bytes,
+)
 from atoll.base.toml_text import parsed_toml
 from atoll.bus.options import Credentials
 from atoll.keys.certificates import check_authority
@@ -129,18 +137,19 @@ def read_identity(path: Path) -> HeldIdentity:
         EnvironmentFault: it cannot be read.
     """
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise _no_identity(path, "not a regular file")  # a pipe or a device may have no end
-        text = path.read_text(encoding="utf-8")
+        with opened_file(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = text_of_bytes(read_whole(file, DOCUMENT_BYTES_MAX, path), path)
     except FileNotFoundError:
         raise SettingsError(
             "there is no such identity",
             got=path,
             todo="correct broker.identity, ATOLL_BROKER__IDENTITY or JoinOptions(identity=…)",
         ) from None
-    except UnicodeDecodeError:
-        raise _no_identity(path, "not text") from None
+    except NotText:
+        raise _no_identity(path, "not text") from None  # a byte of it could be one of the secret
+    except (NotRegular, TooLarge) as error:
+        raise _no_identity(path, str(error.strerror)) from None
     except OSError as error:
         raise EnvironmentFault("an identity cannot be read", got=f"{path}: {error.strerror}") from error
     if mode & _OTHERS:

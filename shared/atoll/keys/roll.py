@@ -26,6 +26,8 @@ import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import EnvironmentFault, InUse, SettingsError
+from atoll.base.parsing import parsed
+from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, NotText, TooLarge, read_file, read_text
 from atoll.keys.certificates import (
     Certified,
     broker_certificate,
@@ -187,7 +189,7 @@ class KeyFolder:
             SettingsError: there is none, or it is damaged.
         """
         try:
-            return msgspec.json.decode(self.roll_path.read_bytes(), type=Roll)
+            return parsed(read_file(self.roll_path, TEXT_BYTES_MAX), Roll)
         except FileNotFoundError:
             raise SettingsError(
                 "this folder holds no keys",
@@ -196,6 +198,8 @@ class KeyFolder:
             ) from None
         except msgspec.DecodeError as error:
             raise SettingsError("the roll of keys is damaged", got=f"{self.roll_path}: {error}") from None
+        except (NotRegular, TooLarge) as error:
+            raise SettingsError("the roll of keys is damaged", got=f"{self.roll_path}: {error.strerror}") from None
         except OSError as error:
             raise EnvironmentFault(
                 "the roll of keys cannot be read", got=f"{self.roll_path}: {error.strerror}"
@@ -350,15 +354,15 @@ class KeyFolder:
         """Return the text of a file of the folder; raise `SettingsError` if it is not there or not a text."""
         path = self.path / name
         try:
-            return path.read_text(encoding="utf-8")
+            return read_text(path)
         except FileNotFoundError:
             raise SettingsError(
                 "a file of this folder of keys is missing", got=f"no {path}", todo=f"restore {name} from a copy"
             ) from None
-        except UnicodeDecodeError:
+        except (NotRegular, NotText, TooLarge) as error:
             raise SettingsError(
                 "a file of this folder of keys is damaged",
-                got=f"{path} is no text",
+                got=f"{path}: {'no text' if isinstance(error, NotText) else error.strerror}",
                 todo=f"restore {name} from a copy",
             ) from None
         except OSError as error:

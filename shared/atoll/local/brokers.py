@@ -24,6 +24,7 @@ from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
 from atoll.base.exits import guarded, run_program
 from atoll.base.health import show_life
 from atoll.base.logs import configure, get
+from atoll.base.regular_files import read_text
 from atoll.base.stop_signals import StopSignals
 from atoll.bus.regions import RegionSide
 from atoll.local.broker_watches import FROZEN_S, RoomWatch, SilenceWatch, processor_s
@@ -176,7 +177,7 @@ def _take_over(broker: EmbeddedBroker, door: Door) -> None:
 def _former_port(url_file: Path) -> int:
     """Return the port an earlier host announced, or 0."""
     try:
-        return int(url_file.read_text(encoding="utf-8").rpartition(":")[2])
+        return int(read_text(url_file).rpartition(":")[2])
     except (OSError, ValueError):
         return 0
 

@@ -6,6 +6,7 @@ fails, `up` says so and goes on.
 
 from __future__ import annotations
 
+from atoll.base.regular_files import read_text
 from atoll.local.browser import open_page
 from atoll.local.console import RunConsole
 from atoll.local.processes import ProcessGroup
@@ -35,7 +36,7 @@ class DashboardPage:
         if not self._awaited:
             return
         try:
-            url = self._services.page_url.read_text(encoding="utf-8")
+            url = read_text(self._services.page_url)
         except OSError:
             # A monitor that has left told why by its exit, which `up` reports.
             self._awaited = bool(self._fleet.alive([DASHBOARD]))

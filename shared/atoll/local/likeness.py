@@ -13,7 +13,6 @@ Settings do not make a run alone. If Atoll's version or commit is another, or th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,13 @@ class _ReportedRun(msgspec.Struct, kw_only=True):
     atoll: str = ""
     commit: str | None = None
     data_source_hash: str = ""
+
+
+class _ShardHashes(msgspec.Struct):
+    """What tells one text from another, of the description of token shards."""
+
+    source: str
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +103,11 @@ class EarlierRun:
         if not self.data:
             return ""
         try:
-            meta = json.loads((data_dir / "meta.json").read_text(encoding="utf-8"))
-            hashes = {meta["source"], meta["fingerprint"]}
-        except (OSError, ValueError, KeyError, TypeError):
+            meta = parsed(read_file(data_dir / "meta.json", BYTES_MAX), _ShardHashes)
+        except (OSError, msgspec.MsgspecError):
             return ""
-        return "" if self.data in hashes else f"the text is not that of {self.run}: it has changed since, or is another"
+        same = self.data in (meta.source, meta.fingerprint)
+        return "" if same else f"the text is not that of {self.run}: it has changed since, or is another"
 
 
 def without_what_follows(settings: dict[str, Any], origin: str, sections: tuple[str, ...]) -> dict[str, Any]:

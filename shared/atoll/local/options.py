@@ -24,6 +24,7 @@ from atoll.local.environment import as_text, flat
 from atoll.local.likeness import RUN_AS_FOUND, EarlierRun, read_earlier, without_what_follows
 from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
 from atoll.local.run_keys import RunKeys
+from atoll.model.model_files import check_model_files
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
 from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
 from atoll.wire.subjects import token
@@ -138,6 +139,8 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         )
     loaded = load(request.config, request.assignments, environment, flags, _fallback(former, like, run, stated))
     settings = loaded.settings
+    if settings.learner.initial_model is not None:
+        check_model_files(settings.learner.initial_model)
     count, shards = settings.up.learners, settings.protocol.shards
     loaded.check_learners(count)
     learners = tuple(f"learner-{i}" for i in range(1, count + 1))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, RunLost, RunReplaced
+from atoll.base.parsing import parsed
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts
@@ -117,7 +119,7 @@ class _ExportedModel(msgspec.Struct):
 async def newest_is_exported(bus: Bus, run: str, folder: RunFolder) -> bool:
     """Return whether an export in the folder of a run, by its last file, is of the newest model; False if nobody can say."""
     try:
-        exported = msgspec.json.decode(folder.path(VALIDATION).read_bytes(), type=_ExportedModel)
+        exported = parsed(read_file(folder.path(VALIDATION), DOCUMENT_BYTES_MAX), _ExportedModel)
         heads = await _newest_heads(bus, run)
     except (OSError, msgspec.MsgspecError, AtollError):
         return False

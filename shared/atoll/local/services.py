@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from atoll.base.huge_pages import huge_pages
 from atoll.base.redacting import redacted
+from atoll.base.regular_files import read_text
 from atoll.base.wording import counted
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
@@ -107,7 +108,7 @@ class Services:
 
     def addresses(self) -> tuple[str, tuple[str, ...]]:
         """Return the addresses of our own brokers, which answer: that of the home, and those of the further ones."""
-        told = [file.read_text(encoding="utf-8") for file in self.url_files]
+        told = [read_text(file) for file in self.url_files]
         return ",".join(told[: len(self.home)]), tuple(told[len(self.home) :])
 
     def make_keys(self) -> None:

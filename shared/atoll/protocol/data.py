@@ -28,7 +28,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from atoll.base.quantities import COUNT_MAX, COUNTED, Count, Incarnation, at_most
+from atoll.base.quantities import COUNT_MAX, COUNTED, ID, Count, Incarnation, at_most
 
 EPOCHS_KEPT: Final = 16
 SHARD_LEASES: Final = 10.0
@@ -40,7 +40,7 @@ ALL: Final = ""
 OTHERS: Final = "(others)"
 """The learner under which those are summed up who are too many to be named; no id of a learner has brackets."""
 LEARNERS_NAMED_MAX: Final = 2048
-HolderName = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-]{1,64}|\(others\))?$(?!\n)")]
+HolderName = Annotated[str, msgspec.Meta(pattern=rf"^({ID}|\(others\))?$(?!\n)")]
 """The id of a learner, `ALL` or `OTHERS`."""
 
 Key = tuple[int, int, int]

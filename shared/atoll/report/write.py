@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from atoll.base.errors import AtollError
-from atoll.base.regular_files import text_or_empty
+from atoll.base.parsing import parsed
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, text_or_empty
 from atoll.base.units import as_size
 from atoll.base.wording import few
 from atoll.protocol.ledger import Ledger
@@ -110,7 +113,6 @@ def _moved(moved: Mapping[str, Any]) -> str:
 def _exported(path: Path) -> dict[str, Any]:
     """Return what the export measured, empty when it did not get that far."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parsed(read_file(path, DOCUMENT_BYTES_MAX), dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -52,7 +52,7 @@ SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_list)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_list)]
 FolderOrUrl = Annotated[str, NamesPlace()]
 HttpAddress = Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$", max_length=253)]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.?$", max_length=253)]
 SinkName = Literal["wandb", "tensorboard", "trackio"]
 Copies = Annotated[Literal[1, 3, 5], BeforeValidator(_number)]
 

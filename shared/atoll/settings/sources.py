@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from atoll.base.errors import SettingsError
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.toml_text import parsed_toml
 from atoll.base.uncaught import SWITCH
 from atoll.settings.sections import NamesPlace
@@ -187,10 +188,13 @@ def _holds_paths(annotation: object) -> bool:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return parsed_toml(path.read_text(encoding="utf-8"))
+        return parsed_toml(read_text(path))
     except OSError as error:
         raise SettingsError(
-            "cannot read the configuration", got=f"{path}: {error.strerror}", todo="check --config"
+            "cannot read the configuration",
+            got=f"{path}: {error.strerror}",
+            allowed=f"a file of TOML in UTF-8, of at most {DOCUMENT_BYTES_MAX:,} bytes",
+            todo="check --config",
         ) from error
     except ValueError as error:
         raise SettingsError("the configuration is not TOML", got=f"{path}: {error}", todo="correct the file") from error

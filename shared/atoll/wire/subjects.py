@@ -1,7 +1,7 @@
 """Every subject of a run in one place.
 
-All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_` only. A dot
-would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
+All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_`, and begin with no
+`-`. A dot would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
 A nonce is two levels where a shard's owner writes, `<epoch>.<hash>`, one where a founder does, and `rebuilt.<founding>` of old.
 
     up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
@@ -32,13 +32,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.errors import SettingsError
+from atoll.base.quantities import ID, ID_IN_WORDS
 
 ALL_FRAGMENTS: Final = "*"
 SUM: Final = "sum"
 """What stands in the place of a learner where chunks are of a region's sum."""
 _WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
 """What is kept with its fragment, as the levels between a run and the fragment's number."""
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKEN = re.compile(ID)
 _PUSH = re.compile(r"[0-9]+-[0-9]+")
 _FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
@@ -49,7 +50,7 @@ def token(value: str, what: str) -> str:
         raise SettingsError(
             f"{what} cannot be part of a subject",
             got=repr(value),
-            allowed="1 to 64 letters, digits, '-' or '_'",
+            allowed=ID_IN_WORDS,
             todo=f"choose another {what}",
         )
     return value

@@ -23,9 +23,10 @@ from pathlib import Path
 import msgspec
 
 from atoll.base.errors import DataError, SettingsError
+from atoll.base.regular_files import read_file
 from atoll_learner.data.prepare import MIN_HELD_OUT, Meta, MixturePart, check_ours, replace_folder
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.tokenizer import BPE_FILE
+from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX
 
 SAME = ("vocab", "block_tokens", "tokenizer", "separator")
 """What all parts must have in common."""
@@ -169,13 +170,23 @@ def _check_same(shards: dict[Path, TokenShards]) -> None:
                     allowed=f"{one} as in {first[0]}",
                     todo=todo,
                 )
-        if each.meta.tokenizer == "bpe" and (folder / BPE_FILE).read_bytes() != (first[0] / BPE_FILE).read_bytes():
+        if each.meta.tokenizer == "bpe" and _vocabulary(folder) != _vocabulary(first[0]):
             raise DataError(
                 "these parts were made with different vocabularies",
                 got=folder / BPE_FILE,
                 allowed=first[0] / BPE_FILE,
                 todo="prepare them with the same --tokenizer",
             )
+
+
+def _vocabulary(folder: Path) -> bytes:
+    file = folder / BPE_FILE
+    try:
+        return read_file(file, TOKENIZER_BYTES_MAX)
+    except OSError as error:
+        raise DataError(
+            "this vocabulary cannot be read", got=f"{file}: {error.strerror}", todo="prepare this part again"
+        ) from error
 
 
 def _link(source: Path, target: Path) -> None:

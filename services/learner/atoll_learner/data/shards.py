@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
+from atoll.base.regular_files import TEXT_BYTES_MAX, opened_file, read_file
 from atoll_learner.data.order import permuted
 from atoll_learner.data.prepare import Meta
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
@@ -38,11 +39,14 @@ class TokenShards:
         """
         self.folder = folder
         try:
-            self.meta = parsed((folder / "meta.json").read_bytes(), Meta)
-        except OSError as error:
+            self.meta = parsed(read_file(folder / "meta.json", TEXT_BYTES_MAX), Meta)
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
                 "no token shards here", got=str(folder), todo="run `atoll data prepare … --out` for it, or set data.dir"
             ) from error
+        except OSError as error:
+            got = f"{folder}: {error.strerror}"
+            raise DataError("meta.json cannot be read", got=got, todo="prepare the data again") from error
         except msgspec.MsgspecError as error:
             raise DataError("meta.json is damaged", got=f"{folder}: {error}", todo="prepare the data again") from error
         if fault := self.meta.fault():
@@ -59,7 +63,13 @@ class TokenShards:
     def _open(self, name: str, tokens: int) -> npt.NDArray[np.integer]:
         file = self.folder / name
         wanted = tokens * np.dtype(self.meta.dtype).itemsize
-        size = file.stat().st_size if file.exists() else 0
+        try:
+            with opened_file(file) as opened:
+                size = os.fstat(opened.fileno()).st_size
+        except FileNotFoundError:
+            size = 0
+        except OSError as error:
+            raise DataError(f"{name} cannot be read", got=f"{file}: {error.strerror}", todo="prepare again") from error
         if size != wanted:
             raise DataError(
                 f"{name} is not what meta.json says",
@@ -159,7 +169,7 @@ def memory_bytes() -> int:
 
 def mapped(file: Path, dtype: str, *, is_scattered: bool) -> npt.NDArray[np.integer]:
     """Return a file as a read-only array; `is_scattered` says that nothing around what is read will be wanted soon."""
-    with file.open("rb") as opened:
+    with opened_file(file) as opened:
         memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     if is_scattered:
         memory.madvise(mmap.MADV_RANDOM)

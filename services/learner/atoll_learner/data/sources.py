@@ -23,6 +23,7 @@ from typing import IO, Any
 import zstandard
 
 from atoll.base.errors import DataError
+from atoll.base.regular_files import BYTE_ORDER_MARK, check_regular, opened_file
 from atoll.base.wording import few
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".text"})
@@ -34,7 +35,8 @@ PARTS_MIN = 20
 """A file is at most so large a part of its corpus, that some of it can be held out."""
 ROWS_AT_ONCE = 256
 NAMES_SHOWN = 8
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LINE_BYTES_MAX = 64 << 20
+"""Of a line of jsonl, which is read whole: a document is a book at most."""
 STDLIB_LEAVES_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__", "ensurepip"}
 
 
@@ -183,7 +185,7 @@ def checked_text(data: bytes, where: str, start: int = 0) -> bytes:
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """Yield the bytes of a file, unpacked."""
-    with file.open("rb") as raw:
+    with opened_file(file) as raw:
         if file.suffix == ".gz":
             with gzip.open(raw) as unpacked:
                 yield unpacked
@@ -245,7 +247,14 @@ def _rows(text: str, where: str, reading: Reading) -> Iterator[bytes]:
 
 
 def _jsonl(lines: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> Iterator[bytes]:
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), 1):
+        if len(line) > LINE_BYTES_MAX:
+            raise DataError(
+                "this line is too long",
+                got=f"{file}:{number}",
+                allowed=f"at most {LINE_BYTES_MAX:,} bytes",
+                todo="cut its text into several documents",
+            )
         if not line.strip():
             continue
         text = _field(line, f"{file}:{number}", reading.field)
@@ -282,6 +291,7 @@ def _table(file: Path, reading: Reading) -> Iterator[bytes]:
     except ImportError as error:
         raise DataError("tables need the 'pyarrow' library", got=file, todo="pip install 'atoll[parquet]'") from error
     row = 0
+    check_regular(file)
     try:
         if file.suffix == ".parquet":
             table: Any = parquet.ParquetFile(file)

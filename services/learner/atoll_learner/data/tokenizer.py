@@ -15,8 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base.errors import DataError, SettingsError
+from atoll.base.regular_files import read_text
 
 BPE_FILE = "tokenizer.json"
+TOKENIZER_BYTES_MAX = 128 << 20
+"""Several times the largest vocabulary that is published (Gemma's has 33 MB)."""
 BYTES = 256
 SEPARATOR = "<|doc|>"
 USUAL_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -79,12 +82,12 @@ class BpeTokenizer:
         """
         library = _tokenizers()
         try:
-            self._inner = library.Tokenizer.from_file(str(file))
+            self._inner = library.Tokenizer.from_str(read_text(file, TOKENIZER_BYTES_MAX))
         except Exception as error:
             # The library raises bare exceptions.
             raise DataError(
                 "this vocabulary cannot be read",
-                got=f"{file}: {error}",
+                got=f"{file}: {getattr(error, 'strerror', None) or error}",
                 allowed="a tokenizer.json",
                 todo="name another",
             ) from error
