@@ -154,7 +154,7 @@ async def test_a_full_link_is_not_taken_for_a_cut_one(regional: Regional) -> Non
 
 @pytest.mark.second_tier
 async def test_what_is_sent_during_a_cut_arrives_in_order_and_whole(regional: Regional) -> None:
-    """Each manifest's chunks come before it. One that was acknowledged to nobody comes again (a shard merges it once, by its key)."""
+    """Each manifest's chunks come before it. One that nobody acknowledged comes again (a shard merges it once, by its key)."""
     shard = await regional.begin()
     learner = await regional.learner()
     first = await regional.push(learner, 0)
