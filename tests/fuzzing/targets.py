@@ -112,7 +112,7 @@ def _messages(run: RunRecord) -> dict[str, tuple[bytes, ...]]:
     blob = BlobRef(run.subjects.global_stem(0, 1, "1.a"), 1, 10, "0" * 32)
     delta = messages.Delta(1, "1.a", 1, 10, "0" * 32)
     included = messages.Included("a", 1, 1, 0, 10, 1, 100.0, 0)
-    ledger = Ledger(told_tokens=5)
+    ledger = Ledger(run_tokens=5)
     ledger.reported("a", 1, 10, 5, 5, 0)
     ledger.refused("a", 1, 3, "stale")
     head = messages.Head(

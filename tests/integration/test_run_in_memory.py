@@ -47,7 +47,7 @@ def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
     assert settled.exact, settled.errors
     assert settled.fates["lost"] == 0
     assert settled.fates["merged"] > 0
-    assert ledger.told_tokens >= protocol.tokens_target
+    assert ledger.run_tokens >= protocol.tokens_target
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ REASONS = ("stale", "corrupt", "empty")
 def drawn(seed: int, learners: int = 4) -> Ledger:
     """Return a ledger of some learners and lives, with sums that need not agree."""
     chance = random.Random(seed)
-    ledger = Ledger(told_tokens=chance.randrange(200))
+    ledger = Ledger(run_tokens=chance.randrange(200))
     for number in range(learners):
         for life in range(1, chance.randrange(2, 4)):
             account = ledger.account(f"l{number}", life)
@@ -121,8 +121,8 @@ def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
         assert all(len(part.accounts) <= page for part in pages)
         assert together is not None
         assert plain(together) == plain(ledger)
-        assert together.told_tokens == ledger.told_tokens
-        assert parts(Ledger(told_tokens=5)) == [Ledger(told_tokens=5)]
+        assert together.run_tokens == ledger.run_tokens
+        assert parts(Ledger(run_tokens=5)) == [Ledger(run_tokens=5)]
         assert continued(None, ledger, 3) is ledger
 
 
@@ -144,9 +144,9 @@ def test_two_ledgers_are_absorbed_reports_by_maximum_and_fates_by_sum() -> None:
                 assert into.merged_late == ours.merged_late + summed * theirs.merged_late
                 refused = Counter(ours.refused) + (Counter(theirs.refused) if summed else Counter())
                 assert +Counter(into.refused) == +refused
-        assert learnt.told_tokens == absorbed.told_tokens == max(one.told_tokens, other.told_tokens)
-        for target in (0, one.told_tokens, one.told_tokens + 1):
-            assert one.reached(target) == (0 < target <= one.told_tokens)
+        assert learnt.run_tokens == absorbed.run_tokens == max(one.run_tokens, other.run_tokens)
+        for target in (0, one.run_tokens, one.run_tokens + 1):
+            assert one.reached(target) == (0 < target <= one.run_tokens)
 
 
 def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
@@ -162,7 +162,7 @@ def test_the_newest_accounts_are_those_of_lives_that_go_on() -> None:
             wanted = [*over, *lives_on][-room:]
             assert set(kept.accounts) == set(wanted)
             assert list(kept.accounts) == [name for name in names if name in wanted]
-            assert kept.told_tokens == ledger.told_tokens
+            assert kept.run_tokens == ledger.run_tokens
         assert newest(ledger, len(names)) is ledger
 
 
@@ -203,7 +203,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
     """Fates, offences, measures, settled pushes, and the newest reports of everybody."""
     for seed in SEEDS:
         chance, reports = random.Random(seed), drawn(seed)
-        ledger, due = FragmentLedger(), Ledger(told_tokens=0)
+        ledger, due = FragmentLedger(), Ledger(run_tokens=0)
         for push in range(1, 30):
             key = PushKey(f"l{chance.randrange(4)}", 1, 0, push)
             tokens = chance.randrange(1, 9)
@@ -219,15 +219,15 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
             assert not ledger.knows(key._replace(push=push + 1))
         ledger.lengths = {f"l{number}": Measure(1.0, 2, 1, number) for number in range(MEASURES_MAX)}
         due.learn(reports)
-        due.count(ledger.credit)
+        due.count(ledger.tokens_counted)
 
         heir = parsed(ledger.frozen(reports), FragmentLedger)
         told = Ledger()
         heir.enter_into(told)
 
         assert plain(told) == plain(due)
-        assert told.told_tokens == max(reports.told_tokens, ledger.credit)
-        assert heir.credit == ledger.credit
+        assert told.run_tokens == max(reports.run_tokens, ledger.tokens_counted)
+        assert heir.tokens_counted == ledger.tokens_counted
         assert heir.settled == ledger.settled
         assert heir.lengths == ledger.lengths
         for name in ("l0", "l1", "l2", "l3"):

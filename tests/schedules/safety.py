@@ -354,9 +354,9 @@ class Safety:
         self.durable.see_commit(commit)
         tokens = before.tokens_merged + sum(share.tokens for share in head.included)
         require(head.tokens_merged == tokens, "a head counts all tokens merged so far", (head.tokens_merged, tokens))
-        credit = parsed(fragment_ledger, FragmentLedger).credit
-        counts = head.tokens_counted == credit <= tokens
-        require(counts, "only what is merged counts", (head.tokens_counted, credit, tokens))
+        counted = parsed(fragment_ledger, FragmentLedger).tokens_counted
+        counts = head.tokens_counted == counted <= tokens
+        require(counts, "only what is merged counts", (head.tokens_counted, counted, tokens))
         self._see_values(head, self.versions[fragment], after)
         self.versions[fragment] = after
         self.digests[self.run.nonce if self.run else "", fragment, head.version] = head.digest

@@ -197,7 +197,7 @@ class FoundedRun:
         )
         fragment_ledger = store.fragment_ledger.get(fragment, FragmentLedger(settled={"a/1": SettledPushes()}))
         fragment_ledger.merge(share)
-        self.told.count(fragment_ledger.credit)
+        self.told.count(fragment_ledger.tokens_counted)
         self.told.reported("a", 1, TOKENS * self.pushes, TOKENS * self.pushes, 0, 0)
         command = Commit(
             fragment=fragment,
@@ -265,7 +265,7 @@ class FoundedRun:
 
 async def say_lease(run: FoundedRun, tokens: int, shard: int = 0, *, closed: bool = False) -> None:
     """Write the lease of a shard of a run that is at so many tokens."""
-    ledger = Ledger(told_tokens=tokens)
+    ledger = Ledger(run_tokens=tokens)
     subject = run.record.subjects.lease(shard)
     former = await run.bus.get_record(subject)
     told = Lease(

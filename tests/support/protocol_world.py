@@ -173,7 +173,7 @@ class ProtocolWorld:
         self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledger=fragment_ledger)
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
-        self.rounds.inherit(self.shard.ledger, known, {p: kept.credit for p, kept in fragment_ledger.items()})
+        self.rounds.inherit(self.shard.ledger, known, {p: kept.tokens_counted for p, kept in fragment_ledger.items()})
         self.fates = FateModel(self.settings, self.heads, known, self.shard.ledger)
         open_keys = [key for key in self.delivered if key not in known or key in lost]
         self.queue += [self.delivered[key] for key in open_keys if self.delivered[key] not in self.queue]
@@ -489,7 +489,7 @@ class ProtocolWorld:
 
 def _reports(fragment_ledger: FragmentLedger) -> Ledger:
     """Return what learners reported of themselves by these ledgers."""
-    told = Ledger(told_tokens=fragment_ledger.told_tokens)
+    told = Ledger(run_tokens=fragment_ledger.run_tokens)
     for name, report in fragment_ledger.reports.items():
         learner, _, incarnation = name.rpartition("/")
         sums = report.trained, report.pushed, report.superseded, report.refused_local

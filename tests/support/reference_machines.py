@@ -220,7 +220,7 @@ class RoundModel:
     ) -> None:
         """Begin as an heir: with what learners told the former owner, its learners' offences, and what counted by fragment."""
         self._credit.update(credit or {})
-        self._told, self._former = ledger.told_tokens, deepcopy(ledger.former)
+        self._told, self._former = ledger.run_tokens, deepcopy(ledger.former)
         for name, account in ledger.accounts.items():
             learner, _, incarnation = name.rpartition("/")
             self._ever |= {(learner, int(incarnation))} if account.merged or account.merged_late else set()

@@ -88,4 +88,4 @@ def test_fresh_records_are_empty() -> None:
     assert (account.trained, account.pushed, account.refused_local, account.left) == (0, 0, 0, False)
     assert (settled.merged, settled.merged_late, settled.offences) == (0, 0, 0)
     assert (report.trained, report.pushed, report.superseded, report.refused_local, report.left) == (0, 0, 0, 0, False)
-    assert ledger.Ledger().told_tokens == fragment_ledger.FragmentLedger().told_tokens == 0
+    assert ledger.Ledger().run_tokens == fragment_ledger.FragmentLedger().run_tokens == 0

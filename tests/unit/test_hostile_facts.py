@@ -92,7 +92,7 @@ def test_no_report_brings_a_run_nearer_to_its_target() -> None:
     assert not desk.ledger.reached(1000)
     assert desk.expected_tokens() == 0
     fold, commit = merged(desk, "liar", 1)
-    assert (fold.weight, commit.shares[0].credit, desk.ledger.told_tokens) == (800.0, 80, 80)
+    assert (fold.weight, commit.shares[0].credit, desk.ledger.run_tokens) == (800.0, 80, 80)
     assert desk.expected_tokens() <= 3 * 80
 
 
@@ -316,7 +316,7 @@ def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
 
     assert [action.reason for action in told if isinstance(action, Refuse)] == ["implausible"] * 2
     assert any(isinstance(action, Isolate) for action in told)
-    assert desk.ledger.told_tokens == 0
+    assert desk.ledger.run_tokens == 0
 
 
 # --- the learner --------------------------------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
         return bool(asked) and asked[-1] == tokens
 
     await until(lambda: said(0))
-    ledger = Ledger(told_tokens=70_000)
+    ledger = Ledger(run_tokens=70_000)
     fields = {"shard": 1, "epoch": 1, "nonce": "n", "host": "h", "pid": 1, "ledger": ledger}
     foreign = Lease(**fields | {"run_nonce": "another"})  # type: ignore[arg-type]
     await scene.bus.put_record(scene.run.subjects.lease(1), encode(foreign), expected=0)

@@ -38,7 +38,7 @@ PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silenc
 
 def crowded(incarnations: int) -> Ledger:
     """Return a ledger of a learner with the longest id that died over and over, and of one that lives since the beginning."""
-    ledger = Ledger(told_tokens=1 << 40)
+    ledger = Ledger(run_tokens=1 << 40)
     ledger.reported("veteran", 1, 5, 5, 0, 0)
     for number in range(incarnations):
         account = ledger.account("l" * 64, number + 1)
@@ -82,7 +82,7 @@ async def wait_a_lease(clock: HandClock, candidate: LeaseKeeper) -> None:
 
 def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_stay_known() -> None:
     """Who left goes before who lives, however long ago it was first heard of; nothing changes while all fit."""
-    ledger = Ledger(told_tokens=151)
+    ledger = Ledger(run_tokens=151)
     ledger.account("living", 1).trained = 1
     for number in range(1, 6):
         ledger.account("dying", number).trained = 10
@@ -91,7 +91,7 @@ def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_st
 
     assert set(small.accounts) == {"living/1", "dying/5", "gone/1"}
     assert set(newest(ledger, 2).accounts) == {"living/1", "dying/5"}
-    assert small.told_tokens == 151
+    assert small.run_tokens == 151
     assert newest(ledger, 7) is ledger
 
 
@@ -105,7 +105,7 @@ def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> No
     heir.learn(newest(ledger, 4))
 
     assert heir.accounts["veteran/1"].trained == 9
-    assert heir.told_tokens == ledger.told_tokens > 0
+    assert heir.run_tokens == ledger.run_tokens > 0
 
 
 async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: str) -> None:
@@ -125,7 +125,7 @@ async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: 
     assert inherited is not None
     assert len(inherited.accounts) == ACCOUNTS_MAX
     assert "veteran/1" in inherited.accounts
-    assert inherited.told_tokens == crowded(8000).told_tokens > 0
+    assert inherited.run_tokens == crowded(8000).run_tokens > 0
     await bus.close()
 
 
@@ -302,7 +302,7 @@ async def test_what_an_owner_of_a_former_founding_says_of_learners_is_not_taken_
     bus, clock = MemoryBus(run, MemoryBroker()), HandClock()
     former = LeaseKeeper(bus, founded(run, "lost"), 0, clock)
     await former.win()
-    ledger = Ledger(told_tokens=1 << 40)
+    ledger = Ledger(run_tokens=1 << 40)
     await former.release(ledger, closed=False)
     heirs = {nonce: LeaseKeeper(bus, founded(run, nonce), 0, clock) for nonce in ("lost", "first")}
     known = {}

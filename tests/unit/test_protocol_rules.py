@@ -434,7 +434,7 @@ def test_a_run_is_over_also_when_only_another_shard_merged_the_last_tokens() -> 
     )
 
     assert the(Finish, desk.tell(QueueDrained(at_s=51.0)))
-    assert heir.ledger.told_tokens == 1000
+    assert heir.ledger.run_tokens == 1000
 
 
 def test_pacing_follows_steps_that_become_shorter() -> None:

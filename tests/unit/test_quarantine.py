@@ -429,7 +429,7 @@ def test_a_ledger_of_a_former_release_is_read() -> None:
     """Its measures were several of a learner; the run is judged anew."""
     old = b'{"settled":{},"reports":{},"measures":[[1.0,8,"good",false,1]],"told_tokens":7}'
 
-    assert parsed(old, FragmentLedger) == FragmentLedger(told_tokens=7)
+    assert parsed(old, FragmentLedger) == FragmentLedger(run_tokens=7)
 
 
 def test_a_question_opens_no_account() -> None:

@@ -164,13 +164,13 @@ class Archivist:
             epoch=store.epoch,
             number=due,
             made_at_s=self._clock.wall(),
-            tokens=known.told_tokens,
+            tokens=known.run_tokens,
             pieces=tuple(pieces[fragment] for fragment in self._run.protocol.fragments_of(self._shard)),
             ledger=known,
             members=tuple(member for member in (await read_members(bus, subjects)).values() if member is not None),
             data=None if data is None else readable(DataLedger, data),
             final=final,
-            closed=final and bool(target) and known.told_tokens >= target,
+            closed=final and bool(target) and known.run_tokens >= target,
         )
         await in_thread(partial(self._publish, manifest))
         self._last = pieces

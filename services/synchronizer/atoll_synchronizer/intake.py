@@ -317,7 +317,7 @@ class FactIntake:
 
     def _fact(self, beat: Beat) -> LearnerBeat:
         """Return the fact that a learner reported; what it says of the whole run is hearsay, and no fact."""
-        self.hearsay.heard(beat.run_tokens, self._ledger().told_tokens)
+        self.hearsay.heard(beat.run_tokens, self._ledger().run_tokens)
         return beat_fact(beat, self._context.clock.monotonic())
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:

@@ -256,5 +256,5 @@ class LeaseKeeper:
     def _is_over(self, lease: Lease) -> bool:
         """Return whether the owner closed its ledger at the run's token target."""
         ledger = self._ledger_of(lease)
-        reached = ledger is not None and ledger.told_tokens >= self._target
+        reached = ledger is not None and ledger.run_tokens >= self._target
         return bool(self._target) and lease.closed and reached

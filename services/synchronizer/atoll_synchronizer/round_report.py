@@ -166,7 +166,7 @@ class RoundReporter:
             "parameters": size.parameters,
             "cause_id": command.cause_id,
             "why": command.why,
-            "run_tokens": self._machine.ledger.told_tokens,
+            "run_tokens": self._machine.ledger.run_tokens,
         }
         line = fields | {
             "contributors": len(command.shares),

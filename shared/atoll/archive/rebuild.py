@@ -171,7 +171,7 @@ def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) 
         source=run.nonce,
         checkpoint=checkpoint.number,
         generation=at_most(COUNT_MAX, generation + 1),
-        tokens=reports_of(manifests).told_tokens,
+        tokens=reports_of(manifests).run_tokens,
         versions=sum(piece.head.version for manifest in manifests for piece in manifest.pieces),
         checkpoint_at_s=min(manifest.made_at_s for manifest in manifests),
         rebuilt_at_s=now_s,

@@ -74,9 +74,9 @@ class LearnerReport(msgspec.Struct):
 class FragmentLedger(msgspec.Struct):
     """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
 
-    `former`: the part of this fragment in lives whose accounts are folded. `credit`: the tokens merged, as far as they count
-    towards the run's target. A ledger of a former release has no former lives, no credit (there all that was merged counts),
-    and other measures, which count no more.
+    `former`: the part of this fragment in lives whose accounts are folded. `tokens_counted`: the tokens merged, as far as they
+    count towards the run's target; `run_tokens`: those of the run, as its owner knew them. A ledger of a former release has no
+    former lives, no `tokens_counted` (there all that was merged counts), and other measures, which count no more.
     """
 
     settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
@@ -84,13 +84,13 @@ class FragmentLedger(msgspec.Struct):
     lengths: Annotated[dict[PeerId, Measure], msgspec.Meta(max_length=MEASURES_MAX)] = msgspec.field(
         default_factory=dict
     )
-    told_tokens: RunTokens = 0
+    run_tokens: RunTokens = msgspec.field(default=0, name="told_tokens")
     former: FormerLives = msgspec.field(default_factory=FormerLives)
-    credit: RunTokens = 0
+    tokens_counted: RunTokens = 0
 
     def __post_init__(self) -> None:
         """Count what a former release has merged."""
-        self.credit = self.credit or at_most(
+        self.tokens_counted = self.tokens_counted or at_most(
             RUN_TOKENS_MAX, sum(each.merged + each.merged_late for each in self.settled.values())
         )
 
@@ -116,7 +116,7 @@ class FragmentLedger(msgspec.Struct):
     def merge(self, share: Share, *, final: bool = False) -> None:
         """Enter a contribution that is about to be committed."""
         account = self._settle(share.key, final=final)
-        self.credit = at_most(RUN_TOKENS_MAX, self.credit + share.credit)
+        self.tokens_counted = at_most(RUN_TOKENS_MAX, self.tokens_counted + share.credit)
         account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
         account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
         if account.offences:
@@ -158,12 +158,12 @@ class FragmentLedger(msgspec.Struct):
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)
             for key, account in ledger.accounts.items()
         }
-        now = FragmentLedger(self.settled, reports, self.lengths, ledger.told_tokens, self.former, self.credit)
+        now = FragmentLedger(self.settled, reports, self.lengths, ledger.run_tokens, self.former, self.tokens_counted)
         return msgspec.json.encode(now)
 
     def enter_into(self, ledger: Ledger) -> None:
         """Add this fragment's fates to a shard's ledger, and what learners reported."""
-        ledger.count(max(self.told_tokens, self.credit))
+        ledger.count(max(self.run_tokens, self.tokens_counted))
         ledger.former.add(self.former)
         ledger.fragments += 1
         for name, report in self.reports.items():

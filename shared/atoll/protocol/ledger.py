@@ -74,13 +74,13 @@ class Account(msgspec.Struct):
 class Ledger(msgspec.Struct):
     """The accounts of a run as one shard, or several together, know them; keys are `learner/incarnation`.
 
-    `told_tokens` is the run's count: the tokens merged in the fragment that is the furthest, here or by the leases of all
+    `run_tokens` is the run's count: the tokens merged in the fragment that is the furthest, here or by the leases of all
     shards. What learners say that they trained counts nothing. `former` are the lives without an account of their own, in the
     `fragments` whose fates this ledger sums.
     """
 
     accounts: dict[AccountKey, Account] = msgspec.field(default_factory=dict)
-    told_tokens: RunTokens = 0
+    run_tokens: RunTokens = msgspec.field(default=0, name="told_tokens")
     former: FormerLives = msgspec.field(default_factory=FormerLives)
     fragments: Count = 0
 
@@ -126,15 +126,15 @@ class Ledger(msgspec.Struct):
 
     def count(self, tokens: int) -> None:
         """Raise the run's count to that of a fragment, or of another shard."""
-        self.told_tokens = max(self.told_tokens, at_most(RUN_TOKENS_MAX, tokens))
+        self.run_tokens = max(self.run_tokens, at_most(RUN_TOKENS_MAX, tokens))
 
     def reached(self, tokens_target: int) -> bool:
         """Return whether the run is at its token target; one without a target never is."""
-        return 0 < tokens_target <= self.told_tokens
+        return 0 < tokens_target <= self.run_tokens
 
     def learn(self, other: Ledger) -> None:
         """Take over learners' reports from elsewhere, by maximum; fates stay as they are. Former lives stay former."""
-        self.count(other.told_tokens)
+        self.count(other.run_tokens)
         for key, theirs in other.accounts.items():
             if self.former.covers(key):
                 continue
@@ -185,8 +185,8 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     keys = list(ledger.accounts)
     starts = range(0, max(1, len(keys)), accounts_max)
     pages = [keys[start : start + accounts_max] for start in starts]
-    first = Ledger({key: ledger.accounts[key] for key in pages[0]}, ledger.told_tokens, ledger.former, ledger.fragments)
-    return [first, *(Ledger({key: ledger.accounts[key] for key in page}, ledger.told_tokens) for page in pages[1:])]
+    first = Ledger({key: ledger.accounts[key] for key in pages[0]}, ledger.run_tokens, ledger.former, ledger.fragments)
+    return [first, *(Ledger({key: ledger.accounts[key] for key in page}, ledger.run_tokens) for page in pages[1:])]
 
 
 def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
@@ -217,7 +217,7 @@ def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:
     }
     kept = set(sorted(rank, key=rank.__getitem__)[len(rank) - accounts_max :])
     accounts = {key: account for key, account in ledger.accounts.items() if key in kept}
-    return Ledger(accounts, ledger.told_tokens, ledger.former, ledger.fragments)
+    return Ledger(accounts, ledger.run_tokens, ledger.former, ledger.fragments)
 
 
 class Settlement(msgspec.Struct, frozen=True):

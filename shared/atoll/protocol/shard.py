@@ -173,14 +173,14 @@ class Shard:
 
         Of what a learner says that it trained, not more counts than `AHEAD_MAX` times its last contribution.
         """
-        merged = sum(slot.fragment_ledger.credit for slot in self.slots.values()) // len(self.slots)
+        merged = sum(slot.fragment_ledger.tokens_counted for slot in self.slots.values()) // len(self.slots)
         ahead = 0
         for name in self._living():
             view = self.learners[name]
             account = self.ledger.accounts.get(f"{name}/{view.incarnation}")
             if account is not None:
                 ahead += max(0, min(account.trained - account.settled // len(self.slots), AHEAD_MAX * view.credit))
-        return max(self.ledger.told_tokens, at_most(RUN_TOKENS_MAX, merged + ahead))
+        return max(self.ledger.run_tokens, at_most(RUN_TOKENS_MAX, merged + ahead))
 
     def _contributes(self, view: KnownLearner) -> bool:
         """Return whether a learner was part of a version lately, and is not merely waited for longer by its own word."""
@@ -498,7 +498,7 @@ class Shard:
             for share in now.shares:
                 self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
                 slot.fragment_ledger.merge(share, final=slot.offers[share.key].final)
-            self.ledger.count(slot.fragment_ledger.credit)
+            self.ledger.count(slot.fragment_ledger.tokens_counted)
             slot.commits()
             frozen, together = slot.frozen(self.ledger), everybody is not None
             actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))

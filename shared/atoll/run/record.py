@@ -195,7 +195,7 @@ async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
     tokens, over = 0, target > 0
     for shard in range(run.protocol.shards):
         lease = await read_lease(bus, run, shard)
-        known = 0 if lease is None or lease.ledger is None else lease.ledger.told_tokens
+        known = 0 if lease is None or lease.ledger is None else lease.ledger.run_tokens
         tokens = max(tokens, known)
         over = over and lease is not None and lease.closed and known >= target
     return RecordedProgress(tokens, over)

@@ -298,7 +298,7 @@ class RunView:
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
         self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
-        self.run_tokens = max(self.run_tokens, fragment_ledger.told_tokens)
+        self.run_tokens = max(self.run_tokens, fragment_ledger.run_tokens)
 
     def _on_moved(self, event: Event) -> None:
         """Keep the traffic of a link. A known learner has none of the links of synchronizers, whatever it says."""
