@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from atoll.client.leaf_rules import RULES, STATISTICS, rules_of
+from atoll.client.leaf_rules import RULES, rules_of
 from atoll.model.layout import TensorSpec
+from atoll.model.leaf_conventions import CONVENTIONS, STATISTICS, TYPES
 from support.documents import ROOT
 
 RULES_SECTION, *SECTIONS = (ROOT / "docs" / "how-to" / "loops.md").read_text(encoding="utf-8").split("\n## ")[1:]
@@ -44,3 +45,18 @@ def test_leaves_have_the_rules_that_the_page_says() -> None:
     )
     assert told == {"mean", *STATISTICS}
     assert set(re.findall(r"^\| `(\w+)`", RULES_SECTION, re.MULTILINE)) == set(RULES)
+
+
+def test_the_page_has_every_convention() -> None:
+    """Names and types, in the row of their library."""
+    rows = {
+        row.split(" | ")[0].strip("| "): set(re.findall(r"\w+", row))
+        for row in RULES_SECTION.splitlines()
+        if row[:1] == "|"
+    }
+    libraries = {"flax": "Flax NNX", "equinox": "Equinox"}
+    known = [(row.library, name) for row in CONVENTIONS for name in row.names if row.library in rows]
+    known += [(libraries[package], name) for package, name in TYPES if name != "Param"]
+
+    assert [(library, name) for library, name in known if name not in rows[library]] == []
+    assert {row.library for row in CONVENTIONS} - {"Flax"} <= set(rows)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from structlog.testing import capture_logs
 
 from atoll.base.errors import LayoutMismatch
 from atoll.client.merged import read_model
+from atoll.model.leaf_conventions import is_variance
 from support.links import unique_run
 from support.memory_world import STEP_S, MemoryWorld, settings
 
@@ -74,6 +78,63 @@ def test_every_leaf_goes_by_its_rule() -> None:
             float(jnp.abs(merged["w"] - 1.0).max()) < 0.75
         )  # it began at 1, and how many rounds there are is up to the machine
     assert set(ledger.accounts) == {"a/1", "b/1"}
+
+
+def normalised(library: str, var: float) -> dict[str, Any]:
+    """Return parameters with a batch normalisation as a library names it."""
+    stats = {"mean": -var * jnp.arange(1.0, 5.0), "var": var * jnp.arange(1.0, 5.0)}
+    if library == "torch":
+        return {
+            "0.weight": jnp.ones((6, 4)),
+            "1.weight": jnp.ones(4),
+            "1.running_mean": stats["mean"],
+            "1.running_var": stats["var"],
+            "1.num_batches_tracked": jnp.int32(0),
+        }
+    if library == "haiku":
+        sums = {name: {"average": stats[name], "hidden": stats[name], "counter": jnp.int32(0)} for name in stats}
+        state = {f"bn/~/{name}_ema": leaves for name, leaves in sums.items()}
+        return {"params": {"linear": {"w": jnp.ones((6, 4))}, "bn": {"scale": jnp.ones(4)}}, "state": state}
+    norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+    norm.mean[...], norm.var[...] = stats["mean"], stats["var"]
+    return {"dense": jnp.ones((6, 4)), "norm": nnx.state(norm)}
+
+
+@pytest.mark.parametrize("library", ["torch", "haiku", "nnx"])
+@pytest.mark.parametrize("codec", ["int4", "bf16"])
+def test_statistics_stay_means_whatever_library_names_them(library: str, codec: str) -> None:
+    """Nobody gives a rule. Variances that shrink a thousandfold were carried below zero by outer momentum and rounding."""
+    world = MemoryWorld(unique_run(), settings(codec_up=codec, codec_down=codec, outer_momentum=0.9, quorum=2))
+    finals, least = {"a": 0.001, "b": 0.003}, [np.inf]
+
+    def train(learner: str) -> None:
+        variance = 10.0
+        with world.join(learner, normalised(library, variance)) as island:
+            params = island.params
+            while not island.done:
+                own = island.leaves
+                least[0] = min(least[0], *(float(own[name].min()) for name in own if is_variance(name)))
+                variance = max(finals[learner], variance / 2)
+                params = jax.tree.map(lambda _, now: now, params, normalised(library, variance))
+                time.sleep(STEP_S)
+                params = island.step(params, tokens=10)
+
+    with capture_logs() as logs:
+        world.go(lambda: train("a"), lambda: train("b"))
+    merged = read_model(world.bus, run=world.run, home=world.home).params
+    world.home.stop()
+    [variances] = [np.asarray(leaf) for name, leaf in merged.items() if is_variance(name)]
+
+    assert least[0] >= 0.001
+    assert 0.001 < variances[0] < 0.003  # a mean of both, weighted by what each has trained
+    assert np.allclose(variances, variances[0] * np.arange(1, 5), rtol=1e-5)
+    counts = {
+        "torch": "2 merged, 2 mean, 1 local",
+        "haiku": "2 merged, 2 mean, 4 local",
+        "nnx": "3 merged, 2 mean, 0 local",
+    }
+    told = {(line["event"], line["leaves"]) for line in logs if line["event"].startswith("leaves.")}
+    assert told == {("leaves.ruled", f"{counts[library]}, 0 frozen")}
 
 
 def test_a_learner_that_has_left_counts_in_the_mean() -> None:

@@ -166,14 +166,53 @@ def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: p
     home.stop()
 
 
-def test_what_travels_with_no_run_is_said_once() -> None:
+def test_what_becomes_of_the_leaves_is_said_once() -> None:
     """Integers, booleans and keys of random numbers stay with each island; so does what a loop keeps to itself."""
     kept = {"spectrum": jnp.ones(2, jnp.complex64), "mask": jnp.array([float("nan")])}
-    with capture_logs() as logs:
-        checked_parameters(given() | {"key": jax.random.key(0)} | kept, {"spectrum": "local", "mask": "local"})
+    norm = {"running_mean": jnp.zeros(2), "running_var": jnp.ones(2), "num_batches_tracked": jnp.float32(0.0)}
+    own = {"spectrum": "local", "mask": "local", "base": "frozen"}
+    home = LoopThread("world")
+    with capture_logs() as logs, joined(home, given() | kept | norm | {"base": jnp.ones(2)}, merge=own):
+        pass
+    home.stop()
 
-    said = [line["leaves"] for line in logs if line["event"] == "leaves.ruled" and line["rule"] == "local"]
-    assert said == ["count, key, mask, spectrum"]
+    (said,) = [line for line in logs if line["event"] == "leaves.ruled"]
+    assert said["leaves"] == "2 merged, 2 mean, 4 local, 1 frozen"
+    assert (said["mean"], said["frozen"]) == ("running_mean, running_var", "base")
+    assert set(said["local"].split(", ")) == {"count", "mask", "num_batches_tracked", "spectrum"}
+    assert [line for line in logs if line["event"] == "leaves.doubtful"] == []
+
+
+def test_a_leaf_that_seems_to_be_a_statistic_is_warned_of() -> None:
+    """Until it has a rule, whichever; the way to give it one is in the warning."""
+    home = LoopThread("world")
+    params = given() | {"ema": {"w": jnp.ones(3)}, "steps_done": jnp.float32(0.0)}
+    with capture_logs() as logs, joined(home, params):
+        pass
+    home.stop()
+    other = LoopThread("world")
+    with capture_logs() as quiet, joined(other, params, merge={"ema/*": "pseudo_gradient", "steps_done": "local"}):
+        pass
+    other.stop()
+
+    (said,) = [line for line in logs if line["event"] == "leaves.doubtful"]
+    assert said["leaves"] == "ema/w, steps_done"
+    assert "merge={'ema/w': 'mean'}" in said["todo"]
+    assert [line for line in quiet if line["event"] == "leaves.doubtful"] == []
+
+
+def test_a_founder_with_one_fragment_and_statistics_gets_two() -> None:
+    """Leaves merged by value have fragments of their own; without statistics one fragment stays one."""
+    found = {}
+    for params in (given(), given() | {"bn.running_var": jnp.ones(2)}):
+        home = LoopThread("world")
+        with capture_logs() as logs, joined(home, params, protocol=ProtocolSettings(fragments=1, shards=1)) as island:
+            found[island.run.protocol.fragments] = {line["event"] for line in logs}
+        home.stop()
+
+    assert set(found) == {1, 2}
+    assert "fragments.raised" in found[2] - found[1]
+    assert "protocol.ignored" not in found[2]
 
 
 def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401

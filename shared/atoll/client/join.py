@@ -50,7 +50,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.client.arguments import check_joining, check_offer, check_place, has_left, identity_file, warn_of_ignored
 from atoll.client.join_options import DEFAULTS, JoinOptions
-from atoll.client.leaf_rules import frozen_leaves
+from atoll.client.leaf_rules import frozen_leaves, log_rules
 from atoll.client.merged import SETTLE_S, ReadModel, read_model
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
@@ -113,6 +113,11 @@ def join(
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
     settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
+    if settings.fragments < rules.fragments_min:
+        settings = msgspec.structs.replace(settings, fragments=rules.fragments_min)
+        log.info(
+            "fragments.raised", fragments=settings.fragments, why="leaves merged by value have fragments of their own"
+        )
     clock = options.clock or SystemClock()
     layout, origin = planned(params, settings.fragments, rules)
     record = RunRecord(
@@ -136,8 +141,9 @@ def join(
     session = Session(request, opener, clock)
     handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
     handle.enter_run(params)
+    log_rules(handle.layout, rules)
     if protocol is not None:
-        warn_of_ignored(protocol, handle.run.protocol)
+        warn_of_ignored(settings, handle.run.protocol)
     return handle
 
 

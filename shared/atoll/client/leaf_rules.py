@@ -7,19 +7,21 @@
     frozen            it never travels; every island holds the founder's values: the base under a trained adapter
 
 A name is the path of the leaf, its parts joined by '/'. The first pattern that fits a leaf decides; `*` also passes over '/'.
-Where none fits, the leaf itself decides: integers, booleans and keys are local, a part of the path that names running
-statistics makes it a mean, one that speaks of an embedding makes it direct, and everything else is a pseudo-gradient.
+Where none fits, the leaf itself decides: integers, booleans and keys are local; what libraries' conventions know as untrained
+(`atoll.model.leaf_conventions`) is a mean or local; a part of the path that speaks of an embedding makes it direct; everything
+else is a pseudo-gradient. A warning names leaves that are called like statistics and are merged as weights all the same.
 
-The founder's rules hold for the run. Which leaves are merged, and the digests of frozen ones, are in the run record; a learner
-that brings others is refused.
+The founder's rules hold for the run. Which leaves are merged, how, and the digests of frozen ones are in the run record; a
+learner that brings others is refused. So learners whose Atoll knows other conventions never mix them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -29,22 +31,25 @@ from atoll.base.errors import SettingsError
 from atoll.base.logs import get
 from atoll.base.wording import few
 from atoll.model.layout import FrozenLeaf, Layout, TensorSpec, plan_layout
+from atoll.model.leaf_conventions import Typed, conventional_rules, looks_untrained
 
 log = get(__name__)
 
 Rule = Literal["pseudo_gradient", "direct", "mean", "local", "frozen"]
 RULES: Final[tuple[str, ...]] = get_args(Rule)
-STATISTICS: Final = frozenset({"batch_stats", "moving_mean", "moving_variance", "running_mean", "running_var"})
-"""What Flax, Keras and PyTorch call the statistics of batch normalisation."""
 UNTRAINED: Final = ("int", "uint", "bool", "key<")
 NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRules:
-    """The rule of each leaf by name, in the order of the leaves."""
+    """The rule of each leaf by name, in the order of the leaves.
+
+    `doubtful` are leaves that nobody gave a rule, that are merged as weights, and that are called like statistics.
+    """
 
     by_name: Mapping[str, Rule]
+    doubtful: tuple[str, ...] = ()
 
     def named(self, *rules: Rule) -> tuple[str, ...]:
         """Return the names of the leaves with one of these rules."""
@@ -55,6 +60,11 @@ class LeafRules:
         """Return the names of the leaves that travel."""
         return self.named("pseudo_gradient", "direct", "mean")
 
+    @property
+    def fragments_min(self) -> int:
+        """Return how many fragments these leaves need: those merged by value share none with others."""
+        return 1 + (0 < len(self.named("mean")) < len(self.merged))
+
     def layout(self, tensors: Iterable[TensorSpec], fragments: int) -> Layout:
         """Return how the leaves that travel, of these tensors, are divided into fragments."""
         merged = set(self.merged)
@@ -62,8 +72,12 @@ class LeafRules:
         return plan_layout(travel, fragments, self.named("direct"), self.named("mean"))
 
 
-def rules_of(tensors: Iterable[TensorSpec], given: Mapping[str, str]) -> LeafRules:
+def rules_of(
+    tensors: Sequence[TensorSpec], given: Mapping[str, str], types: Mapping[str, Typed] = MappingProxyType({})
+) -> LeafRules:
     """Return the rules of a loop's leaves, from patterns on their names and what the leaves themselves say.
+
+    `types` are what the types of nodes say of the leaves below them (`atoll.model.leaf_conventions.leaf_types`).
 
     Raises:
         SettingsError: a rule is unknown, a pattern fits no leaf, a leaf cannot have its rule, or no leaf is left to merge.
@@ -73,11 +87,16 @@ def rules_of(tensors: Iterable[TensorSpec], given: Mapping[str, str]) -> LeafRul
             "there is no such rule for a leaf", got=unknown[0], allowed=", ".join(RULES), todo="correct `merge`"
         )
     found: dict[str, Rule] = {}
+    doubtful: list[str] = []
     used = Counter[str]()
+    known = conventional_rules(tensors, types)
     for tensor in tensors:
         pattern = next((pattern for pattern in given if fnmatchcase(tensor.name, pattern)), None)
         used[pattern or ""] += 1
-        rule: Any = usual(tensor) if pattern is None else given[pattern]
+        rule: Any = usual(tensor, known.get(tensor.name)) if pattern is None else given[pattern]
+        weight = rule in {"pseudo_gradient", "direct"}
+        if pattern is None and weight and tensor.name not in types and looks_untrained(tensor.name):
+            doubtful.append(tensor.name)
         if pattern is not None and not tensor.floating and rule not in {"local", "frozen"}:
             raise SettingsError(
                 f"the leaf {tensor.name!r} cannot be averaged",
@@ -94,7 +113,7 @@ def rules_of(tensors: Iterable[TensorSpec], given: Mapping[str, str]) -> LeafRul
             allowed=f"patterns on names like {first}; the first that fits decides",
             todo="correct `merge`",
         )
-    rules = LeafRules(found)
+    rules = LeafRules(found, tuple(doubtful))
     if not rules.merged:
         raise SettingsError(
             "there is nothing to merge",
@@ -105,14 +124,13 @@ def rules_of(tensors: Iterable[TensorSpec], given: Mapping[str, str]) -> LeafRul
     return rules
 
 
-def usual(tensor: TensorSpec) -> Rule:
-    """Return the rule of a leaf for which no pattern was given."""
-    parts = tensor.name.split("/")
+def usual(tensor: TensorSpec, known: Rule | None) -> Rule:
+    """Return the rule of a leaf for which no pattern was given, if a convention knows it as `known`."""
     if tensor.dtype.startswith(UNTRAINED):
         return "local"
-    if not STATISTICS.isdisjoint(parts):
-        return "mean"
-    return "direct" if any("embed" in part.lower() for part in parts) else "pseudo_gradient"
+    if known is not None:
+        return known
+    return "direct" if "embed" in tensor.name.lower() else "pseudo_gradient"
 
 
 def frozen_leaves(leaves: Mapping[str, Any], rules: LeafRules) -> tuple[FrozenLeaf, ...]:
@@ -141,8 +159,23 @@ def digest_of(name: str, leaf: Any) -> str:  # noqa: ANN401  (any array)
     return digest.hexdigest()
 
 
-def tell(rules: LeafRules) -> None:
-    """Log what happens to leaves that are not merged like most."""
-    for rule in ("direct", "mean", "local", "frozen"):
-        if names := rules.named(rule):
-            log.info("leaves.ruled", rule=rule, leaves=few(names, NAMED))
+def log_rules(layout: Layout, rules: LeafRules) -> None:
+    """Log how many leaves have which rule in a run with this layout; warn of leaves that seem to have the wrong one."""
+    by_value = set(layout.by_value)
+    unlike = {
+        "direct": layout.direct,
+        "mean": layout.by_value,
+        "local": rules.named("local"),
+        "frozen": rules.named("frozen"),
+    }
+    counts = ", ".join(f"{len(unlike[rule])} {rule}" for rule in ("mean", "local", "frozen"))
+    told = {rule: few(names, NAMED) for rule, names in unlike.items() if names}
+    log.info("leaves.ruled", leaves=f"{len(layout.tensors) - len(by_value)} merged, {counts}", **told)
+    if doubtful := [name for name in rules.doubtful if name not in by_value]:
+        log.warning(
+            "leaves.doubtful",
+            leaves=few(doubtful, NAMED),
+            why="called like statistics, counters or averages, and merged as weights: momentum can make a variance negative",
+            todo=f"found the run with JoinOptions(merge={{{doubtful[0]!r}: 'mean'}}), or 'local', or, if it is trained, "
+            "'pseudo_gradient'",
+        )

@@ -18,8 +18,9 @@ import numpy as np
 
 from atoll.base.errors import SettingsError
 from atoll.base.quantities import TOKENS_MAX
-from atoll.client.leaf_rules import LeafRules, digest_of, rules_of, tell
+from atoll.client.leaf_rules import LeafRules, digest_of, rules_of
 from atoll.model.layout import FrozenLeaf, TensorSpec
+from atoll.model.leaf_conventions import leaf_types
 from atoll.model.pytrees import describe
 from atoll.model.tree_walk import TreeShape, flatten, is_array, is_jax_array, loaded_jax
 
@@ -40,9 +41,8 @@ def checked_parameters(params: Any, merge: Mapping[str, str]) -> tuple[tuple[Ten
     named = dict(leaves)
     _refuse((name, _no_array(leaf)) for name, leaf in named.items())
     tensors = describe(params)
-    rules = rules_of(tensors, merge)
+    rules = rules_of(tensors, merge, leaf_types(params))
     _refuse((name, _no_numbers(named[name])) for name in named if name not in rules.named("local", "frozen"))
-    tell(rules)
     return tensors, rules
 
 

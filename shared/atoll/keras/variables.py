@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from atoll.client.leaf_rules import STATISTICS
+from atoll.model.leaf_conventions import STATISTICS
 
 Values = dict[str, dict[str, Any]]
 

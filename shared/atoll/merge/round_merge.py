@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from atoll.base.errors import ProtocolMisuse
 from atoll.codec.encoded import Encoded
 from atoll.merge.correction import MomentumReference, correction_of
@@ -19,7 +21,7 @@ from atoll.merge.fold import Corrections, FragmentFold, MergeResult, PartialMerg
 from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.outer import MOMENTUM, OuterOptimizer, State
 from atoll.merge.robust import CollectedFold, fold_of
-from atoll.merge.values import MeanOfValues, ValuesFold, is_remembered
+from atoll.merge.values import MeanOfValues, ValuesFold, is_remembered, lift, variances_in
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.events import Fold
 from atoll.protocol.settings import ProtocolSettings
@@ -43,6 +45,7 @@ class RoundMerge:
         """Start empty."""
         self._slices, self._settings = slices, protocol.of(fragment)
         self._fold: FragmentFold | CollectedFold | ValuesFold
+        self._variances = variances_in(slices) if protocol.by_value(fragment) else ()
         if protocol.by_value(fragment) and is_remembered(sum(each.size for each in slices)):
             self._fold = ValuesFold(slices, self._settings)
         else:
@@ -83,6 +86,8 @@ class RoundMerge:
 
     def result(self, state: State, version: int) -> MergeResult:
         """Return the merge of the round that makes `version` on the outer state of its base; the round is then spent."""
-        if isinstance(self._fold, ValuesFold):
-            return self._fold.result(state, version)
-        return self._fold.result()
+        merged = self._fold.result(state, version) if isinstance(self._fold, ValuesFold) else self._fold.result()
+        if self._variances:  # a memory, or a sum of others, may hold what no contribution here did
+            values = np.negative(merged.pseudo_gradient, out=merged.pseudo_gradient)
+            np.negative(lift(values, self._variances), out=values)
+        return merged

@@ -20,6 +20,10 @@ had diverged.
 minority cannot move it beyond the values of honest learners, so it cannot make a variance negative.
 
 Two contributions of one learner in a round count as their mean, with the larger weight of both.
+
+A mean of variances is no variance if one of them is negative, and a learner may push what it likes. So a negative number in a
+leaf that is a variance by its name (`atoll.model.leaf_conventions`) counts as zero: here in each contribution, and for
+fragments without a memory in what is merged (`atoll.merge.round_merge`).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from atoll.merge.norms import l2_norm
 from atoll.merge.outer import State
 from atoll.merge.robust import capped, is_judged
 from atoll.model.layout import FragmentSlice
+from atoll.model.leaf_conventions import is_variance
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
 KEPT: Final = 12
@@ -92,8 +97,9 @@ class ValuesFold:
     def __init__(self, slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> None:
         """Start empty."""
         self._slices = len(slices)
+        self._variances = variances_in(slices)
         self._settings = settings
-        self._waiting: list[tuple[int, Encoded, float]] = []
+        self._waiting: list[tuple[int, Vector, float]] = []
 
     def add(
         self,
@@ -107,7 +113,8 @@ class ValuesFold:
     ) -> None:
         """Take a learner's difference from zero with a positive weight; values have no direction, so nothing corrects them."""
         del norms, corrections
-        self._waiting.append((digest_of(learner), pseudo_gradient, weight * staleness_weight))
+        values = lift(np.negative(pseudo_gradient.part(0, pseudo_gradient.elements)), self._variances)
+        self._waiting.append((digest_of(learner), values, weight * staleness_weight))
 
     def result(self, memory: State, version: int) -> MergeResult:
         """Return the mean over the round that makes `version` and over `memory`, with the memory after it.
@@ -141,16 +148,29 @@ class ValuesFold:
         return _mean([(each.values, weight) for each, weight in zip(known, weights, strict=True)])
 
 
+def variances_in(slices: Iterable[FragmentSlice]) -> tuple[tuple[int, int], ...]:
+    """Return where the variances among these slices are in the fragment's vector."""
+    return tuple(each.bounds for each in slices if is_variance(each.tensor_name))
+
+
+def lift(values: Vector, variances: Iterable[tuple[int, int]]) -> Vector:
+    """Return a fragment's values, changed in place: negative numbers in its variances become zero."""
+    for start, stop in variances:
+        here = values[start:stop]
+        np.maximum(here, 0.0, out=here)
+    return values
+
+
 def digest_of(learner: str) -> int:
     """Return 64 bits that stand for a learner id."""
     return int.from_bytes(hashlib.blake2b(learner.encode(), digest_size=8).digest(), "little")
 
 
-def _by_learner(waiting: Iterable[tuple[int, Encoded, float]], version: int) -> Iterable[LastValues]:
+def _by_learner(waiting: Iterable[tuple[int, Vector, float]], version: int) -> Iterable[LastValues]:
     """Yield what each learner of a round has, in the order in which they came."""
     theirs: dict[int, list[tuple[Vector, float]]] = {}
-    for learner, difference, weight in waiting:
-        theirs.setdefault(learner, []).append((np.negative(difference.part(0, difference.elements)), weight))
+    for learner, values, weight in waiting:
+        theirs.setdefault(learner, []).append((values, weight))
     for learner, parts in theirs.items():
         yield LastValues(learner, _mean(parts), max(weight for _, weight in parts), version)
 
