@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import BrokerUnavailable, RecordConflict, RunWentBack, StorageFull
+from atoll.base.errors import BrokerUnavailable, RecordConflict, RunLost, RunWentBack, StorageFull
 from atoll.base.retry import all_of
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
@@ -27,6 +27,7 @@ from atoll.protocol.events import PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.ledger import read_ledger
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer, Info
 from atoll.wire.messages import RunRecord, encode
@@ -122,6 +123,19 @@ async def test_a_store_that_went_back_is_not_served_again_by_a_process_that_know
     if not gone:
         with pytest.raises(RunWentBack, match="at version 0"):
             await desk.owner(3, versions)
+
+
+async def test_a_ledger_that_is_not_there_is_told_from_one_that_changes(desk: StoreDesk) -> None:
+    """A damaged store has lost a blob that a head names: to ask again would never help."""
+    store = await desk.owner(1)
+    await store.commit(one_commit(0), STEP)
+    named = store.holdings[0].head.fragment_ledger
+    assert named is not None
+    assert await read_ledger(desk.bus, desk.run)
+
+    await desk.bus.purge(f"{named.stem}.*")
+    with pytest.raises(RunLost, match="lost the ledger"):
+        await read_ledger(desk.bus, desk.run)
 
 
 async def test_what_a_dead_owner_left_is_swept_by_its_heir(desk: StoreDesk) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.base.errors import BlobGone, BrokerUnavailable, PeerMisbehaved
+from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved, RunLost
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
@@ -22,6 +22,7 @@ from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable
+from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Event, Rebuilt, RunRecord
 
 
@@ -100,23 +101,33 @@ def _in_order(name: str) -> tuple[str, int]:
 
 
 async def read_ledger(bus: Bus, run: RunRecord) -> Ledger:
-    """Return the sum of all fragment ledgers and the newest reports of all learners."""
+    """Return the sum of all fragment ledgers and the newest reports of all learners.
+
+    Raises:
+        RunLost: a head names a ledger that the broker does not have, or not whole.
+    """
+    missing = list[BlobRef | None]()
     for _ in range(READ_ATTEMPTS):
-        ledger, ledgers = Ledger(), dict[int, FragmentLedger]()
+        ledger, ledgers, named = Ledger(), dict[int, FragmentLedger](), None
         try:
             for fragment, head in (await read_heads(bus, run)).items():
-                ledgers[fragment] = FragmentLedger()
-                if head.fragment_ledger is not None:
-                    frozen = await bus.get_blob(head.fragment_ledger, LEDGER_BYTES_MAX)
-                    ledgers[fragment] = read_fragment_ledger(frozen)
-        except BlobGone:
-            # A commit replaced this ledger between the two reads: read the newer head.
+                ledgers[fragment], named = FragmentLedger(), head.fragment_ledger
+                if named is not None:
+                    ledgers[fragment] = read_fragment_ledger(await bus.get_blob(named, LEDGER_BYTES_MAX))
+        except (BlobGone, BlobCorrupt):
+            # A commit replaced this ledger between the two reads: read the newer head, which names another one.
+            missing.append(named)
             continue
         close_together(ledgers, run.protocol.fragments)
         for each in ledgers.values():
             each.enter_into(ledger)
         break
     else:
+        if named is not None and missing == [named] * READ_ATTEMPTS:
+            todo = (
+                "its store is damaged: restore it, or rebuild the run from its archive (atoll synchronizer --restore)"
+            )
+            raise RunLost("the broker has lost the ledger that a head names", got=named.stem, todo=todo)
         raise BrokerUnavailable("the ledgers change faster than they can be read", todo="ask again")
     for shard in range(run.protocol.shards):
         lease = await read_lease(bus, run, shard)
