@@ -81,6 +81,14 @@ def check_regular(path: Path) -> None:
     opened_file(path).close()
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether `path` is a folder; False for what nobody lets us look at, which its reader then says in words."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def read_file(path: Path, size_bytes_max: int) -> bytes:
     """Return the content of a regular file; raise `OSError` if it cannot be read, is none, or is larger than that."""
     with opened_file(path) as file:

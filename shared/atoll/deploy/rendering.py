@@ -267,6 +267,12 @@ def _manifest(out: Path, run: str | None = None) -> dict[str, str]:
         raise SettingsError(
             "the list of rendered files is damaged", got=out / MANIFEST, todo="delete it, and render again"
         ) from None
+    except OSError as error:
+        raise EnvironmentFault(
+            "the list of rendered files cannot be read",
+            got=f"{out / MANIFEST}: {error.strerror}",
+            todo="see who owns it",
+        ) from error
     if run not in (None, manifest.run):
         raise SettingsError(
             "another run is rendered in this folder",

@@ -24,7 +24,7 @@ import atoll
 from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.provenance import EDITED, UNKNOWN, commit
-from atoll.base.regular_files import NotRegular, TooLarge, read_file
+from atoll.base.regular_files import NotRegular, TooLarge, is_folder, read_file
 from atoll.local.environment import flat
 from atoll.run.folder import EMBEDDED, RunFile
 from atoll.settings import SettingsFallback, load
@@ -128,7 +128,7 @@ def read_earlier(path: Path) -> EarlierRun:
         SettingsError: there is no such file, it is neither of the two, or it does not tell how its run was begun.
     """
     file = path
-    if path.is_dir():
+    if is_folder(path):
         file = next((path / name for name in ("report.json", "run.json") if (path / name).is_file()), path / "run.json")
     try:
         data = read_file(file, BYTES_MAX)

@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.base.errors import CheckpointError
 from atoll.base.parsing import fault_of, parsed
-from atoll.base.regular_files import TEXT_BYTES_MAX, opened_file, read_text
+from atoll.base.regular_files import TEXT_BYTES_MAX, is_folder, opened_file, read_text
 
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -36,9 +36,10 @@ def files_of(path: Path) -> list[Path]:
     Raises:
         CheckpointError: no model lies in the folder, or its index cannot be read or names files elsewhere.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
-    if (path / WHOLE).exists() and not (path / INDEX).exists():
+    there = {entry.name for entry in _entries(path)}
+    if WHOLE in there and INDEX not in there:
         return [path / WHOLE]
     try:
         index = parsed(read_text(path / INDEX, TEXT_BYTES_MAX), ShardIndex)
@@ -54,6 +55,13 @@ def files_of(path: Path) -> list[Path]:
     if not names:
         raise CheckpointError("an index that names no file", got=path / INDEX)
     return [path / name for name in names]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise unreadable(folder, error.strerror or str(error)) from error
 
 
 def check_model_files(path: Path) -> None:

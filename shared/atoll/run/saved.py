@@ -82,7 +82,9 @@ def saved_events(path: Path) -> Iterator[Event | None]:
                 yield None
     except OSError as error:
         raise SettingsError(
-            "the event log of this run cannot be read", got=error, todo="restore the file, or simulate it again"
+            "the event log of this run cannot be read",
+            got=f"{path}: {error.strerror}",
+            todo="restore the file, or simulate it again",
         ) from error
 
 
