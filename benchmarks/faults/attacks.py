@@ -3,8 +3,11 @@
 Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three,
 and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). A
 learner, a reader and a region's synchronizer with identities of their own, on the roll of the same run, play the whole table of
-`support.door_attacks` again and again, and that learner the table of `support.member_attacks`. An operator watches what each
-attack aims at. The versions in the heads give the pace before and meanwhile.
+`support.door_attacks` while that learner plays the table of `support.member_attacks`. Then another one fills what the broker
+keeps for learners, until `atoll keys revoke` ends that.
+
+An operator watches what each attack aims at, and what becomes of the honest learners (`support.honest_watch`). The versions in
+the heads give the pace before, meanwhile and afterwards.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import nats.errors
 import psutil
 
 from atoll.base.logs import configure
@@ -37,6 +41,8 @@ from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.run.record import read_run
+from atoll.story.history import History
+from atoll.story.learner_findings import fillers
 from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
@@ -45,35 +51,61 @@ from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from support.composed_run import BROKERS, ComposedRun, composed_service
 from support.composed_run import RUN as COMPOSED
-from support.door_attacks import ATTACKS, INTRUDER, PREMERGER, SPY, VICTIM, DoorAttack, witness
+from support.door_attacks import ATTACKS, INTRUDER, PREMERGER, SPY, VICTIM, DoorAttack, DoorWitness, connected, witness
+from support.honest_watch import HonestWatch
 from support.locked_brokers import LockedBroker
-from support.member_attacks import MEMBER_ATTACKS, Attacker, MemberAttack, honest_refusals
+from support.member_attacks import EVENTS, IDS_KEPT, MEMBER_ATTACKS, Attacker, MemberAttack
 
 MINUTES = 4.0
+PART_S: Final = 5.0
+"""Of each of these minutes, for each door: before the attacks, and afterwards. The tables take what they take."""
 RUN = "attacked"
 NODES = 3
 LAST: Final = 19
 """The lowest priority of a thread."""
-SENT_IN_A_ROW: Final = 10
-SENT_EVERY_S: Final = 0.1
+PAUSE_S: Final = 0.05
+LOOK_EVERY_S: Final = 1.0
+TOLD_LATE_S: Final = 2.0
+"""So much later a shard may have read what a row has sent."""
+GOES_ON_S: Final = 30.0
+FILL_S: Final = 10.0
+REST_S: Final = 10.0
+"""Within this and the part behind it, the pace is what it was before."""
+PACE_AFTER_MIN: Final = 0.9
+ID_BYTES_MAX: Final = 100e6
+CHUNK: Final = b"x" * (256 << 10)
 COMPOSED_LEARNERS = ("learner-a", "learner-b", "learner-c")
-INTRUDERS: Final[dict[str, Kind]] = {INTRUDER: "learner", VICTIM: "learner", SPY: "reader", PREMERGER: "premerger"}
+FILLER: Final = "filler"
+INTRUDERS: Final[dict[str, Kind]] = {
+    INTRUDER: "learner",
+    VICTIM: "learner",
+    FILLER: "learner",
+    SPY: "reader",
+    PREMERGER: "premerger",
+}
+ATTACKERS: Final = frozenset({INTRUDER, FILLER})
 
 
 @dataclass(slots=True)
 class AttackOutcome:
     """What came of the attacks: how often each was tried, what got in, and how often the intruder was told no.
 
-    Those of a member were `sent`, and cost `honest` learners so many token-fragments by reason.
+    Those of a member were `sent`, each at a moment, and did `harm` to honest learners. `ids_bytes` is by how much the memory of
+    a broker grew under long ids. Somebody filled the broker from `filled_s` on, until it was revoked; `named` says whether
+    readers of the event log are told who.
     """
 
     tried: Counter[DoorAttack] = field(default_factory=Counter)
     got_in: dict[DoorAttack, str] = field(default_factory=dict)
     refused: Counter[DoorAttack] = field(default_factory=Counter)
-    sent: Counter[MemberAttack] = field(default_factory=Counter)
-    honest: dict[str, int] = field(default_factory=dict)
+    sent: dict[MemberAttack, float] = field(default_factory=dict)
+    harm: dict[MemberAttack, str] = field(default_factory=dict)
+    ids_bytes: int = 0
+    named: bool = False
     began_s: float = 0.0
     ended_s: float = 0.0
+    filled_s: float = 0.0
+    revoked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +116,8 @@ class AttackedDoor:
     keys: KeyFolder
     logs: tuple[Path, ...]
     run: str = RUN
+    follow: Callable[[], None] = lambda: None
+    """Has the broker take over a change of the roll, where it does not look for itself."""
 
     @property
     def operator(self) -> HeldIdentity:
@@ -99,6 +133,12 @@ class AttackedDoor:
         for name, kind in INTRUDERS.items():
             self.keys.add(name, kind, self.run, time.time())
 
+    def revoke(self, name: str) -> None:
+        """Let one in no more, as an operator does: with what it has stored."""
+        words = [sys.executable, "-m", "atoll.cli", "keys", "revoke", str(self.keys.path), name, "--run", self.run]
+        subprocess.run([*words, "--broker", self.url], check=True, capture_output=True)
+        self.follow()
+
     def violations(self) -> int:
         """Return how often the broker's log tells of a violation."""
         return sum(log.read_text(encoding="utf-8", errors="replace").count("Violation") for log in self.logs)
@@ -109,20 +149,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=positive, default=MINUTES)
     parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--only", action="append", choices=DOORS, help="try this door alone")
     options = parser.parse_args()
     configure("console", "error", role="attacks", run=RUN)  # readers name the intruder in each reading
-    part_s, corpus = 15.0 * options.minutes, prepare()
+    part_s, corpus = PART_S * options.minutes, prepare()
     found: list[Figure] = []
-    doors = {
-        "atoll broker --keys": on_a_broker,
-        "atoll broker --cluster --keys": on_a_cluster,
-        "atoll up": on_up,
-        "compose": on_compose,
-    }
-    for name, played in doors.items():
+    for name in options.only or DOORS:
         out = FOLDER / RUN
         shutil.rmtree(out, ignore_errors=True)
-        seen, outcome, exact, violations = played(corpus, out, options.seed, part_s)
+        seen, outcome, exact, violations = DOORS[name](corpus, out, options.seed, part_s)
         found += [replace(one, name=f"{name}: {one.name}") for one in figures(seen, outcome, exact, part_s, violations)]
     return write("attacks", options.seed, found)
 
@@ -133,7 +168,9 @@ Played = tuple[Seen, AttackOutcome, bool, int]
 def on_a_broker(corpus: Path, out: Path, seed: int, part_s: float, nodes: int = 1) -> Played:
     """Attack a run on a locked broker of the bench's own."""
     with tempfile.TemporaryDirectory() as folder, LockedBroker(Path(folder), nodes) as locked:
-        door = AttackedDoor(locked.url, locked.keys, tuple(server.log_path for server in locked.servers))
+        door = AttackedDoor(
+            locked.url, locked.keys, tuple(server.log_path for server in locked.servers), follow=locked.follow
+        )
         door.admit()
         locked.follow()
         mine = {"ATOLL_BROKER__IDENTITY": str(locked.keys.path / "identities" / "operator.toml")}
@@ -169,7 +206,11 @@ def on_compose(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
         composed.begin("keys", *BROKERS, "synchronizer-a", "synchronizer-b", *COMPOSED_LEARNERS)
         keys, stores = KeyFolder(composed.volume("keys")), ("broker-1", "broker-2", "broker-3")
         door = AttackedDoor(
-            composed.url, keys, tuple(composed.volume(name) / "nats-server.log" for name in stores), COMPOSED
+            composed.url,
+            keys,
+            tuple(composed.volume(name) / "nats-server.log" for name in stores),
+            COMPOSED,
+            lambda: composed.begin("keys"),
         )
         door.admit()
         composed.begin("keys")
@@ -190,11 +231,12 @@ class AttackedUp:
         return self._up.poll()
 
     def end(self) -> bool:
-        """End it in good order; return whether its fates are exact."""
+        """End it in good order; return whether the fates of all tokens but the attackers' are exact."""
         self._up.send_signal(signal.SIGINT)
         if self._up.wait(END_MAX_S):
             raise SystemExit(f"atoll up left with {self._up.returncode}; see {self._out / 'logs'}")
-        return bool(json.loads((self._out / "report.json").read_text(encoding="utf-8"))["fates_exact"])
+        report = json.loads((self._out / "report.json").read_text(encoding="utf-8"))
+        return all(error.startswith(tuple(f"{name}/" for name in ATTACKERS)) for error in report["fates_errors"])
 
     def kill(self) -> None:
         """End it anyhow."""
@@ -219,15 +261,17 @@ class AttackedCompose:
         return None
 
     def end(self) -> bool:
-        """Stop the learners and the synchronizers; return whether every token has one fate."""
+        """Stop the learners and the synchronizers; return whether every token of an honest one has one fate."""
         codes = self._composed.stop(*COMPOSED_LEARNERS)
         codes |= self._composed.stop("synchronizer-a", "synchronizer-b")
         if any(codes.values()):
             raise SystemExit(f"services left with {codes}")
         ledger = json.loads(self._composed.ask("watch", "fates", "--json").stdout)
-        fates = ledger["fates"]
-        return bool(
-            sum(fates.values()) == ledger["fragments"] * ledger["trained"] and not fates["queued"] + fates["open"]
+        honest = [one for one in ledger["incarnations"] if one["incarnation"].rpartition("/")[0] in COMPOSED_LEARNERS]
+        return bool(honest) and all(
+            sum(one["fates"].values()) == ledger["fragments"] * one["trained"]
+            and not one["fates"]["queued"] + one["fates"]["open"]
+            for one in honest
         )
 
     def kill(self) -> None:
@@ -235,7 +279,7 @@ class AttackedCompose:
 
 
 def play(up: AttackedUp | AttackedCompose, door: AttackedDoor, part_s: float) -> Played:
-    """Train undisturbed for `part_s`, and attacked for as long."""
+    """Train undisturbed for a part, attacked, and undisturbed for a part again."""
     ours = BusOptions(credentials=door.operator.credentials())
     spectator = Spectator(door.run, door.url, up.parent, ours, up.name_of)
     try:
@@ -260,40 +304,92 @@ def step_back() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST)
 
 
-async def attack(door: AttackedDoor, for_s: float) -> AttackOutcome:
-    """Play the whole table at least once, and again until the time is over."""
+async def attack(door: AttackedDoor, part_s: float) -> AttackOutcome:
+    """Play both tables at least once, fill the broker, revoke the filler, and let the run train on for a part."""
     outcome = AttackOutcome(began_s=time.monotonic())
     intruders = {name: door.identity(name) for name in (INTRUDER, SPY, PREMERGER)}
     async with witness(door.url, door.run, door.operator, intruders) as doors, member_of(door) as member:
-        while not outcome.tried or time.monotonic() < outcome.began_s + for_s:
-            for each in ATTACKS:
-                breach = await doors.play(each)
-                outcome.tried[each] += 1
-                outcome.refused[each] += bool(breach.told)
-                if breach.got_in:
-                    outcome.got_in[each] = breach.got_in
-            for row in MEMBER_ATTACKS:
-                for _ in range(SENT_IN_A_ROW):
-                    await member.play(row)
-                    await asyncio.sleep(SENT_EVERY_S)
-                outcome.sent[row] += SENT_IN_A_ROW
-        outcome.honest = await honest_refusals(doors.reader, member.run, {INTRUDER})
-    outcome.ended_s = time.monotonic()
+        watch = HonestWatch(doors.reader, member.run, ATTACKERS)
+        looking = asyncio.create_task(watch.keep_looking(LOOK_EVERY_S))
+        kept = [row for row in MEMBER_ATTACKS if row not in EVENTS]
+        await asyncio.gather(try_door(doors, outcome), send_rows(member, kept, outcome))
+        await send_rows(member, EVENTS, outcome)
+        outcome.ended_s = outcome.filled_s = time.monotonic()
+        await fill(door, member, for_s=max(FILL_S, part_s / 2))
+        outcome.revoked_s = time.monotonic()
+        await asyncio.to_thread(door.revoke, FILLER)
+        await asyncio.sleep(REST_S + part_s)
+        looking.cancel()
+        moments = [*outcome.sent.values(), outcome.filled_s]
+        for row, sent_s, next_s in zip(outcome.sent, moments, moments[1:], strict=False):
+            harm = watch.harm(sent_s, next_s + TOLD_LATE_S) or watch.standing(sent_s, GOES_ON_S)
+            outcome.harm |= {row: harm} if harm else {}
+        history = History()
+        await history.read(doors.reader, member.run.subjects)
+        outcome.named = FILLER in {found.culprit for found in fillers(history)}
     return outcome
+
+
+async def try_door(doors: DoorWitness, outcome: AttackOutcome) -> None:
+    """Play the table of the door once."""
+    for each in ATTACKS:
+        breach = await doors.play(each)
+        outcome.tried[each] += 1
+        outcome.refused[each] += bool(breach.told)
+        if breach.got_in:
+            outcome.got_in[each] = breach.got_in
+
+
+async def send_rows(member: Attacker, rows: Sequence[MemberAttack], outcome: AttackOutcome) -> None:
+    """Play rows of the table of members, and weigh the brokers meanwhile."""
+    light = dict[int, int]()
+    for row in rows:
+        light = light or (broker_bytes() if row in IDS_KEPT else {})
+        outcome.sent[row] = asyncio.get_running_loop().time()
+        await member.play(row)
+        if row in IDS_KEPT:
+            grown = [size - light.get(pid, size) for pid, size in broker_bytes().items()]
+            outcome.ids_bytes = max(outcome.ids_bytes, *grown)
+        await asyncio.sleep(PAUSE_S)
+
+
+def broker_bytes() -> dict[int, int]:
+    """Return the memory of each broker that this process has begun, or one that it has begun."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid: child.memory_info().rss for child in children if child.name().startswith("nats-server")}
+
+
+async def fill(door: AttackedDoor, member: Attacker, for_s: float) -> None:
+    """Store as many manifests and chunks as the filler can."""
+    run, until_s, number = member.run, time.monotonic() + for_s, 0
+    places = [run.subjects.contribution(run.protocol.shard_of(p), p, FILLER) for p in range(run.protocol.fragments)]
+    while time.monotonic() < until_s:
+        with contextlib.suppress(nats.errors.Error):  # a broker hangs up who does not read in time
+            async with connected(door.url, door.identity(FILLER), []) as client:
+                while time.monotonic() < until_s:
+                    await client.publish(places[number % len(places)], CHUNK[: 24 << 10])
+                    await client.publish(f"{run.subjects.contribution_stem(FILLER, 0, 1, number)}.0", CHUNK)
+                    number += 1
+                    if number % 8 == 0:
+                        await client.flush()
 
 
 @contextlib.asynccontextmanager
 async def member_of(door: AttackedDoor) -> AsyncIterator[Attacker]:
-    """Yield the intruder as a member of the run."""
-    options = BusOptions(credentials=door.identity(INTRUDER).credentials())
-    bus = await open_bus(door.url, door.run, name=INTRUDER, options=options)
+    """Yield the intruder as a member of the run, with the key of a region's synchronizer."""
+    mine, region = door.identity(INTRUDER), door.identity(PREMERGER)
+    bus, regions = [
+        await open_bus(door.url, door.run, name=one.name, options=BusOptions(credentials=one.credentials()))
+        for one in (mine, region)
+    ]
     try:
         run = await read_run(bus, Subjects(door.run))
         if run is None:
             raise SystemExit("there is no run to attack")
-        yield await Attacker.join(bus, run, INTRUDER)
+        yield await Attacker.join(bus, run, INTRUDER, lambda: connected(door.url, mine, []), regions)
     finally:
         await bus.close()
+        await regions.close()
 
 
 _ALLOWED: Final = {
@@ -306,7 +402,7 @@ def figures(
     seen: Seen,
     outcome: AttackOutcome,
     exact: bool,  # noqa: FBT001  (one of what was found)
-    half_s: float,
+    part_s: float,
     violations: int,
 ) -> list[Figure]:
     """Return, for each attack, how often anything of it got in; and what the attacks cost the run."""
@@ -317,26 +413,49 @@ def figures(
         told = f"refused {refused} times" if refused else _ALLOWED.get(each.verb, "")
         how = got_in or f"tried {tried} times by a {INTRUDERS[each.who]}; {told}"
         found.append(Figure(f"{each.verb}: {each.name}", float(bool(got_in)), "got in", "0", not got_in, how))
-    cost = ", ".join(f"{whose} {tokens}" for whose, tokens in outcome.honest.items())
-    for row, count in outcome.sent.items():
-        how = cost or f"sent {count} times for each fragment; nothing of the others was refused but what was late"
-        found.append(Figure(f"member: {row.name}", float(bool(cost)), "got in", "0", not cost, how))
+    for row in outcome.sent:
+        harm = outcome.harm.get(row, "")
+        how = harm or "nothing of the others was refused but what was late, and each fragment and learner went on"
+        found.append(Figure(f"member: {row.name}", float(bool(harm)), "got in", "0", not harm, how))
     kinds = len(outcome.tried) + len(outcome.sent)
     found.append(
         Figure("kinds of attack", float(kinds), "rows", "", None, "tests/support/door_attacks.py, member_attacks.py")
     )
-    before = seen.commits_per_minute(outcome.began_s - half_s, outcome.began_s)
+    before = seen.commits_per_minute(outcome.began_s - part_s, outcome.began_s)
     pace = seen.commits_per_minute(outcome.began_s, outcome.ended_s) / before
-    tried_in_all = sum(outcome.tried.values())
-    how = f"{tried_in_all} attacks in {outcome.ended_s - outcome.began_s:.0f} s; {before:.0f} commits a minute before"
+    how = f"{kinds} attacks in {outcome.ended_s - outcome.began_s:.0f} s; {before:.0f} commits a minute before"
     found.append(Figure("pace under attack", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how))
+    pace = seen.commits_per_minute(outcome.filled_s, outcome.revoked_s) / before
+    how = f"manifests and chunks for {outcome.revoked_s - outcome.filled_s:.0f} s"
+    found.append(Figure("pace while filled", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how))
+    from_s = outcome.revoked_s + REST_S
+    pace = seen.commits_per_minute(from_s, from_s + part_s) / before
+    how = f"from {REST_S:.0f} s after the filler was revoked, for {part_s:.0f} s"
+    found.append(Figure("pace afterwards", pace, "ratio", f">= {PACE_AFTER_MIN}", pace >= PACE_AFTER_MIN, how))
+    found.append(
+        Figure("filler named", float(outcome.named), "", "1", outcome.named, "by its name, as `atoll why` does")
+    )
+    grown, most = outcome.ids_bytes / 1e6, ID_BYTES_MAX / 1e6
+    how = "the most that any broker's memory grew while long ids were sent"
+    found.append(Figure("broker memory under the ids", grown, "MB", f"<= {most:.0f}", grown <= most, how))
     refusals = sum(outcome.refused.values())
     named = f"{refusals} refusals told to the intruders"
     logged = violations >= refusals
     found.append(Figure("refusals in the broker's log", float(violations), "lines", f">= {refusals}", logged, named))
     ended = sum(len(pids) - 1 for pids in seen.pids.values())
     found.append(Figure("processes that ended", float(ended), "processes", "0", ended == 0, "learners and shards"))
-    return [*found, Figure("fates exact", float(exact), "", "1", exact, "its report, or its ledger")]
+    return [
+        *found,
+        Figure("fates exact", float(exact), "", "1", exact, "of all but the attackers: its report, or its ledger"),
+    ]
+
+
+DOORS: Final[dict[str, Callable[[Path, Path, int, float], Played]]] = {
+    "atoll broker --keys": on_a_broker,
+    "atoll broker --cluster --keys": on_a_cluster,
+    "atoll up": on_up,
+    "compose": on_compose,
+}
 
 
 if __name__ == "__main__":

@@ -428,14 +428,15 @@ async def witness(
     made = DoorWitness(run, Client(), operator.credentials().inbox, {}, reader)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(reader.close)
-        made.operator = await stack.enter_async_context(_connected(url, operator, []))
+        made.operator = await stack.enter_async_context(connected(url, operator, []))
         for name, identity in intruders.items():
-            made.intruders[name] = await stack.enter_async_context(_connected(url, identity, made.errors))
+            made.intruders[name] = await stack.enter_async_context(connected(url, identity, made.errors))
         yield made
 
 
 @contextlib.asynccontextmanager
-async def _connected(url: str, identity: HeldIdentity, errors: list[str]) -> AsyncIterator[Client]:
+async def connected(url: str, identity: HeldIdentity, errors: list[str]) -> AsyncIterator[Client]:
+    """Yield a connection with an identity's key and without our bus; the broker's errors come into `errors`."""
     mine = identity.credentials()
 
     async def note(error: Exception) -> None:

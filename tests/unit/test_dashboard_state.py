@@ -218,6 +218,13 @@ def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
     assert "protocol.protect" in isolated["why"]
 
 
+def test_who_fills_the_broker_is_a_fault_on_the_page(told: ToldRun) -> None:
+    """By its name, with what was removed of it."""
+    told.log("filled", "shard-0", 9.0, sender="mallory", removed=1234)
+
+    assert ("filled", "mallory") in kinds(told.state(9.5))
+
+
 def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
     """It is presence without steps; and the figure of the whole run is that of the report."""
     told.log("joined", "b", 20.0, incarnation=2)

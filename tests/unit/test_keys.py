@@ -370,7 +370,10 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
         ("operator", "valid", 1),
         ("ada", "valid", 4),
     ]
-    assert "revoked ada" in atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
+    revoked = atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
+    assert "revoked ada" in revoked
+    assert "stays at the broker" in revoked
+    assert "--broker URL removes it" in revoked
     assert "revoked" in atoll("keys", "list", folder).stdout
     assert "--readmit" in atoll("keys", "rotate", folder, "ada", "--run", "demo").stderr
     again = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--readmit", "--days", "30").stdout

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from atoll.keys.rights import Kind
     from atoll.keys.roll import KeyFolder, RollEntry
 
+LET_GO_S = 1.0
+"""Within this a broker that follows the folder has let go of who is revoked."""
+CLEAR_LOOKS = 5
+
 Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
 Name = Annotated[str, typer.Argument(help="Name of the identity; for a learner its id.")]
 OfRun = Annotated[str, typer.Option("--run", help="Run that the identity is of.")]
@@ -176,14 +180,24 @@ def revoke(folder: Folder, name: Name, run: OfRun = "", broker: Broker = None) -
         )
     _folder(folder).revoke(name, run, time.time())
     if broker is not None:
-        removed = asyncio.run(_clear(_folder(folder), name, run, broker))
+        removed, goes_on = asyncio.run(_clear(_folder(folder), name, run, broker))
         say(f"removed {counted(removed, 'message')} that {name} had queued or stored")
+        if goes_on:
+            say(f"{name} stores more: its broker has not let go of it; once it has, give this command again")
+    elif run:
+        say(
+            f"what {name} has queued or stored stays at the broker until it is merged or two hours old; "
+            "--broker URL removes it, now or later"
+        )
     say(f"revoked {name}; a broker that follows {folder} has let go of it within a second")
     say("a broker on another machine lets it in until it has the new roll.json, and so does each node of a cluster")
 
 
-async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> int:
-    """Remove the chunks and the queued messages of an identity; return how many those were."""
+async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> tuple[int, bool]:
+    """Remove the chunks and the queued messages of an identity; return how many those were, and whether there come more.
+
+    Its broker lets go of it within a second, so there is a second look, and a few more.
+    """
     from atoll.bus.open import open_bus  # noqa: PLC0415
     from atoll.bus.options import BusOptions  # noqa: PLC0415
     from atoll.keys.identity import read_identity  # noqa: PLC0415
@@ -193,8 +207,14 @@ async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> int:
     operator = read_identity(keys.path / "identities" / f"{OPERATOR}.toml")
     bus = await open_bus(broker, run, name="keys", options=BusOptions(credentials=operator.credentials()))
     try:
-        p = Subjects(run).prefix
-        return await bus.purge(f"{p}.up.c.{name}.>") + await bus.purge(f"{p}.up.m.*.*.{name}")
+        p, removed = Subjects(run).prefix, 0
+        for _ in range(CLEAR_LOOKS):
+            found = await bus.purge(f"{p}.up.c.{name}.>") + await bus.purge(f"{p}.up.m.*.*.{name}")
+            removed += found
+            if not found:
+                return removed, False
+            await asyncio.sleep(LET_GO_S)
+        return removed, True
     finally:
         await bus.close()
 
