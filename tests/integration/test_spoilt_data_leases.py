@@ -43,7 +43,7 @@ SPOILT = {
 """Records that stopped every lease of a run, for ever."""
 
 
-class Island:
+class LeasingIsland:
     """An island that leases its data and reads it at once."""
 
     def __init__(self, broker: LockedBroker, run: str, name: str) -> None:
@@ -101,7 +101,7 @@ def test_a_spoilt_record_of_data_leases_is_replaced_and_newcomers_come_in(tmp_pa
 
         serving = home.submit(serve_run(opened, run, shard=0))
         try:
-            ada = Island(broker, run, "ada")
+            ada = LeasingIsland(broker, run, "ada")
             with ada.island:
                 assert ada.lease() == 4
                 for what, record in SPOILT.items():
@@ -111,7 +111,7 @@ def test_a_spoilt_record_of_data_leases_is_replaced_and_newcomers_come_in(tmp_pa
                     assert (there.blocks, there.epoch) == (BLOCKS, 0), what
                 for what, record in SPOILT.items():
                     home.submit(spoil(record)).result(DEADLINE_S)
-                    bob = Island(broker, run, "bob")
+                    bob = LeasingIsland(broker, run, "bob")
                     with bob.island:
                         assert bob.lease() == 4, what
                 ada.train_to(3)

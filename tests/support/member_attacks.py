@@ -526,7 +526,7 @@ def _numbered(manifest: Contribution, push: int) -> BlobRef:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def _sealed(piece: bytes, payload: bytes, flags: int = 0, **header: int) -> bytes:
+def _frame_of(piece: bytes, payload: bytes, flags: int = 0, **header: int) -> bytes:
     """Return a segment of another payload, whose header fits it but for what is given."""
     names = "magic", "version", "kind", "flags", "zero", "elements", "start", "count", "length", "digest"
     told: dict[str, Any] = dict(zip(names, HEADER.unpack_from(piece), strict=True))
@@ -540,13 +540,13 @@ def _payload(piece: bytes) -> bytes:
 
 def _bomb(piece: bytes) -> bytes:
     """Return a segment that unpacks to 64 MiB."""
-    return _sealed(piece, zstandard.ZstdCompressor(level=19).compress(bytes(64 << 20)), COMPRESSED)
+    return _frame_of(piece, zstandard.ZstdCompressor(level=19).compress(bytes(64 << 20)), COMPRESSED)
 
 
 def _hidden_bomb(piece: bytes) -> bytes:
     """Return a segment that unpacks to 64 MiB and does not say so."""
     compressor = zstandard.ZstdCompressor(level=19, write_content_size=False)
-    return _sealed(piece, compressor.compress(bytes(64 << 20)), COMPRESSED)
+    return _frame_of(piece, compressor.compress(bytes(64 << 20)), COMPRESSED)
 
 
 def _lying_bomb(piece: bytes) -> bytes:
@@ -557,34 +557,34 @@ def _lying_bomb(piece: bytes) -> bytes:
     at = 5 + (not single)
     said = len(_payload(piece)) - (256 if width == 2 else 0)
     packed[at : at + width] = (said % (1 << 8 * width)).to_bytes(width, "little")
-    return _sealed(piece, bytes(packed), COMPRESSED)
+    return _frame_of(piece, bytes(packed), COMPRESSED)
 
 
 FRAMES: Final = (
     _frame("that ends too early", lambda piece: piece[:-3]),
     _frame("that is shorter than its header", lambda piece: piece[:20]),
     _frame("of another kind of file", lambda piece: b"EVIL" + piece[4:]),
-    _frame("of another version", lambda piece: _sealed(piece, _payload(piece), version=9)),
-    _frame("in another codec", lambda piece: _sealed(piece, _payload(piece), kind=1 + piece[5] % 8)),
-    _frame("with flags that nobody knows", lambda piece: _sealed(piece, _payload(piece), 0x80)),
-    _frame("of 2^60 elements", lambda piece: _sealed(piece, _payload(piece), elements=1 << 60)),
-    _frame("that begins elsewhere", lambda piece: _sealed(piece, _payload(piece), start=256)),
-    _frame("of no elements", lambda piece: _sealed(piece, b"", count=0)),
+    _frame("of another version", lambda piece: _frame_of(piece, _payload(piece), version=9)),
+    _frame("in another codec", lambda piece: _frame_of(piece, _payload(piece), kind=1 + piece[5] % 8)),
+    _frame("with flags that nobody knows", lambda piece: _frame_of(piece, _payload(piece), 0x80)),
+    _frame("of 2^60 elements", lambda piece: _frame_of(piece, _payload(piece), elements=1 << 60)),
+    _frame("that begins elsewhere", lambda piece: _frame_of(piece, _payload(piece), start=256)),
+    _frame("of no elements", lambda piece: _frame_of(piece, b"", count=0)),
     _frame("whose checksum is wrong", lambda piece: piece[:-1] + bytes([piece[-1] ^ 1])),
-    _frame("with more behind it", lambda piece: _sealed(piece, _payload(piece) + b"x")),
+    _frame("with more behind it", lambda piece: _frame_of(piece, _payload(piece) + b"x")),
     _frame("twice in one", lambda piece: piece + piece),
     _frame("that unpacks to 64 MiB", _bomb),
     _frame("that unpacks to 64 MiB and does not say so", _hidden_bomb),
     _frame("that unpacks to 64 MiB and says something else", _lying_bomb),
-    _frame("that cannot be unpacked", lambda piece: _sealed(piece, secrets.token_bytes(100), COMPRESSED)),
-    _frame("of numbers that are none", lambda piece: _sealed(piece, b"\xff" * len(_payload(piece)))),
+    _frame("that cannot be unpacked", lambda piece: _frame_of(piece, secrets.token_bytes(100), COMPRESSED)),
+    _frame("of numbers that are none", lambda piece: _frame_of(piece, b"\xff" * len(_payload(piece)))),
     _frame(
         "of infinities",
-        lambda piece: _sealed(piece, b"\x80\x7f" * (len(_payload(piece)) // 2) + b"\0" * (len(_payload(piece)) % 2)),
+        lambda piece: _frame_of(piece, b"\x80\x7f" * (len(_payload(piece)) // 2) + b"\0" * (len(_payload(piece)) % 2)),
     ),
     _frame(
         "of the largest numbers",
-        lambda piece: _sealed(piece, b"\x7f\x7f" * (len(_payload(piece)) // 2) + b"\0" * (len(_payload(piece)) % 2)),
+        lambda piece: _frame_of(piece, b"\x7f\x7f" * (len(_payload(piece)) // 2) + b"\0" * (len(_payload(piece)) % 2)),
     ),
 )
 

@@ -24,7 +24,7 @@ ALLOWED = 4.0
 STEP_S = 0.01
 
 
-class Loop:
+class HeldLoop:
     """A loop of `STEP_S` a step, by a clock that its pauses turn."""
 
     def __init__(self, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,14 +54,14 @@ class Loop:
 
 
 @pytest.fixture
-def loop(run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+def loop(run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldLoop]:
     """A loop in a run of its own."""
-    made = Loop(run, monkeypatch)
+    made = HeldLoop(run, monkeypatch)
     yield made
     made.island._abandon()
 
 
-def test_a_fast_loop_is_held_to_what_the_run_believes_and_told_so_once(loop: Loop) -> None:
+def test_a_fast_loop_is_held_to_what_the_run_believes_and_told_so_once(loop: HeldLoop) -> None:
     """In words: what it takes, what is allowed, which setting; what it may be ahead comes first, unheld."""
     ahead = int(HELD_SHARE * ALLOWED * HELD_AHEAD_S)
     with capture_logs() as lines:
@@ -78,7 +78,7 @@ def test_a_fast_loop_is_held_to_what_the_run_believes_and_told_so_once(loop: Loo
     assert "protocol.steps_per_s_max" in told["todo"]
 
 
-def test_what_a_slow_stretch_leaves_is_not_saved_up(loop: Loop) -> None:
+def test_what_a_slow_stretch_leaves_is_not_saved_up(loop: HeldLoop) -> None:
     """A shard that has just taken over has not seen it."""
     loop.steps(150)
     loop.clock.now_s += 3600.0
@@ -87,7 +87,7 @@ def test_what_a_slow_stretch_leaves_is_not_saved_up(loop: Loop) -> None:
     assert 1 + HELD_SHARE * ALLOWED * (HELD_AHEAD_S + held_s) >= 300
 
 
-def test_a_slow_loop_is_never_held(loop: Loop) -> None:
+def test_a_slow_loop_is_never_held(loop: HeldLoop) -> None:
     """At nine tenths of what is allowed."""
     for _ in range(300):
         loop.clock.now_s += 1.0 / (0.9 * ALLOWED)
@@ -96,7 +96,7 @@ def test_a_slow_loop_is_never_held(loop: Loop) -> None:
     assert loop.pauses_s == []
 
 
-def test_a_held_loop_hears_at_once_that_it_cannot_go_on(loop: Loop) -> None:
+def test_a_held_loop_hears_at_once_that_it_cannot_go_on(loop: HeldLoop) -> None:
     """A failure of the island ends the waiting, and the step raises it."""
     loop.steps(200)
     loop.pauses_s.clear()
@@ -108,7 +108,7 @@ def test_a_held_loop_hears_at_once_that_it_cannot_go_on(loop: Loop) -> None:
 
 
 def test_a_held_loop_that_should_end_is_held_no_longer_than_a_moment(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
+    loop: HeldLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where steps are allowed to be few, whoever stops a learner does not wait for the next one."""
     loop.steps(200)

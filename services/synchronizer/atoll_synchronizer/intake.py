@@ -56,7 +56,7 @@ BEATS_AT_ONCE = 128
 for, and a flood of them may not keep a shard from its rounds."""
 
 
-class Standing(Enum):
+class LifeStanding(Enum):
     """A life as the members' records say: it may speak, it is over and has all its fates, or they must be read again first."""
 
     MEMBER = auto()
@@ -246,20 +246,20 @@ class FactIntake:
         read = self._farewell if ".bye." in delivery.subject else self._arrived
         return read(delivery, settled=settled)
 
-    def _standing(self, learner: str, incarnation: int, *, settled: bool) -> Standing:
+    def _standing(self, learner: str, incarnation: int, *, settled: bool) -> LifeStanding:
         """Return the standing of a life; it is `settled` once the records were read after its message had arrived.
 
         A life without an account may have been folded so long ago that the ledgers do not name it any more. Then its own record
         tells.
         """
         if not self._roll.admits(learner, incarnation):
-            return Standing.UNKNOWN
+            return LifeStanding.UNKNOWN
         ledger, name = self._ledger(), f"{learner}/{incarnation}"
         if not ledger.has_folded(name) or ledger.former.covers(name):
-            return Standing.MEMBER
+            return LifeStanding.MEMBER
         if not settled:
-            return Standing.UNKNOWN
-        return Standing.OVER if self._roll.is_over(learner, incarnation) else Standing.MEMBER
+            return LifeStanding.UNKNOWN
+        return LifeStanding.OVER if self._roll.is_over(learner, incarnation) else LifeStanding.MEMBER
 
     def _lived_s(self, learner: str, incarnation: int) -> float:
         """Return for how long a life can have lasted: since the members were read without it, or since the founding.
@@ -277,10 +277,10 @@ class FactIntake:
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         life = manifest.learner, manifest.incarnation
         standing = self._standing(*life, settled=settled)
-        if standing is Standing.OVER:
+        if standing is LifeStanding.OVER:
             self._drop(delivery, "former")
             return []
-        if standing is Standing.UNKNOWN:
+        if standing is LifeStanding.UNKNOWN:
             return None
         key = key_of(manifest)
         # Of two deliveries the newer one is settled, and the older one says what is merged.
@@ -356,7 +356,7 @@ class FactIntake:
         if subject != (ours := subject_of(beat.learner)):
             raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
         standing = self._standing(beat.learner, beat.incarnation, settled=settled)
-        return beat if standing is Standing.MEMBER else None
+        return beat if standing is LifeStanding.MEMBER else None
 
 
 def _claim(beat: Beat) -> Claim:
