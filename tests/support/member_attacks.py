@@ -89,6 +89,8 @@ class Attacker:
     pushes: dict[int, int] = field(default_factory=dict)
     tokens: int = 0
     pushed: int = 0
+    stores: bool = False
+    """Whether it stores small frames, too, as a learner does whose region folds them."""
 
     @classmethod
     async def join(
@@ -113,6 +115,7 @@ class Attacker:
         """Write the next member record, as a restarted learner does, and say that it trains."""
         life = msgspec.structs.replace(self.member, incarnation=self.member.incarnation + 1, nonce=secrets.token_hex(4))
         self.member, self.pushes, self.tokens, self.pushed = life, {}, 0, 0
+        self.stores = "region" in lies
         await self.write(self.run.subjects.member(self.name), lied(life, lies))
         await self.beat()
 
@@ -165,7 +168,7 @@ class Attacker:
         first, *others = [bytes(encoder.piece(number)) for number in range(len(encoder))]
         upload = Upload(Segments([spoil(first) if spoil else first, *others]))
         stem, frame = run.subjects.contribution_stem(self.name, fragment, self.member.incarnation, push), b""
-        if is_inline(run, fragment):
+        if is_inline(run, fragment) and not self.stores:
             upload.collision_free = True
             frame = bytes(upload.make(0))
             blob = upload.ref(stem)
@@ -297,6 +300,7 @@ def _record(name: str, **lies: Any) -> MemberAttack:  # noqa: ANN401
 
     async def send(attacker: Attacker) -> None:
         await attacker.write(attacker.run.subjects.member(attacker.name), lied(attacker.member, lies))
+        attacker.stores = "region" in lies
         await attacker.push_all()
 
     return MemberAttack(f"a member record {name}", send)
@@ -608,6 +612,14 @@ async def _flood_of_lives(attacker: Attacker) -> None:
     await attacker.bus.reach(SENT_S)
 
 
+async def _awaited_of_nobody(attacker: Attacker) -> None:
+    """Have shards look for chunks that nobody has stored, in a region that is not there."""
+    await attacker.begin_life(region="nowhere")
+    await asyncio.sleep(ROLL_S)
+    for push in (77, 78):
+        await attacker.push_all(push=push, frame=b"", blob=partial(_numbered, push=push))
+
+
 async def _flood_of_farewells(attacker: Attacker) -> None:
     for life in range(1, 20):
         await attacker.leave(incarnation=life)
@@ -685,6 +697,7 @@ RECORDS: Final = (
     _record("with texts that cannot be seen", host="\u200b\u2060", software="\U000e0041"),
     _record("with texts that move a cursor", host="\x1b[2J", software="\r\n"),
     _record("that names a region of nobody", region="nowhere"),
+    MemberAttack("chunks that a region of nobody is asked for", _awaited_of_nobody),
     _record("that names a region that is a wildcard", region="*"),
     _record("that names a region of 10 kB", region="x" * 10_000),
     _record("of a time that no calendar has", claimed_at_s=1e300),
