@@ -136,6 +136,9 @@ class ScheduleBroker(MemoryBroker):
         self.up = True
         self.life = 0
         """Counts its deaths and its returns: what is sent while it is away reaches no later life of it, either."""
+        self.away_s: list[tuple[float, float]] = []
+        """From when to when it was away, each time, seconds."""
+        self._went_s = 0.0
         self.full = False
         self.asked = False
         """Whether what happens now was asked for by a process."""
@@ -218,6 +221,7 @@ class ScheduleBroker(MemoryBroker):
 
     def crash(self) -> None:
         """Be away; who waits for a message waits in vain."""
+        self._went_s = self.loop.now_s if self.up else self._went_s
         self.up = False
         self.life += 1
         for stream in self.streams.values():
@@ -245,6 +249,7 @@ class ScheduleBroker(MemoryBroker):
         if self.up:
             return
         self.up = True
+        self.away_s.append((self._went_s, self.loop.now_s))
         self.life += 1
         for each in self.on_restart:
             each()
@@ -256,6 +261,22 @@ class ScheduleBroker(MemoryBroker):
             if isinstance(stream, WatchedStream) and stream.plan.name.rpartition("_")[2] in ("UPC", "GL", "ST", "PS"):
                 lost += stream.lose_since(since_s, is_named)
         return lost
+
+    def copy(self) -> dict[str, tuple[Any, ...]]:
+        """Return what is stored, as a copy of its disk would have it."""
+        return {
+            name: (dict(each.kept), {key: [*found] for key, found in each._by_subject.items()}, each._sequence)
+            for name, each in self.streams.items()
+        }
+
+    def go_back(self, copy: dict[str, tuple[Any, ...]]) -> None:
+        """Have what a copy holds and nothing that came after it."""
+        for name, stream in self.streams.items():
+            stream.kept, stream._by_subject, stream._sequence = copy[name]
+            stream.size_bytes = sum(kept.size_bytes for kept in stream.kept.values())
+            stream._ids.clear()
+            for place in stream.places.values():
+                place.out.clear()
 
     def lose_all(self, run: str) -> None:
         """Lose the whole store."""

@@ -15,11 +15,15 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of happening: how often per minute, how long it lasts (mean seconds), how strong it is, of these choices."""
+    """A kind of happening: how often per minute, how long it lasts (mean seconds), how strong it is, of these choices.
+
+    With `within_s` it lasts for any time between these bounds, in seconds.
+    """
 
     per_min: tuple[float, ...]
     for_s: tuple[float, ...] = (2.5,)
     strength: tuple[float, ...] = (0.0,)
+    within_s: tuple[float, float] | None = None
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -63,8 +67,14 @@ Their strength is how many messages come a second.
 REPLICATED: Final[dict[str, Kind]] = {"leader lost": Kind((6.0, 20.0), (0.5, 2.0, 5.0))}
 """Of a broker of several nodes alone: a stream has no leader for a while; the other streams and all messages go on."""
 
-OUTAGES: Final[dict[str, Kind]] = {"broker gone": Kind((4.0, 8.0), (3.0, 8.0))}
-"""Absences of the broker that mostly outlast a lease; no seed draws them, a test asks for them."""
+OUTAGES: Final[dict[str, Kind]] = {
+    "broker gone": Kind((4.0,), within_s=(1.0, 20.0)),
+    "synchronizer cut off": Kind((4.0,), within_s=(3.0, 20.0)),
+    "learner cut off": Kind((4.0,), within_s=(3.0, 40.0)),
+    "store set back": Kind((2.0,), within_s=(3.0, 10.0)),
+}
+"""Absences of the broker, and of a process alone, that mostly outlast a lease or a silence, and a store that is restored from a
+copy of that age. No seed draws them, a test asks for them."""
 
 Beside = Literal["", "hostile", "replicated"]
 """What every schedule of a campaign has beside what is drawn: hostile peers, or a broker whose streams lose their leaders."""
@@ -123,6 +133,7 @@ def _times(dice: random.Random, name: str, per_min: float, storm_s: float, *, su
     if surely:
         at_s = min(at_s, dice.random() * storm_s)
     while at_s < storm_s:
-        found.append((at_s, name, dice.expovariate(1.0 / for_s), strength * (0.25 + dice.random()), dice.random()))
+        lasts_s = dice.expovariate(1.0 / for_s) if kind.within_s is None else dice.uniform(*kind.within_s)
+        found.append((at_s, name, lasts_s, strength * (0.25 + dice.random()), dice.random()))
         at_s += dice.expovariate(per_min / 60.0)
     return found

@@ -80,6 +80,7 @@ class Learner:
         self.stop = asyncio.Event()
         self.session: Session | None = None
         self.joined = self.left = False
+        self.joined_s = 0.0
         self.spoil = False
         self._taken: list[AdoptableFragment] = []
         self.dice = random.Random(f"{world.seed}/{process.name}")
@@ -240,6 +241,8 @@ class Learner:
         return stepped
 
     def _over(self, session: Session, boundary: StepHook) -> bool:
+        if boundary.done:
+            self.world.check_end(self.name)
         return boundary.done or self.stop.is_set() or session.driver.failure is not None
 
     async def _batch(self, session: Session, boundary: StepHook, supply: Supply) -> Any:  # noqa: ANN401  (int32)

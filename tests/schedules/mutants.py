@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,11 @@ from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
 from atoll.client import driver as _driver
 from atoll.client import session as _session
+from atoll.client.driver import IslandDriver
 from atoll.client.peer_recovery import StateLender
 from atoll.client.pushing import Pusher
 from atoll.client.session import Session
+from atoll.client.step_hook import StepHook
 from atoll.merge.global_update import CARRY, DownlinkQuantiser
 from atoll.protocol.claims import StepAllowance
 from atoll.protocol.data import DataLedger, LeaseWatch
@@ -41,6 +43,7 @@ from atoll.protocol.events import (
     Dismiss,
     Fact,
     Keep,
+    LearnerBeat,
     LearnerLeft,
     PushKey,
     QueueDrained,
@@ -49,6 +52,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.pacing import ConnectedTime, KnownLearner
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
 from atoll.protocol.tenure import LeaseSeen, LeaseUnseen, Tenure
@@ -83,6 +87,8 @@ heads: Any = _heads
 HANDLE, FOLD = Shard.handle, FragmentRound.fold
 ENTER, SEEN, WRITE = FragmentLedger.enter_into, Tenure._seen, ShardStore._write
 LOOK = Tenure.handle
+TAKE_BEAT = KnownLearner.take
+FENCE = ShardStore._fence
 COMMIT, HEAD, READ, READ_STATE = ShardStore.commit, ShardStore._head, ShardStore._read, _outer.read_outer_state
 DO, DRAIN, STORED, FETCH = ShardService._do, Session.drain, CommitAttempt.stored, Aggregator.fetch
 LEASE_INIT: Any = LeaseKeeper.__init__
@@ -197,6 +203,41 @@ def absence_counts(self: Tenure, fact: Fact) -> list[Command]:
     if isinstance(fact, LeaseSeen) and self.looked_s is not None and fact.revision == self.revision:
         self.still_s, self.looked_s = self.still_s + fact.at_s - self.looked_s, None
     return LOOK(self, fact)
+
+
+def silent_meanwhile(self: ConnectedTime) -> float:
+    """A shard that alone was cut off takes all learners for silent, and itself for alone. It was real."""
+    return self.sign_s or 0.0
+
+
+def always_connected(self: ConnectedTime, at_s: float) -> None:
+    """A shard counts time in which it was cut off in whatever it measures. It was real."""
+    self.first_s = at_s if self.sign_s is None else self.first_s
+    self.sign_s = at_s
+
+
+def never_cut_off(self: ConnectedTime, at_s: float) -> bool:
+    """A shard that hears nothing of its broker calls its rounds all the same."""
+    del self, at_s
+    return False
+
+
+def paced_by_absence(self: KnownLearner, beat: LearnerBeat, heard_s: float) -> bool:
+    """The steps that a learner took in an absence are timed with the absence in it. It was real."""
+    self.absent_s = beat.at_s - heard_s
+    return TAKE_BEAT(self, beat, heard_s)
+
+
+def ends_by_calls(self: StepHook) -> bool:
+    """A learner ends by what calls claim."""
+    driver = self.session.driver
+    return driver.drain_wanted or 0 < driver.run.protocol.tokens_target <= driver.progress.tokens
+
+
+def ends_by_own_count(self: StepHook) -> bool:
+    """A learner ends by what it has trained itself, also where it alone is cut off. It was real."""
+    driver = self.session.driver
+    return driver.drain_wanted or 0 < driver.run.protocol.tokens_target <= driver.machine.tokens
 
 
 async def epoch_of_heads(self: LeaseKeeper, lease: Lease | None, revision: int) -> int:
@@ -504,7 +545,7 @@ def released_below(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
 
 LEASE, RESTORE = rebuild.Lease, rebuild._restore_blob
 
-Patch = tuple[Any, str, Callable[..., Any]]
+Patch = tuple[Any, str, Any]
 
 
 async def restored_by_name(bus: Any, store: Any, kept: Any, ref: Any, stem: str) -> Any:  # noqa: ANN401
@@ -519,6 +560,18 @@ async def followed_back(bus: Any, run: Any, held: Any) -> Any:  # noqa: ANN401
     if head is None:
         raise BlobGone("the head is gone")
     return await heads.fetch_frame(bus, run, head)
+
+
+async def served_back(self: ShardStore, fragment: int) -> tuple[Head, int]:
+    """A shard serves again from a head below its own commits. It was real."""
+    self._versions.pop(fragment, None)
+    return await FENCE(self, fragment)
+
+
+async def trained_on(self: IslandDriver, fragment: int, had: Mapping[int, int]) -> AtollError | None:
+    """A learner trains on although the heads are below its anchors. It was real."""
+    del self, fragment, had
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,6 +595,12 @@ LOST = {"store lost": 12.0, "messages slow": 30.0}
 ARCHIVED = {"archive_every_s": 2, "storm_s": 20.0}
 OUTAGE = {"broker gone": 6.0, "join": 8.0}
 LONG_STORM = {"storm_s": 30.0, "archive_every_s": 0, "hosts": 3}
+CUT_OFF = {"synchronizer cut off": 5.0, "leave": 2.0, "join": 4.0}
+ONE_HOST = {"storm_s": 40.0, "archive_every_s": 0, "hosts": 1, "quorum": 3, "learners": 4}
+ALONE = {"learner cut off": 6.0, "synchronizer cut off": 2.0, "join": 6.0}
+TARGET = {"storm_s": 40.0, "archive_every_s": 0, "tokens_target": 1500, "learners": 3}
+SET_BACK = {"store set back": 6.0}
+ONE_SERVES = {"storm_s": 20.0, "archive_every_s": 0, "hosts": 1, "learners": 2, "quorum": 1, "regional": False}
 FAST = {"steps_per_s_max": 0.5, "storm_s": 20.0}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
@@ -574,6 +633,18 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "epoch of heads": ScheduleMutant(((LeaseKeeper, "_epoch_of", epoch_of_heads),), SPOILT),
     "incarnation anew": ScheduleMutant(((session, "claim", incarnation_anew),), SPOILT),
     "an absence counts as stillness": ScheduleMutant(((Tenure, "handle", absence_counts),), OUTAGE, LONG_STORM),
+    "a shard's own absence is silence": ScheduleMutant(
+        ((ConnectedTime, "now_s", property(silent_meanwhile)),), CUT_OFF, ONE_HOST
+    ),
+    "a shard's own absence enters its averages": ScheduleMutant(
+        ((ConnectedTime, "sign", always_connected),), CUT_OFF, ONE_HOST
+    ),
+    "a shard that is cut off calls": ScheduleMutant(((ConnectedTime, "is_cut_off", never_cut_off),), CUT_OFF, ONE_HOST),
+    "an absence enters the pace": ScheduleMutant(((KnownLearner, "take", paced_by_absence),), OUTAGE, LONG_STORM),
+    "a call ends a run": ScheduleMutant(((StepHook, "done", property(ends_by_calls)),), ALONE, TARGET),
+    "a learner's own count ends a run": ScheduleMutant(
+        ((StepHook, "done", property(ends_by_own_count)),), ALONE, TARGET
+    ),
     "lease never expires": ScheduleMutant(((Tenure, "_seen", never_expires),), CRASHES),
     "head before chunks": ScheduleMutant(((CommitAttempt, "stored", head_first),)),
     "purge before head": ScheduleMutant(((ShardStore, "commit", purge_first),)),
@@ -632,6 +703,10 @@ MUTANTS: dict[str, ScheduleMutant] = {
     ),
     "finished data stays leased": ScheduleMutant(((data_leases, "renew", finished_not_struck),)),
     "a head that went back is followed": ScheduleMutant(((driver, "fetch_newest", followed_back),), LOST, ARCHIVED),
+    "a store that went back is served": ScheduleMutant(((ShardStore, "_fence", served_back),), SET_BACK, ONE_SERVES),
+    "a store that went back is followed": ScheduleMutant(
+        ((IslandDriver, "_went_back", trained_on),), SET_BACK, ONE_SERVES
+    ),
     "rebuilt under former names": ScheduleMutant(((rebuild, "_restore_blob", restored_by_name),), LOST, ARCHIVED),
     "rebuilt lease below the heads": ScheduleMutant(
         ((rebuild, "Lease", released_below),),

@@ -45,6 +45,7 @@ LEASE_LOST = (
     "cut both ways",
     "cut up",
     "cut down",
+    "synchronizer cut off",
     "disk full",
     "stores lost",
     "host told to leave",
@@ -473,6 +474,28 @@ class Safety:
         self.pushed.clear()
         self.folded_before = 0
         self.data = None
+
+
+class SetBack:
+    """The witness of a store that was restored from an older copy, under processes that have `had` later versions of it."""
+
+    def __init__(self, subjects: Subjects, had: dict[int, int]) -> None:
+        """Know which version of each fragment was visible before."""
+        self._subjects = subjects
+        self._had = had
+
+    def stored(self, kept: StoredMessage) -> None:
+        """Nobody that has had more goes on from less."""
+        for fragment, version in self._had.items():
+            if kept.subject == self._subjects.head(fragment):
+                got = decode(Head, kept.data).version
+                require(False, "a store that went back is not served by who knows better", (fragment, got, version))
+
+    def purged(self, kept: StoredMessage) -> None:
+        """Nothing that is removed tells of it."""
+
+    def settled(self, kept: StoredMessage) -> None:
+        """Nothing that is acknowledged tells of it."""
 
 
 def key_of(manifest: Contribution) -> PushKey:

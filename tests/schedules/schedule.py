@@ -26,6 +26,7 @@ from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll_simulator.loop import _group
+from schedules.beliefs import Beliefs
 from schedules.drawing import Plan, plan_of, settings_of
 from schedules.faults import Beside, Happening, drawn
 from schedules.processes import ProcessLoop
@@ -157,7 +158,7 @@ def on_unheard(world: World, context: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def watched(world: World) -> Iterator[None]:
     """Check every machine after every fact, and write down what it made of it."""
-    shard_handle, island_handle = Shard.handle, Island.handle
+    shard_handle, island_handle, beliefs = Shard.handle, Island.handle, Beliefs(world)
 
     def name() -> str:
         process = _group.get()
@@ -170,6 +171,7 @@ def watched(world: World) -> Iterator[None]:
             world.note(name(), event, "->", actions)
             watch.see(actions)
             check_shard(self)
+            beliefs.see(self, event, actions)
         except Exception as error:
             world.fail(error)
             raise
@@ -187,7 +189,7 @@ def watched(world: World) -> Iterator[None]:
 
     Shard.handle, Island.handle = on_shard, on_island  # type: ignore[method-assign]
     try:
-        with residuals_watched(world), claims_watched(world):
+        with residuals_watched(world), claims_watched(world), beliefs.sampled():
             yield
     finally:
         Shard.handle, Island.handle = shard_handle, island_handle  # type: ignore[method-assign]

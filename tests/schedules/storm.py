@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from schedules.broker import WatchedStream
 from schedules.faults import Happening
 from schedules.network import DOWN, UP, LinkFaults
 from schedules.processes import NEVER, Process
+from schedules.safety import SetBack
 
 if TYPE_CHECKING:
     from schedules.learners import Learner
@@ -45,6 +46,9 @@ class FaultStorm:
         self._acts: dict[str, Callable[[Happening], None]] = {
             "broker away": self._crash_broker,
             "broker gone": self._crash_broker,
+            "synchronizer cut off": self._cut_host,
+            "learner cut off": self._cut_learner,
+            "store set back": self._copy_store,
             "power cut": self._cut_power,
             "disk full": self._fill_disk,
             "leader lost": self._lose_leader,
@@ -81,6 +85,9 @@ class FaultStorm:
         world.network.link_faults = LinkFaults()
         for way in (UP, DOWN):
             world.network.cut[way].clear()
+        now_s = world.loop.now_s
+        for process, times in world.cut_off_s.items():
+            world.cut_off_s[process] = [(first_s, min(last_s, now_s)) for first_s, last_s in times]
         world.broker.full = world.object_store.away = False
         world.broker.restart()
         for stream in world.broker.streams.values():
@@ -98,7 +105,7 @@ class FaultStorm:
         if happening.kind in SHARES:
             self._change_link(happening)
         elif happening.kind in WAYS:
-            self._cut(happening)
+            self._cut(happening, self._someone(happening), WAYS[happening.kind])
         else:
             self._acts[happening.kind](happening)
 
@@ -123,17 +130,30 @@ class FaultStorm:
         network = self.world.network
         network.link_faults = replace(network.link_faults, **{field: getattr(LinkFaults(), field)})
 
-    def _cut(self, happening: Happening) -> None:
-        process = self._someone(happening)
+    def _cut(self, happening: Happening, process: Process | None, ways: tuple[str, ...]) -> None:
         if process is None:
             return
-        for way in WAYS[happening.kind]:
+        for way in ways:
             cut = self.world.network.cut[way]
             cut[process] = cut.get(process, 0) + 1
-        self.world.loop.after(happening.for_s, self._mend, process, happening)
+        self.world.loop.after(happening.for_s, self._mend, process, happening, ways)
 
-    def _mend(self, process: Process, happening: Happening) -> None:
-        for way in WAYS[happening.kind]:
+    def _cut_host(self, happening: Happening) -> None:
+        """A synchronizer alone loses its link to the broker, and nobody tells it."""
+        hosts = [host.process for host in self.world.hosts if host.process.alive]
+        process = self._pick(happening, hosts)
+        if process is not None:
+            now_s = self.world.loop.now_s
+            self.world.cut_off_s.setdefault(process, []).append((now_s, now_s + happening.for_s))
+        self._cut(happening, process, (UP, DOWN))
+
+    def _cut_learner(self, happening: Happening) -> None:
+        """A learner alone loses its link to the broker."""
+        learner = self._learner(happening)
+        self._cut(happening, None if learner is None else learner.process, (UP, DOWN))
+
+    def _mend(self, process: Process, happening: Happening, ways: tuple[str, ...]) -> None:
+        for way in ways:
             cut = self.world.network.cut[way]
             if cut.get(process):
                 cut[process] -= 1
@@ -156,6 +176,31 @@ class FaultStorm:
         lost = world.broker.lose_chunks(world.loop.now_s - happening.strong, world.safety.is_named)
         world.tally["acknowledged chunks lost"] += lost
         world.loop.after(happening.for_s, world.broker.restart)
+
+    def _copy_store(self, happening: Happening) -> None:
+        """Somebody copies the broker's store, and some time later restores it from that copy, over what came since."""
+        world = self.world
+        heads = world.safety.heads
+        if world.behind or not self._raging:
+            return
+        if len(heads) < world.settings.fragments or not all(head.version for head in heads.values()):
+            world.loop.after(1.0, self._copy_store, happening)
+            return
+        versions, copy = {p: head.version for p, head in heads.items()}, world.broker.copy()
+        world.loop.after(happening.for_s, self._set_back, versions, copy)
+
+    def _set_back(self, versions: dict[int, int], copy: dict[str, tuple[Any, ...]]) -> None:
+        world = self.world
+        had = {p: head.version for p, head in world.safety.heads.items() if head.version > versions[p]}
+        if not had or world.behind:
+            return
+        world.note("storm", "sets the store back", versions, had)
+        world.tally["stores set back"] += 1
+        world.behind, world.rebuilding = had, True
+        world.broker.crash()
+        world.broker.go_back(copy)
+        world.broker.witness = SetBack(world.safety.subjects, had)
+        world.loop.after(1.0, world.broker.restart)
 
     def _fill_disk(self, happening: Happening) -> None:
         self.world.broker.full = True

@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.rebuild import rebuild
-from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, on_one_line
+from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, RunWentBack, on_one_line
 from atoll.base.identity import Identity
 from atoll.bus.memory.streams import StoredMessage
 from atoll.client.leaf_rules import rules_of
@@ -145,6 +145,12 @@ class World:
         self.disks: dict[str, Any] = {}
         self.draining = self.healed = self.rebuilding = self.rebuilds = False
         self.windows: Counter[tuple[int, int]] = Counter()
+        self.cut_off_s: dict[Process, list[tuple[float, float]]] = {}
+        """From when to when a synchronizer alone was cut off, seconds."""
+        self.behind: dict[int, int] = {}
+        """The versions that were visible before the broker's store was set back, of fragments that are older now."""
+        self.ends: list[BaseException | None] = []
+        """What processes have ended with since."""
         self.data_blocks, self.lease_blocks = plan.data_blocks, plan.lease_blocks
         self.storm = FaultStorm(self, happenings)
         self.hostile = HostilePeers(self)
@@ -208,6 +214,7 @@ class World:
     def joined(self, learner: Learner) -> None:
         """Remember a life, for the settlement."""
         learner.joined = True
+        learner.joined_s = self.loop.now_s
         self.tally["lives"] += 1
         self.lives.append(learner)
 
@@ -279,6 +286,8 @@ class World:
             bus.sever()
             process.kill()
             self.note(process.name, "ends", "well" if error is None else f"with {type(error).__name__}: {error}")
+            if self.behind:
+                self.ends.append(error)
             if error is not None and self._is_bug(error):
                 self.fail(error)
             else:
@@ -376,6 +385,12 @@ class World:
             self._keep_region()
         self.storm.begin()
         await self._until(lambda: self.loop.now_s >= self.plan.storm_s, self.plan.storm_s + 1.0)
+        if self.settings.tokens_target:
+            await self.reach()
+            return
+        if self.behind:
+            await self.end_behind()
+            return
         await self.heal()
         await self.drain()
 
@@ -410,6 +425,43 @@ class World:
             raise NotLive("with a quorum of live learners every fragment is committed", got=f"not {still}")
         self.tally["healing, ms"] += int(1e3 * (self.loop.now_s - begun_s))
 
+    async def end_behind(self) -> None:
+        """Demand that everybody that has had more than the store holds ends, and says why; raise `NotLive`."""
+        there = [*(host.process for host in self.hosts), *(learner.process for learner in self.learners)]
+        if not await self._until(lambda: not any(process.alive for process in there), REST_WITHIN_S):
+            alive = [process.name for process in there if process.alive]
+            raise NotLive("who has had more than a store that went back ends", got=alive)
+        others = [repr(error) for error in self.ends if not isinstance(error, RunWentBack)]
+        self.check(not others, "who has had more than a store that went back says so", others)
+        self.tally["ended by a store that went back"] += len(self.ends)
+
+    async def reach(self) -> None:
+        """End all faults and demand that the run reaches its target by what is merged, and ends; raise `NotLive`.
+
+        What comes of learners that were cut off when their shards closed has no fate: such a run is not settled.
+        """
+        self.note("world", "heals")
+        self.healed = True
+        self.storm.heal()
+        self._keep_learners()
+        if not await self._until(lambda: self.counted >= self.settings.tokens_target, COMMIT_WITHIN_S):
+            raise NotLive("a run whose learners train reaches its target", got=self.counted)
+        self.draining = True
+        if not await self._until(lambda: not self.learning, REST_WITHIN_S):
+            raise NotLive("a learner of a run that is over leaves", got=[each.process.name for each in self.learning])
+        self.tally["targets reached"] += 1
+
+    @property
+    def counted(self) -> int:
+        """Return how far the run is by its heads."""
+        return max((head.tokens_counted for head in self.safety.heads.values()), default=0)
+
+    def check_end(self, who: str) -> None:
+        """Whoever ends a run does so by its records."""
+        if self.settings.tokens_target:
+            reached = self.counted >= self.settings.tokens_target
+            self.check(reached, "only the run's own records end a run", (who, self.counted))
+
     def _keep_learners(self) -> None:
         """See to it that one learner more than a quorum trains."""
         if self.draining:
@@ -423,6 +475,8 @@ class World:
 
     def _keep_hosts(self) -> None:
         """Start a synchronizer process again some time after one has ended."""
+        if self.behind:
+            return
         there = [host for host in self.hosts if host.process.alive]
         wanted = min(2, self.plan.hosts)
         if self.draining:

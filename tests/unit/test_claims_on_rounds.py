@@ -389,3 +389,32 @@ def test_an_outage_enters_no_average() -> None:
     assert fleet.shard.quorum.value < 3.0
     assert fleet.shard.sync.value is not None
     assert fleet.shard.sync.value < 0.1
+
+
+@pytest.mark.parametrize("per_step", [1.0, 0.0])
+def test_an_outage_enters_no_pace(per_step: float) -> None:
+    """Learners train on meanwhile or wait for data: their steps are no slower and no faster after it."""
+    fleet, steps = LyingFleet(""), 0
+
+    def beats(for_s: float) -> None:
+        nonlocal steps
+        for _ in range(round(for_s)):
+            fleet.now_s, steps = fleet.now_s + 1.0, steps + round(1.0 / STEP_S)
+            for who in "ab":
+                told = LearnerBeat(
+                    at_s=fleet.now_s,
+                    learner=who,
+                    incarnation=1,
+                    training=True,
+                    step_s=STEP_S,
+                    tokens=steps,
+                    steps=steps,
+                )
+                fleet.tell(told)
+            assert fleet.shard.step_s() == STEP_S
+
+    for away_s in (3.0, 12.0, 30.0):
+        beats(8.0)
+        fleet.now_s += away_s
+        steps += round(per_step * away_s / STEP_S)
+    beats(8.0)

@@ -387,6 +387,16 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
     assert progress.reached
 
 
+def test_a_call_that_is_believed_ends_no_run() -> None:
+    """It is a reason to read the leases."""
+    progress = RunProgress(target=5_000)
+    progress.prove(4_000, own=100)
+
+    assert progress.hear(5_000, own=200)
+    assert progress.tokens == 5_000
+    assert not progress.reached
+
+
 def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
     """So that a look costs the same share of a core; a crowd is still looked at well before it would count as silent."""
     assert look_is_due(0.0, None, 1)

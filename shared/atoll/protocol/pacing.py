@@ -8,7 +8,7 @@ within what its own clock allows for the steps that heartbeats count (`KnownLear
 their steps take for ever, and a learner of whom nothing is merged sets nobody's pace.
 
 **Silence** counts only while the shard itself hears its broker (`ConnectedTime`): after an outage no learner is silent because
-the shard was away, and what an outage took is part of no average.
+the shard was away, and what an outage took is part of no average and of no step time.
 
 **The rhythm of a fragment** is one beat per H median steps, staggered over the fragments of a run: beats of one fragment are
 an interval I apart, and those of P fragments I / P. A call rarely comes on its beat: a timer is late, a commit or an outage
@@ -187,7 +187,8 @@ class KnownLearner:
     (`ConnectedTime`), `heard_s` is when it was heard and `pushed_s` when its last contribution was folded. `paced_s` is its
     step time when that was news last, `commit` the number of the shard's commit that held something of it last, `credit` what
     counted of that, of `step_tokens` a step, `stopped_s` when it was first heard to train no more. `since`, `mark` and `timed`
-    are moments, with the steps by then, from which its pace is seen; it was not seen to take less than `least_s` a step.
+    are moments, with the steps by then, from which its pace is seen; it was not seen to take less than `least_s` a step. By its
+    last heartbeat the shard had been cut off for `absent_s` in all.
     """
 
     incarnation: int
@@ -205,6 +206,7 @@ class KnownLearner:
     mark: tuple[float, int] | None = None
     timed: tuple[float, int] | None = None
     least_s: float = 0.0
+    absent_s: float = 0.0
 
     def take(self, beat: LearnerBeat, heard_s: float) -> bool:
         """Take a heartbeat, heard at `heard_s` of the connected time; return whether it is news to rounds or to the pace."""
@@ -212,6 +214,9 @@ class KnownLearner:
         training = beat.training and self.present  # a heartbeat may arrive behind its learner's farewell
         self.heard_s, self.training = heard_s, training
         self.stopped_s = None if training else heard_s if was else self.stopped_s
+        former_s, self.absent_s = self.absent_s, beat.at_s - heard_s
+        if self.absent_s - former_s > CUT_OFF_S:  # whether it trained on meanwhile or waited is not known
+            self.since = self.mark = self.timed = None
         most_s = self._slowest_s(beat.at_s, beat.steps)
         if training and beat.step_s > 0.0:
             self.step_s = plausible(min(max(beat.step_s, self._fastest_s(beat.at_s, beat.steps)), most_s))
