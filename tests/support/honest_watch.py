@@ -15,14 +15,13 @@ from typing import Final
 
 from atoll.base.errors import AtollError, BlobGone
 from atoll.bus.interface import Bus
-from atoll.protocol.claims import BATCHES_MAX
+from atoll.protocol.claims import BATCHES_MAX, INTERVALS_MAX
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
-from atoll.protocol.round import INTERVALS_MAX
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
 from atoll.wire.messages import Head, Included, RunRecord
 
-LATE: Final = frozenset({"stale", "chunks_gone"})
+LATE: Final = frozenset({"stale", "chunks_gone", "after_end"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from atoll.protocol.events import (
     PushKey,
     PushRefused,
     PushSettled,
+    QueueDrained,
     Refuse,
     StepDone,
     TimerFired,
@@ -446,6 +447,8 @@ class _Lengths:
         self._settings = settings
         self._newest: dict[str, int] = {}
         self._left: set[tuple[str, int]] = set()
+        self._counted: Counter[int] = Counter()
+        self._run_tokens = 0
         self._read: list[tuple[PushKey, int, int, float]] = []
         """Of each contribution that counts as a measure: its key, the version it was read on, its steps, its length."""
         self.scales: dict[PushKey, float] = {}
@@ -464,10 +467,14 @@ class _Lengths:
             self._newest[fact.learner] = max(fact.incarnation, self._newest.get(fact.learner, 0))
         if isinstance(fact, LearnerLeft):
             self._left.add((fact.learner, fact.incarnation))
-        if not isinstance(fact, ContributionReady) or any(isinstance(action, Fetch) for action in actions):
-            return
-        for key, norm in ((fact.key, fact.norm), *fact.others):
-            self._judge(key, norm, fact.base_norm, versions[key.fragment], arrived[key].steps, fates)
+        if isinstance(fact, QueueDrained):
+            self._run_tokens = max(self._run_tokens, fact.run_tokens)
+        if isinstance(fact, ContributionReady) and not any(isinstance(action, Fetch) for action in actions):
+            for key, norm in ((fact.key, fact.norm), *fact.others):
+                self._judge(key, norm, fact.base_norm, versions[key.fragment], arrived[key].steps, fates)
+        for commit in (action for action in actions if isinstance(action, Commit)):
+            self._counted[commit.fragment] += sum(share.credit for share in commit.shares)
+            self._run_tokens = max(self._run_tokens, self._counted[commit.fragment])
 
     def _judge(
         self,
@@ -504,7 +511,9 @@ class _Lengths:
 
     def _counts(self, past: PushKey, on: int, fragment: int, version: int) -> bool:
         """Return whether a measure is of this fragment, of a life that goes on, and not too old."""
-        over = self._newest.get(past.learner, 0) > past.incarnation or (past.learner, past.incarnation) in self._left
+        target = self._settings.tokens_target
+        left = (past.learner, past.incarnation) in self._left and not 0 < target <= self._run_tokens
+        over = self._newest.get(past.learner, 0) > past.incarnation or left
         return past.fragment == fragment and not over and version - on <= FORGOTTEN
 
 
@@ -527,7 +536,7 @@ class FateModel:
         self._after_final: set[PushKey] = set()
         self._trained = Counter({} if ledger is None else {n: each.trained for n, each in ledger.accounts.items()})
         self._overspent: set[PushKey] = set()
-        self._sizes: set[tuple[str, float]] = set()
+        self._sizes: set[tuple[str, float, int]] = set()
         """Tokens per step of what was merged, with who took them."""
         self._weights: dict[PushKey, float] = {}
         self._being_made: set[int] = set()
@@ -626,8 +635,12 @@ class FateModel:
         age = max(0, self._versions[key.fragment] - arrived.base_version)
         require(fold.age == age <= self._settings.age_max, "the age is the versions it is behind", (fold, age))
         weight, size = arrived.tokens**2 / arrived.steps, arrived.tokens / arrived.steps
-        others = [each for name, each in self._sizes if name != key.learner]
-        capped = len(others) >= BOUNDED_FROM and size > STEP_OF_OTHERS * min(others) and fold.weight < weight
+        others = [(step, whole) for name, step, whole in self._sizes if name != key.learner]
+        smallest = (
+            [STEP_OF_OTHERS * min(each) for each in zip(*others, strict=True)] if len(others) >= BOUNDED_FROM else []
+        )
+        large = bool(smallest) and (size > smallest[0] or arrived.tokens > smallest[1])
+        capped = large and fold.weight < weight
         require(capped or _near(fold.weight, weight), "the weight is tokens squared over steps", (fold, weight))
         self._weights[key] = fold.weight
         fresh = self._settings.age_damping**age
@@ -656,7 +669,7 @@ class FateModel:
             due = arrived.tokens, arrived.steps, arrived.base_version, age, self._weights[share.key]
             require(got == due, "a share is as its contribution was", (got, due))
             require(0 <= share.credit <= share.tokens, "no more counts than was merged", share)
-            self._sizes.add((share.key.learner, arrived.tokens / arrived.steps))
+            self._sizes.add((share.key.learner, arrived.tokens / arrived.steps, share.credit))
             self._give(share.key, "merged_late" if age else "merged")
 
     def _see_unfold(self, unfold: Unfold) -> None:

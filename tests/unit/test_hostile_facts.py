@@ -13,13 +13,24 @@ from hypothesis import strategies as st
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
 from atoll.client.run_progress import FLEET_MAX, RunProgress
 from atoll.protocol import island
-from atoll.protocol.claims import AT_ONCE_S, Claim, ClaimJudge, PushClaim, StepAllowance, step_tokens_max
+from atoll.protocol.claims import (
+    AT_ONCE_S,
+    INTERVALS_MAX,
+    Claim,
+    ClaimJudge,
+    PushClaim,
+    StepAllowance,
+    TokensBound,
+    step_tokens_max,
+    tokens_bound,
+)
 from atoll.protocol.events import (
     Acknowledge,
     Adopted,
     CallHeard,
     Command,
     Commit,
+    Committed,
     ContributionArrived,
     ContributionReady,
     FetchFragment,
@@ -43,9 +54,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
-from atoll.protocol.round import INTERVALS_MAX
+from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.slot import LAST_VERSIONS
 from atoll.wire.messages import Call, decode, encode
 from support.shards import answered
 
@@ -124,15 +136,65 @@ def test_a_step_counts_and_weighs_no_more_than_sixteen_of_the_others() -> None:
     assert fold.weight == 8 * 320**2
 
 
-def test_one_contribution_counts_sixteen_intervals_at_most() -> None:
-    """Who was away for long is merged whole, and moves the run's count no further than others could have."""
+def test_who_trains_on_after_the_end_is_refused_in_the_end() -> None:
+    """A liar that behaved until the target pushed on alone for ever, version by version, and the run never closed."""
+    desk = Shard(agreed(tokens_target=80), 0, {0: 0})
+    desk.handle(arrived("a", 1, 0.1))
+    merged(desk, "a", 1)
+    desk.handle(Committed(at_s=1.0, fragment=0, version=1))
+    desk.slots[0].round.version = LAST_VERSIONS + 2
+
+    heard = desk.handle(arrived("late", 1, 2.0, base_version=1 + LAST_VERSIONS, trained_tokens=200))
+    (refused,) = [
+        action
+        for action in desk.handle(arrived("late", 2, 2.0, base_version=2 + LAST_VERSIONS, trained_tokens=200))
+        if isinstance(action, Refuse)
+    ]
+
+    assert desk.ledger.reached(80)
+    assert not any(isinstance(action, Refuse) for action in heard)
+    assert refused.reason == "after_end"
+
+
+@pytest.mark.parametrize("target", [0, 80])
+def test_those_that_left_at_the_target_still_judge_who_stays(target: int) -> None:
+    """Alone, its own last length is its limit; before the target nobody is judged by lives that have ended."""
+    desk = Shard(agreed(tokens_target=target), 0, {0: 0})
+    slot = desk.slots[0]
+    for learner in ("a", "b", "c"):
+        desk.ledger.account(learner, 1).left = True
+        slot.fragment_ledger.lengths[learner] = Measure(1.0, 8, 1, 0)
+    desk.ledger.count(80)
+    desk.handle(arrived("liar", 1, 1.0))
+    ready = ContributionReady(at_s=1.0, key=PushKey("liar", 1, 0, 1), norm=900.0, base_norm=1000.0)
+    (fold,) = [action for action in desk.handle(ready) if isinstance(action, Fold)]
+
+    assert fold.scale == pytest.approx(100.0 / 900.0 if target else 1.0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_contribution_counts_sixteen_intervals_beside_one_that_has_none(others: int) -> None:
+    """Who was away for long is merged whole, and counts whole where nobody else is there whom it could cost anything."""
     desk = Shard(agreed(), 0, {0: 0})
+    for number in range(others):
+        desk.handle(beat(f"other{number}", 0.0, training=False))
+        desk.handle(LearnerLeft(at_s=0.0, learner=f"other{number}", incarnation=1))
     desk.handle(arrived("a", 1, 0.1, tokens=10_000, steps=1000, trained_tokens=10_000))
 
     fold, commit = merged(desk, "a", 1)
 
     assert fold.weight == 10_000**2 / 1000
-    assert (commit.shares[0].tokens, commit.shares[0].credit) == (10_000, 10 * INTERVALS_MAX * 8)
+    assert (commit.shares[0].tokens, commit.shares[0].credit) == (10_000, 10 * INTERVALS_MAX * 8 if others else 10_000)
+
+
+def test_a_contribution_counts_and_weighs_sixteen_of_the_others_at_most() -> None:
+    """Sixteen intervals of sixteen batches each ended a run of an hour in 37 s; two fast honest ones count whole."""
+    assert tokens_bound([500, 1000, 9000], 9000, 8, 100.0, 20.0) == TokensBound(16_000.0, 16_000.0)
+    assert tokens_bound([1, 1000, 9000], 9000, 8, 100.0, 20.0).counted == 16_000.0
+    assert tokens_bound([1, 1], 0, 8, 100.0, 20.0) == TokensBound(160.0, 160.0)
+    assert tokens_bound([1000, 9000], 9000, 8, 5.0, math.inf) == TokensBound(16_000.0)
+    assert tokens_bound([1, 9000], 9000, 8, 5.0, math.inf) == TokensBound(640.0)
+    assert tokens_bound([], 0, 8, 5.0, 2.0) == TokensBound(256.0)
 
 
 def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> None:

@@ -114,7 +114,7 @@ class RoundReporter:
         self._machine = machine
         self._event_log = event_log
         self._overruns = 0  # consecutive rounds that were longer than an interval
-        self._waits = GrowingIntervals()
+        self._waits, self._uncounted = GrowingIntervals(), GrowingIntervals()
         self._called: dict[int, tuple[float, float]] = {}  # when, and for how long the broker had been away by then
 
     def called(self, fragment: int) -> None:
@@ -188,6 +188,7 @@ class RoundReporter:
                     todo=f"found a run with protocol.interval_steps={max(2, round(2 * round_s / step_s))} or more",
                 )
         self._tell_unheard(command, judgements)
+        self._tell_uncounted(command)
         await self._event_log.record("round", **fields)
 
     def _tell_unheard(self, command: Commit, judgements: Sequence[Judgement]) -> None:
@@ -204,6 +205,23 @@ class RoundReporter:
                     slices=f"{unheard} of {len(judgement.heard)}",
                     todo="it points away from the others': look at this machine, its data and its learning rate",
                 )
+
+    def _tell_uncounted(self, command: Commit) -> None:
+        """Log, at growing intervals, that a contribution counts only in part towards the target."""
+        uncounted = {share.key.learner: share.tokens - share.credit for share in command.shares}
+        if not any(uncounted.values()) or not self._uncounted.is_due(self._context.clock.monotonic(), is_long=False):
+            return
+        learner = max(uncounted, key=uncounted.__getitem__)
+        log.warning(
+            "contribution.counted_in_part",
+            learner=learner,
+            fragment=command.fragment,
+            tokens=next(share.tokens for share in command.shares if share.key.learner == learner),
+            uncounted=uncounted[learner],
+            unsaid=self._uncounted.taken(),
+            why="it has far more tokens than the others' contributions, or than an interval; all of it is merged",
+            todo="found a run with a larger protocol.interval_steps, or a larger protocol.tokens_target",
+        )
 
     async def waiting(self, call: PublishCall) -> None:
         """Record why a round that is called again still waits, at powers of two of its calls: a long wait has many.

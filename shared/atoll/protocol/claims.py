@@ -7,8 +7,8 @@ reference learner declares sixteen times its founder's batch where nobody set `s
 no bound until its founder sets one.)
 
 What it pushes of a fragment is no more than what it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
-Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`). Only what is
-merged counts towards the run's target, so no report ends a run.
+Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`), and what they
+contribute bounds a contribution (`tokens_bound`). Only what is merged counts towards the run's target, so no report ends a run.
 
 A claim beyond that is none of a learner of ours. Such a heartbeat is dropped whole: it moves no sum and no clock. So a learner
 that goes on like that is silent, and no round waits for it. Such a contribution is refused as `implausible`, which is an
@@ -28,7 +28,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,7 @@ HELD_SHARE: Final = 0.99
 """A loop is held to so much of the allowed pace: its clock may be a little faster than a shard's."""
 BATCHES_MAX: Final = 16
 """How many times the founder's tokens per step, or the others', a step may have, where the run does not say it."""
+INTERVALS_MAX: Final = 16
 OTHERS_MIN: Final = 2
 
 
@@ -57,11 +58,38 @@ def step_tokens_max(sizes: Sequence[float], own: float, declared: int) -> float:
     `sizes` are the tokens per step of all learners, ascending; `own` is this one's among them, 0 for none. Of the others' it is
     the upper median: one of two may say that its steps are small. Of one other nobody knows which of both lies: no bound.
     """
+    return min(_most_beside(sizes, own), declared or math.inf)
+
+
+class TokensBound(NamedTuple):
+    """How many tokens of one contribution count towards the target, and how many weigh in its round, at most."""
+
+    counted: float = math.inf
+    weighed: float = math.inf
+
+
+def tokens_bound(
+    totals: Sequence[int], own: int, interval_steps: int, step_tokens: float, step_tokens_max: float
+) -> TokensBound:
+    """Return how much of a contribution of `step_tokens` a step counts and weighs at most.
+
+    `totals` are the tokens that counted of each learner's last contribution, ascending; `own` is this one's among them, 0 for
+    none. That is `BATCHES_MAX` times the upper median of two or more others. Of one other nobody knows which of both lies: a
+    contribution counts as many tokens as those of `INTERVALS_MAX` intervals, or `BATCHES_MAX` times the other's.
+    """
+    if (most := _most_beside(totals, own)) < math.inf:
+        most = max(most, interval_steps * step_tokens_max)
+        return TokensBound(most, most)
+    other = sum(totals) - own  # of one learner at most
+    return TokensBound(max(INTERVALS_MAX * interval_steps * min(step_tokens, step_tokens_max), BATCHES_MAX * other))
+
+
+def _most_beside(sizes: Sequence[float], own: float) -> float:
+    """Return `BATCHES_MAX` times the upper median of the others' sizes; infinite for fewer than two others."""
     here = bisect_left(sizes, own) if own else len(sizes)
     others = len(sizes) - bool(own)
     middle = others // 2
-    most = BATCHES_MAX * sizes[middle + (middle >= here)] if others >= OTHERS_MIN else math.inf
-    return min(most, declared or math.inf)
+    return BATCHES_MAX * sizes[middle + (middle >= here)] if others >= OTHERS_MIN else math.inf
 
 
 @dataclass(frozen=True, slots=True)

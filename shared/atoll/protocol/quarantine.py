@@ -12,10 +12,11 @@ factor is bounded. `share` is 0.1 with three others or more. Fewer cannot outvot
 as the parameters themselves. A learner that is alone is measured by its own last length, and its first one by nothing.
 
 **Measures.** Each learner has one: the length at which its latest contribution was folded, as the shard has computed it.
-Nothing that a learner claims selects it, and however often it pushes, it has one vote. The first contribution of a life is
-no measure: as a rule it covers a step or two of a warm-up. Measures count for `MEASURE_VERSIONS` versions, and not after
-their life has ended. Of an even number of others the larger middle one counts. So less than half of the learners neither
-lower the limit of an honest one nor raise their own; the smaller one would belong to two of five that send next to nothing.
+Nothing that a learner claims selects it, and however often it pushes, it has one vote. The first contribution of a life is no
+measure: as a rule it covers a step or two of a warm-up. Measures count for `MEASURE_VERSIONS` versions, and not after their
+life has ended before the run was at its target. Of an even number of others the larger middle one counts. So less than half
+of the learners neither lower the limit of an honest one nor raise their own; the smaller one would belong to two of five that
+send next to nothing.
 
 **Isolation** (`protocol.protect = "isolate"`, for runs with strangers). A contribution beyond the limit is refused as
 `outlier`, unless it is the first of its life or has fewer than three others beside it. That, and what no healthy learner
@@ -77,12 +78,17 @@ class Measure(msgspec.Struct, frozen=True, array_like=True):
     version: Version
 
 
-def has_ended(learners: Mapping[str, KnownLearner], ledger: Ledger, learner: str, measure: Measure) -> bool:
-    """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known."""
+def has_ended(
+    learners: Mapping[str, KnownLearner], ledger: Ledger, learner: str, measure: Measure, *, at_target: bool = False
+) -> bool:
+    """Return whether the life that a measure is of has ended: the learner has left, or a later life of it is known.
+
+    In a run that is `at_target` all leave. Those that have left still judge the last ones, or a liar would judge itself.
+    """
     newest, name = learners.get(learner), f"{learner}/{measure.incarnation}"
     account = ledger.accounts.get(name)
     left = ledger.former.covers(name) or (account is not None and account.left)
-    return left or (newest is not None and newest.incarnation > measure.incarnation)
+    return (left and not at_target) or (newest is not None and newest.incarnation > measure.incarnation)
 
 
 def norm_limit(measures: Mapping[str, Measure], learner: str, steps: int, ratio: float, base_norm: float) -> float:

@@ -29,16 +29,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.base.errors import ProtocolMisuse
+from atoll.protocol.claims import TokensBound
 from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
 from atoll.protocol.grace import GraceWindow
 from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons, still_waiting
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
+UNBOUNDED = TokensBound()
 VAIN_CALLS = 8
 PLACES = 2
 """Messages that the queue keeps per learner and fragment: who fills them cannot be heard before they are settled."""
-INTERVALS_MAX = 16
-"""The steps of so many intervals count at most towards the run's target, of one contribution."""
 
 
 class Phase(enum.Enum):
@@ -173,16 +173,18 @@ class FragmentRound:
             return "implausible"
         return ""
 
-    def fold(self, offer: Offer, cause_id: str, step_tokens_max: float = math.inf) -> Fold:
+    def fold(
+        self, offer: Offer, cause_id: str, step_tokens_max: float = math.inf, most: TokensBound = UNBOUNDED
+    ) -> Fold:
         """Take a ready offer in, with its token weight and the staleness weight of its age.
 
-        Of a step, `step_tokens_max` tokens weigh and count at most; towards the target, the steps of `INTERVALS_MAX` intervals.
+        Of a step, `step_tokens_max` tokens weigh and count at most, and of the whole what `most` allows.
         """
         if self.phase is Phase.COMMITTING or self.refusal(offer):
             raise ProtocolMisuse("this round cannot fold it", got=(self.phase.value, self.refusal(offer), offer.key))
         age = max(0, self.age(offer))
-        weight = token_weight(int(min(offer.tokens, step_tokens_max * offer.steps)), offer.steps)
-        counted = min(offer.steps, INTERVALS_MAX * self.settings.interval_steps)
+        tokens = int(min(offer.tokens, step_tokens_max * offer.steps))
+        weight = token_weight(tokens, offer.steps) * min(1.0, most.weighed / max(1, tokens))
         self.loading.discard(offer.key)
         self.shares.append(
             Share(
@@ -192,7 +194,7 @@ class FragmentRound:
                 steps=offer.steps,
                 weight=weight,
                 age=age,
-                credit=int(min(offer.tokens * counted // offer.steps, step_tokens_max * counted)),
+                credit=int(min(tokens, most.counted)),
                 scale=offer.scale,
                 cause_id=offer.cause_id,
             )

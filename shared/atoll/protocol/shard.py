@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
-from atoll.protocol.claims import step_tokens_max
+from atoll.protocol.claims import step_tokens_max, tokens_bound
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
@@ -74,7 +74,7 @@ from atoll.protocol.pacing import (
 )
 from atoll.protocol.quarantine import OFFENCES, has_ended
 from atoll.protocol.reasons import id_of
-from atoll.protocol.round import PLACES, FragmentRound, Offer, Phase
+from atoll.protocol.round import PLACES, UNBOUNDED, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.slot import FragmentSlot
 
@@ -121,6 +121,8 @@ class Shard:
         self.committing_since: dict[int, float] = {}
         self.step_sizes: list[float] = []
         """Tokens per step of what was merged last of each learner, ascending."""
+        self.totals: list[int] = []
+        """Tokens that counted of what was merged last of each learner, ascending."""
 
     def handle(self, event: Fact) -> list[Command]:
         """Take one fact in and return what to do about it."""
@@ -251,7 +253,10 @@ class Shard:
         isolated = self.isolated(event.key.learner, event.key.incarnation)
         unlikely = event.absurd or slot.overspends(offer, account.trained)
         reason = "quarantined" if isolated else "implausible" if unlikely else slot.round.refusal(offer)
-        if reason := reason or ("after_final" if slot.follows_final(offer) else ""):
+        reason = reason or (
+            "after_final" if slot.follows_final(offer) else "after_end" if slot.is_after_end(offer) else ""
+        )
+        if reason:
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer
         slot.round.loading.add(event.key)
@@ -259,7 +264,7 @@ class Shard:
 
     def _on_contribution_ready(self, event: ContributionReady) -> list[Command]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
-        ended = partial(has_ended, self.learners, self.ledger)
+        ended = partial(has_ended, self.learners, self.ledger, at_target=self._at_target())
         outliers, again = slot.judge(ready, event.base_norm, event.cause_id, ended)
         actions: list[Command] = [*again]
         for each in outliers:
@@ -275,9 +280,9 @@ class Shard:
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
     def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Command]:
-        slot = self.slots[event.key.fragment]
-        actions = self._refuse(slot, slot.offers[event.key], event.reason, event.cause_id)
-        return actions + self._advance(slot, event.at_s, event.cause_id)
+        slot, cause_id = self.slots[event.key.fragment], id_of("push", *event.key)
+        actions = self._refuse(slot, slot.offers[event.key], event.reason, cause_id)
+        return actions + self._advance(slot, event.at_s, cause_id)
 
     def _on_timer_fired(self, event: TimerFired) -> list[Command]:
         kind, _, number = event.name.partition("/")
@@ -306,9 +311,11 @@ class Shard:
             fate = "merged_late" if share.age else "merged"
             actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
         self.step_sizes = sorted(view.step_tokens for view in self.learners.values() if view.step_tokens)
+        self.totals = sorted(view.credit for view in self.learners.values() if view.credit)
         actions += slot.committed()
         self._fold_former()
         parked = slot.renew(event.version, event.at_s)
+        self._look_for_target()
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
             actions.append(ArmTimer(name=f"due/{event.fragment}", due_s=due_s, cause_id=event.cause_id))
@@ -336,6 +343,7 @@ class Shard:
         Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
         """
         self.ledger.count(event.run_tokens)
+        self._look_for_target()
         self._see_ended(event.turns)
         over = self._over()
         if over and self.over_s is None:
@@ -420,8 +428,17 @@ class Shard:
         for ledger in ledgers.values():
             self.ledger.former.add(ledger.former)
 
+    def _at_target(self) -> bool:
+        return self.ledger.reached(self.settings.tokens_target)
+
+    def _look_for_target(self) -> None:
+        """Note of each fragment where it stood when the run was at its target."""
+        if self._at_target():
+            for slot in self.slots.values():
+                slot.reach_target()
+
     def _over(self) -> bool:
-        return self.draining or self.ledger.reached(self.settings.tokens_target)
+        return self.draining or self._at_target()
 
     def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Command]:
         """Give every fragment, or some, the time that its timer is due, or an earlier one when steps have become shorter.
@@ -526,7 +543,7 @@ class Shard:
 
     def _everybody(self, slot: FragmentSlot, live: set[str]) -> set[str] | None:
         """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""
-        if self.settings.ending == "apart" or (live and not self.ledger.reached(self.settings.tokens_target)):
+        if self.settings.ending == "apart" or (live and not self._at_target()):
             return None
         held = Counter(key.learner for key in slot.offers)
         return {name for name in self.present() if held[name] < PLACES}
@@ -539,10 +556,18 @@ class Shard:
                 actions += self._refuse(slot, offer, reason, cause_id)
             else:
                 view = self.learners.get(offer.key.learner)
-                own = 0.0 if view is None else view.step_tokens
+                own, counted = (0.0, 0) if view is None else (view.step_tokens, view.credit)
                 most = step_tokens_max(self.step_sizes, own, self.settings.step_tokens_max)
-                actions.append(slot.round.fold(offer, cause_id, most))
+                interval, size = self.settings.interval_steps, offer.tokens / offer.steps
+                bound = (
+                    tokens_bound(self.totals, counted, interval, size, most) if self._has_others(offer) else UNBOUNDED
+                )
+                actions.append(slot.round.fold(offer, cause_id, most, bound))
         return actions
+
+    def _has_others(self, offer: Offer) -> bool:
+        """Return whether anybody else is known: what a learner claims that is alone costs nobody."""
+        return not self.learners.keys() <= {offer.key.learner}
 
     def _refuse(
         self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str, norms: tuple[float, float] | None = None

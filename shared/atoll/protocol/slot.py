@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,9 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import comes_earlier
 from atoll.protocol.quarantine import OTHERS_MIN, Measure, norm_limit
 from atoll.protocol.round import FragmentRound, Offer, Phase
+
+LAST_VERSIONS: Final = 16
+"""A learner hears of the end within seconds. After so many further versions, whoever trains on moves the model alone."""
 
 
 class Outlier(NamedTuple):
@@ -48,7 +51,8 @@ class FragmentSlot:
     `due_s` is its next beat, `called_s` the last, `again_s` when a round below its quorum is called again; `parked` offers
     wait for the next round. A refusal or a farewell is `unkept` until the ledger is written, `keeping` while a `Keep` is under
     way, `committing` while a commit carries it: at most one `Keep` per fragment is under way, however many refusals there are.
-    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`.
+    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`. Once the run is at its
+    target, what was trained on a version after `last_base` comes too late.
     """
 
     round: FragmentRound
@@ -63,6 +67,7 @@ class FragmentSlot:
     committing: Settling = field(default_factory=Settling)
     written: int = 0
     durable: int = 0
+    last_base: int | None = None
 
     @property
     def unsettled(self) -> bool:
@@ -88,6 +93,15 @@ class FragmentSlot:
         held = [other.key.push for other in self.offers.values() if other.final and other.key[:2] == life]
         final = self.fragment_ledger.last_push(offer.key) or min(held, default=0)
         return 0 < final != offer.key.push and (offer.final or offer.key.push > final)
+
+    def reach_target(self) -> None:
+        """Note that the run is at its target, the first time."""
+        if self.last_base is None:
+            self.last_base = self.round.version + LAST_VERSIONS
+
+    def is_after_end(self, offer: Offer) -> bool:
+        """Return whether it was trained on a version that was made when every learner had long heard of the end."""
+        return self.last_base is not None and offer.base_version > self.last_base
 
     def overspends(self, offer: Offer, trained: int) -> bool:
         """Return whether its life pushes more tokens of this fragment than it has `trained`: each may be pushed once."""

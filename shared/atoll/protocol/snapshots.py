@@ -55,6 +55,7 @@ class SlotState(msgspec.Struct):
     again_s: float | None
     written: int = 0
     durable: int = 0
+    last_base: int | None = None
 
 
 class ShardState(msgspec.Struct, tag="shard"):
@@ -76,6 +77,7 @@ class ShardState(msgspec.Struct, tag="shard"):
     commits: int
     ended: EndedLives = msgspec.field(default_factory=EndedLives)
     step_sizes: list[float] = msgspec.field(default_factory=list)
+    totals: list[int] = msgspec.field(default_factory=list)
 
 
 class IslandState(msgspec.Struct, tag="island"):
@@ -176,6 +178,7 @@ def _state(machine: Machine) -> State:
             commits=machine.commits,
             ended=machine.ended,
             step_sizes=machine.step_sizes,
+            totals=machine.totals,
         )
     if isinstance(machine, Island):
         return IslandState(
@@ -221,6 +224,7 @@ def _slot_state(slot: FragmentSlot) -> SlotState:
         again_s=slot.again_s,
         written=slot.written,
         durable=slot.durable,
+        last_base=slot.last_base,
     )
 
 
@@ -253,12 +257,13 @@ def _shard(state: ShardState) -> Shard:
             _settling(kept.committing),
             kept.written,
             kept.durable,
+            kept.last_base,
         )
     shard.ledger, shard.learners = state.ledger, state.learners
     shard.quorum, shard.sync = state.quorum, state.sync
     shard.draining, shard.finished, shard.ended = state.draining, state.finished, state.ended
     shard.connected, shard.commits, shard.step_sizes = state.connected, state.commits, state.step_sizes
-    shard.over_s, shard.looked_s = state.over_s, state.looked_s
+    shard.over_s, shard.looked_s, shard.totals = state.over_s, state.looked_s, state.totals
     shard.committing_since = state.committing_since
     return shard
 

@@ -34,6 +34,7 @@ REASONS: Final = {
     "unusual": "it is far longer than usual, but others' were as well: nobody is blamed",
     "quarantined": "its incarnation had been isolated before, and is not read any more",
     "after_final": "its learner had called an earlier push of this fragment its last",
+    "after_end": "it was trained on a version that was made long after the run had reached its target",
     "unjudged": "the last learners left before a majority was there to judge it",
     "chunks_gone": "the broker no longer had its segments: it waited too long in the queue, or the stream was full",
     "norm_claim": "it is not as long as its manifest says",
