@@ -42,6 +42,7 @@ class EventLogContract:
         assert len({entry.data for entry in whole}) == 2500
         assert sorted(entry.sequence for entry in whole) == [entry.sequence for entry in whole]
         assert whole == pages
+        assert all(entry.stored_s for entry in whole), "the broker says when it stored each"
         assert [entry for entry in whole if int(entry.data) % 2] == odd
 
     async def test_the_event_log_cannot_be_cut(self, make_bus: MakeBus, run: str) -> None:

@@ -31,6 +31,19 @@ GOLDEN: dict[str, str] = json.loads(
     (Path(__file__).parents[1] / "golden" / "messages-1.json").read_text(encoding="utf-8")
 )
 S = Subjects("r")
+
+
+class DatedClock(SystemClock):
+    """A clock whose date a test sets."""
+
+    wall_s = 0.0
+
+    def wall(self) -> float:
+        """Return that date."""
+        return self.wall_s
+
+
+DATE = DatedClock()
 EVERY_READER = Selection()
 
 
@@ -167,14 +180,15 @@ def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
 
 @pytest.fixture
 async def bus() -> AsyncIterator[MemoryBus]:
-    """A bus on a broker in memory."""
-    opened = MemoryBus("r", MemoryBroker())
+    """A bus on a broker in memory, whose clock shows the second of the newest event (`write`)."""
+    opened = MemoryBus("r", MemoryBroker(clock=DATE))
     yield opened
     await opened.close()
 
 
 async def write(bus: MemoryBus, number: int) -> None:
     """Write an event of second `number`."""
+    DATE.wall_s = float(number)
     line = encode(event("left", f"w{number % 2}", float(number), incarnation=1, tokens=number, steps=0))
     await bus.publish(S.event("left", f"w{number % 2}"), line, msg_id=str(number))
 

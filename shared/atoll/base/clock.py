@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Protocol
 
 
@@ -24,3 +25,11 @@ class SystemClock:
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
+
+
+def unix_s(text: str) -> float | None:
+    """Return a date of RFC 3339, as a broker writes them, in seconds since the Unix epoch; None for another text."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

@@ -21,12 +21,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from atoll.bus.streams import Places
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
 from atoll.wire.limits import Buffer, Info
 from atoll.wire.traffic import BusStats
+
+STORED_AT: Final = "Nats-Time-Stamp"
+"""The header with the broker's time of storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,12 @@ class CoreMessage:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One stored message of the event log, with its sequence number."""
+    """One stored message of the event log, with its sequence number, and when it was stored by the broker's clock, if known."""
 
     sequence: int
     subject: str
     data: bytes
+    stored_s: float | None = None
 
 
 class Delivery(Protocol):

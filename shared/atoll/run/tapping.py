@@ -20,15 +20,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, unix_s
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
 from atoll.base.quantities import MOMENT_MAX
-from atoll.bus.interface import Bus, CoreMessage, StoredEvent, Subscription
+from atoll.bus.interface import STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
 from atoll.run.taps import NUMBER_LEN_MAX, Selection, TapKind, body_of, json_object, kind_of
 from atoll.wire.event_log import event_of
 from atoll.wire.limits import INFO_HEADER
@@ -147,7 +146,7 @@ class Tapping:
             tail,
             core_message.data,
             int(sequence) if sequence.isdecimal() and len(sequence) <= NUMBER_LEN_MAX else 0,
-            at_s=_time(headers.get("Nats-Time-Stamp", "")) or self._clock.wall(),
+            at_s=unix_s(headers.get(STORED_AT, "")) or self._clock.wall(),
             info=_info(headers.get(INFO_HEADER, "")),
         )
 
@@ -200,7 +199,7 @@ class Tapping:
         """Return a number in the event log after which the events since then begin.
 
         The log has no index of times, but its times grow with its numbers. So halving finds the place, with at most twice
-        as many requests as the log's length has bits. Clocks that differ by a second move the beginning by a second.
+        as many requests as the log's length has bits. It is the broker's time: no writer can lead the search astray.
         """
         first = await self._written(0)
         if first is None or first[1] >= since_s:
@@ -219,9 +218,11 @@ class Tapping:
         return low
 
     async def _written(self, after: int) -> tuple[int, float] | None:
-        """Return number and time of the first event after a number; one that cannot be read says no time."""
+        """Return number and time of the first event after a number, by the writer's clock only if the broker says no time."""
         while found := await self._page("*", after, 1):
-            after = found[0].sequence
+            after, stored_s = found[0].sequence, found[0].stored_s
+            if stored_s is not None:
+                return after, stored_s
             with contextlib.suppress(PeerMisbehaved):
                 return after, event_of(found[0].subject, found[0].data).at_s
         return None
@@ -238,14 +239,6 @@ def _written_s(body: Mapping[str, Any]) -> float:
     """Return when a message says that it was written, 0 if it does not; a field that is none of its kind may hold anything."""
     told = (body.get(name) for name in WRITTEN)
     return next((float(one) for one in told if isinstance(one, int | float) and 0.0 <= one <= MOMENT_MAX), 0.0)
-
-
-def _time(text: str) -> float:
-    """Return the broker's time stamp in seconds since the epoch, 0 if there is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _info(text: str) -> dict[str, Any]:

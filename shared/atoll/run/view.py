@@ -184,7 +184,7 @@ class RunView:
 
     @property
     def newest_beat_s(self) -> float:
-        """Return when the newest heartbeat was sent, by its learner's clock; 0 without any."""
+        """Return when the newest heartbeat was sent, by its learner's clock or, if that is earlier, by ours; 0 without any."""
         lives = [learner.latest for learner in self.learners.values()]
         return max((life.beat.at_s for life in lives if life is not None and life.beat is not None), default=0.0)
 

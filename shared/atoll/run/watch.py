@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
@@ -75,7 +77,7 @@ class Watch:
                     if self._repeats.repeats(entry.subject, entry.data):
                         continue
                     try:
-                        self.view.on_event(event_of(entry.subject, entry.data))
+                        self.view.on_event(event_of(entry.subject, entry.data, entry.stored_s))
                     except PeerMisbehaved as error:
                         self._refuse(entry.subject, error)
                 self._name_strange()
@@ -84,7 +86,8 @@ class Watch:
                     return
 
     def _on_beat(self, beat: Beat, at_s: float) -> None:
-        """Show a member's heartbeat; a stranger's waits until the members were read."""
+        """Show a member's heartbeat; a stranger's waits until the members were read. None was sent after it arrived."""
+        beat = msgspec.structs.replace(beat, at_s=min(beat.at_s, self._clock.wall()))
         if self._roll.admits(beat.learner, beat.incarnation):
             self.view.on_beat(beat, at_s)
         else:

@@ -5,8 +5,8 @@
 A process that follows a run anyway has a `HistoryView` (`atoll.story.history_view`), and needs no second reading. `on_event`
 reduces one event; `take` first looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a
 clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten. Times are seconds since the Unix epoch
-by the clock of the process that wrote the event. An event of an earlier release has fewer facts: they are None or zero here,
-and a story then says that the event log does not tell.
+by the clock of the process that wrote the event, as far as the broker's clock bears it out. An event of an earlier release has
+fewer facts: they are None or zero here, and a story then says that the event log does not tell.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class History:
             page = await bus.replay(subjects.event("*", "*"), after=after, limit=PAGE_EVENTS)
             for entry in page:
                 after = max(after, entry.sequence)
-                self.take(entry.subject, entry.data)
+                self.take(entry.subject, entry.data, entry.stored_s)
             if len(page) < PAGE_EVENTS:
                 return
 
@@ -159,12 +159,12 @@ class History:
             else:
                 self.on_event(event)
 
-    def take(self, subject: str, data: bytes) -> None:
-        """Take one event as the broker has it on `subject`; an unreadable one, or a forged one, is counted and skipped."""
+    def take(self, subject: str, data: bytes, stored_s: float | None = None) -> None:
+        """Take one event as the broker stored it on `subject`, at `stored_s`; one that is unreadable or forged is counted."""
         if self._repeats.repeats(subject, data):
             return
         try:
-            event = event_of(subject, data)
+            event = event_of(subject, data, stored_s)
         except PeerMisbehaved:
             self.unreadable += 1
         else:

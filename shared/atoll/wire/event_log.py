@@ -8,6 +8,9 @@ claim. A reader takes an event through `event_of`, and only there:
 * A kind has few writers (`EVENT_WRITERS`), and names tell most of them apart: `shard-<number>`, `evaluator`, everybody else.
   A learner that tells of a commit is none of ours.
 
+* Its time is a claim as well, and readers compare the times of all writers: who is silent, what came first, how long the run
+  stood. So the broker's clock, which dates every message that it stores, bounds it.
+
 The rights of identities (`atoll.keys.rights`) are made from the same table, so a locked broker and its readers agree. A
 kind that is not in the table is of a later release: it passes, and its reader skips it.
 
@@ -23,6 +26,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, Literal
 
+import msgspec
+
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.quantities import FRAGMENTS_MAX
 from atoll.wire.messages import Event, decode
@@ -31,6 +36,8 @@ EventWriter = Literal["learner", "shard", "synchronizer", "evaluator"]
 SHOWN_CHARS_MAX: Final = 120
 REMEMBERED: Final = 16
 SUBJECTS_MAX: Final = 4096
+STORING_S_MAX: Final = 5.0
+"""An event is stored within this time; one that waited for its broker longer is dated by when that came back."""
 EVALUATOR: Final = "evaluator"
 """The name under which every evaluator writes."""
 
@@ -74,8 +81,10 @@ def writers_named(name: str) -> frozenset[EventWriter]:
     return _EVALUATOR if name == EVALUATOR else _PROCESS
 
 
-def event_of(subject: str, data: bytes) -> Event:
+def event_of(subject: str, data: bytes, stored_s: float | None = None) -> Event:
     """Return the event in `data`, as it was stored or heard on `subject`, which may be that of a tap.
+
+    Its `at_s` is what `stored_s` bears out, the broker's time of storage: not after it, and at most `STORING_S_MAX` before.
 
     Raises:
         PeerMisbehaved: it is no event, it stands under a kind or a name that is not its own, or its writer writes no such kind.
@@ -91,7 +100,9 @@ def event_of(subject: str, data: bytes) -> Event:
     writers = EVENT_WRITERS.get(kind)
     if writers is not None and not writers & writers_named(who):
         raise PeerMisbehaved("an event that its writer does not write", got=f"{kind} of {who}", allowed=_names(writers))
-    return event
+    if stored_s is None:
+        return event
+    return msgspec.structs.replace(event, at_s=min(stored_s, max(event.at_s, stored_s - STORING_S_MAX)))
 
 
 class Repeats:

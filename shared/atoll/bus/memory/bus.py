@@ -332,7 +332,7 @@ class MemoryBus:
         found = (await self._stream(subject_filter)).select(subject_filter, after)[:limit]
         for kept in found:
             self._count_down(kept.data)
-        return [StoredEvent(kept.sequence, kept.subject, kept.data) for kept in found]
+        return [StoredEvent(kept.sequence, kept.subject, kept.data, kept.stored_s) for kept in found]
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; see `Bus`."""

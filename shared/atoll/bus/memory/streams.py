@@ -26,13 +26,14 @@ SEQUENCE_FIRST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One stored message; `at_s` is the clock's monotonic reading."""
+    """One stored message; `at_s` is the clock's monotonic reading, `stored_s` the date."""
 
     sequence: int
     subject: str
     data: bytes
     msg_id: str
     at_s: float
+    stored_s: float
 
     @property
     def size_bytes(self) -> int:
@@ -82,7 +83,7 @@ class MemoryStream:
             )
         if msg_id in self._ids:
             return self._ids[msg_id][0]
-        kept = StoredMessage(self._sequence + 1, subject, data, msg_id, self._clock.monotonic())
+        kept = StoredMessage(self._sequence + 1, subject, data, msg_id, self._clock.monotonic(), self._clock.wall())
         self._make_room(kept)
         self._sequence = kept.sequence
         self.kept[kept.sequence] = kept

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 from nats.aio.msg import Msg
 
+from atoll.base.clock import unix_s
 from atoll.base.errors import AtollError, BrokerUnavailable, ProtocolMisuse, QueueFull, RunReplaced, StorageFull
 from atoll.base.parsing import converted, parsed
 from atoll.base.retry import Unanswered, bounded, pause_s
-from atoll.bus.interface import StoredEvent
+from atoll.bus.interface import STORED_AT, StoredEvent
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.headers import DESCRIPTION, STATUS
 from atoll.bus.regions import HUB_DOMAIN, is_region
@@ -251,7 +252,7 @@ class JetStream:
         ):
             raise Unanswered(f"direct get of {subject}: {headers.get(STATUS, '')} {headers.get(DESCRIPTION, '')}")
         self.connection.stats.bytes_down += len(message.data)
-        return StoredEvent(int(sequence), subject, message.data)
+        return StoredEvent(int(sequence), subject, message.data, unix_s(headers.get(STORED_AT, "")))
 
     async def page(self, stream: str, body: Mapping[str, Any]) -> Page:
         """Return one page of a batched direct get, whole or not at all (tried until the patience ends)."""
@@ -274,7 +275,8 @@ class JetStream:
             if STATUS in headers and not ended.done():
                 ended.set_result(headers)
             elif sequence.isascii() and sequence.isdigit() and headers.get("Nats-Subject"):
-                messages.append(StoredEvent(int(sequence), headers["Nats-Subject"], message.data))
+                stored_s = unix_s(headers.get(STORED_AT, ""))
+                messages.append(StoredEvent(int(sequence), headers["Nats-Subject"], message.data, stored_s))
 
         inbox, subject = connection.admission.inbox(), f"{self.root}.DIRECT.GET.{stream}"
         key = await connection.subscribe(inbox, collect, confirm=False)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.base.clock import unix_s
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Record, StoredEvent
@@ -30,12 +31,13 @@ _PAGE_BYTES_MAX = 32 << 20
 
 
 class StoredRecord(msgspec.Struct, frozen=True):
-    """A stored message as JetStream answers with it: sequence, subject, payload and headers."""
+    """A stored message as JetStream answers with it: sequence, subject, payload, headers, and when it was stored."""
 
     seq: int
     subject: str = ""
     data: bytes = b""
     hdrs: bytes = b""
+    time: str = ""
 
 
 async def put(
@@ -168,4 +170,4 @@ async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after:
 async def _next(jetstream: JetStream, stream: str, subject_filter: str, after: int) -> list[StoredEvent]:
     """Return the next message that matches as the leader has it; none if it was removed meanwhile."""
     message = await stored(jetstream, stream, {"seq": after + 1, "next_by_subj": subject_filter})
-    return [] if message is None else [StoredEvent(message.seq, message.subject, message.data)]
+    return [] if message is None else [StoredEvent(message.seq, message.subject, message.data, unix_s(message.time))]

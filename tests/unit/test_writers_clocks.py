@@ -1,0 +1,77 @@
+"""A writer's clock, or its lie about the time, says nothing of others: the broker's clock bounds what an event claims."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from atoll.base.clock import SystemClock
+from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.run.timeline import TimedView
+from atoll.run.watch import Watch
+from atoll.story.absences import absences_of
+from atoll.story.history import History
+from atoll.wire.event_log import STORING_S_MAX, event_of
+from atoll.wire.messages import Member, encode, event
+from atoll.wire.subjects import Subjects
+from support.watched_runs import beat
+
+NOW_S = 1.8e9
+FUTURE_S = 3e8
+SAMPLE = {"incarnation": 1, "step": 1, "tokens": 10}
+
+
+def take(history: History, kind: str, who: str, at_s: float, stored_s: float, **fields: object) -> None:
+    """Let the history read an event as the broker stored it."""
+    history.take(f"ev.{kind}.{who}", encode(event(kind, who, at_s, **fields)), stored_s)
+
+
+def told_run(ahead_s: dict[str, float]) -> History:
+    """Return a run of ten minutes, in which each learner writes a sample every 30 s by a clock that is so much ahead."""
+    history = History()
+    for who, ahead in ahead_s.items():
+        take(history, "joined", who, NOW_S + ahead, NOW_S, incarnation=1)
+    for number in range(1, 20):
+        for who, ahead in ahead_s.items():
+            at_s = NOW_S + 30.0 * number
+            take(history, "sample", who, at_s + ahead, at_s, **SAMPLE)
+    return history
+
+
+@pytest.mark.parametrize("ahead_s", [61.0, 300.0, FUTURE_S, -61.0, -300.0, -NOW_S])
+def test_a_clock_that_is_wrong_makes_nobody_gone(ahead_s: float) -> None:
+    """Neither others nor its own learner; and a run begins when its first event was stored."""
+    history = told_run({"a": 0.0, "b": ahead_s, "c": 0.0})
+    assert absences_of(history) == []
+    assert history.newest_s == history.timeline.newest_s == NOW_S + 570.0
+
+
+def test_an_event_is_dated_when_it_was_stored_or_shortly_before() -> None:
+    """Within that its writer's clock is finer; without a time of storage it is all there is."""
+    at_s = [
+        event_of("ev.sample.a", encode(event("sample", "a", NOW_S + ahead_s, **SAMPLE)), stored_s).at_s - NOW_S
+        for ahead_s, stored_s in ((9.0, NOW_S), (-1.0, NOW_S), (-99.0, NOW_S), (-99.0, None), (9.0, None))
+    ]
+    assert at_s == [0.0, -1.0, -STORING_S_MAX, -99.0, 9.0]
+
+
+async def test_a_heartbeat_was_not_sent_after_it_arrived() -> None:
+    """Else a learner could say for all that the broker stores nothing: its heartbeat would be newer than every event."""
+    clock, subjects, view = SystemClock(), Subjects("r"), TimedView()
+    bus = MemoryBus("r", MemoryBroker())
+    member = Member(learner="m", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+    await bus.put_record(subjects.member("m"), encode(member), expected=0)
+    watch = Watch(bus, "r", view, clock)
+    following = asyncio.create_task(watch.follow())
+    lie = msgspec.structs.replace(beat("m"), at_s=clock.wall() + FUTURE_S)
+    async with asyncio.timeout(60.0):
+        while not view.newest_beat_s:
+            await bus.tell(subjects.beat("m"), encode(lie))
+            await asyncio.sleep(0.01)
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+    assert view.newest_beat_s <= clock.wall()
