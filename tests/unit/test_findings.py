@@ -14,6 +14,7 @@ from atoll.story.questions import behind, loss, refused
 from atoll.story.run_clock import RunClock
 from atoll.story.run_finding import TELLS_MORE, Cause, RunFinding, finding
 from atoll.story.shard_findings import EPISODES_MAX, hindered_commits
+from atoll.story.slowness import slowness
 from support.told_runs import SteppedRun
 
 AWAY = "it did not answer: it was gone, cut off, or its disk was full"
@@ -37,6 +38,22 @@ def told() -> SteppedRun:
 def test_a_run_that_goes_as_it_should_has_no_findings(told: SteppedRun) -> None:
     """Nothing stands out."""
     assert findings(told.history) == []
+
+
+def test_half_of_the_others_cannot_make_an_honest_learner_slow() -> None:
+    """One that tells of steps of a microsecond leaves two honest ones as they are; one that is slow still stands out."""
+    run = SteppedRun()
+    run.steps = {"a": 1.0, "b": 1.1, "liar": 1e-6}
+    for version in range(1, 11):
+        run.round(version)
+    assert [each.culprit for each in findings(run.history) if each.cause == "slow learner"] == []
+    assert not [each for each in slowness(run.history).lost if each.what == "slow learner"]
+
+    honest = SteppedRun()
+    honest.steps = {"a": 1.0, "b": 1.0, "c": 4.0}
+    for version in range(1, 11):
+        honest.round(version)
+    assert [each.culprit for each in findings(honest.history) if each.cause == "slow learner"] == ["c"]
 
 
 def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_more(told: SteppedRun) -> None:

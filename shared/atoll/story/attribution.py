@@ -2,7 +2,9 @@
 
 All figures are medians over a learner's merged contributions, so a single odd round does not matter. Learners are compared with
 the median of the *other* learners, because there is no absolute measure of a good step time or a good direction: honest
-pseudo-gradients of a late phase of training agree less than those of an early one.
+pseudo-gradients of a late phase of training agree less than those of an early one. Of an even number of others that is the
+higher of the two in the middle for durations, which learners tell themselves, and the lower for directions: so half of the
+others cannot make an honest learner stand out.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high, median_low
 from typing import Final
 
 from atoll.run.event_fields import Contributor
@@ -60,6 +62,12 @@ def middle(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are known, None of none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
+
+
+def longer_middle(durations_s: Iterable[float | None]) -> float | None:
+    """Return the median of the durations that are known, of an even number the longer; None of none."""
+    known = [duration_s for duration_s in durations_s if duration_s is not None]
+    return median_high(known) if known else None
 
 
 def weight_of(share: Contributor) -> float:
@@ -114,6 +122,20 @@ def of_others(
 ) -> float | None:
     """Return the median of a figure over the other learners."""
     return middle(figure(share) for share in shares if share.learner != learner)
+
+
+def duration_of_others(
+    shares: Sequence[LearnerShare], learner: str, duration_s: Callable[[LearnerShare], float | None]
+) -> float | None:
+    """Return the median of a duration over the other learners, of an even number the longer: who is slow takes longer."""
+    return longer_middle(duration_s(share) for share in shares if share.learner != learner)
+
+
+def alignment_of_others(shares: Sequence[LearnerShare], learner: str) -> float | None:
+    """Return the median alignment of the other learners, of an even number the lower."""
+    known = [share.aligned_with_others for share in shares if share.learner != learner]
+    told = [aligned for aligned in known if aligned is not None]
+    return median_low(told) if told else None
 
 
 def points_away(share: LearnerShare, others: float | None) -> bool:

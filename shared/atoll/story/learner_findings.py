@@ -13,7 +13,15 @@ from atoll.base.wording import counted, few
 from atoll.run.event_fields import SUPERSEDED_MAX, FilledEvent, QuarantineEvent, RefusedContribution
 from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.story.absences import LearnerAbsence, absences_of
-from atoll.story.attribution import LearnerShare, middle, of_others, points_away
+from atoll.story.attribution import (
+    LearnerShare,
+    alignment_of_others,
+    duration_of_others,
+    longer_middle,
+    middle,
+    of_others,
+    points_away,
+)
 from atoll.story.history import History, Noted, push_id
 from atoll.story.run_finding import RunFinding, finding
 
@@ -83,7 +91,7 @@ def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[Run
     """Return the learners whose pseudo-gradients point elsewhere than the others' do."""
     found = []
     for share in shares:
-        others = of_others(shares, share.learner, lambda each: each.aligned_with_others)
+        others = alignment_of_others(shares, share.learner)
         if not points_away(share, others) or share.aligned_with_others is None:
             continue
         how = "against the others" if share.aligned_with_others < -0.1 * (others or 0.0) else "nowhere, like noise"
@@ -117,7 +125,7 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
     size_bytes = middle(share.bytes for share in shares)
     found = []
     for learner, pushes in sorted(uploads.items()):
-        own_s, others_s = usual_s[learner], middle(took_s for name, took_s in usual_s.items() if name != learner)
+        own_s, others_s = usual_s[learner], longer_middle(took_s for name, took_s in usual_s.items() if name != learner)
         share = by_name.get(learner)
         step_s = None if share is None else share.step_s
         if others_s is None or len(pushes) < CONTRIBUTIONS_MIN or own_s <= max(LINK_SLOWER * others_s, step_s or 0.0):
@@ -159,7 +167,7 @@ def slow_learners(history: History, shares: Sequence[LearnerShare]) -> list[RunF
     """Return the learners whose inner steps take much longer than those of the others."""
     found = []
     for share in shares:
-        others = of_others(shares, share.learner, lambda each: each.step_s)
+        others = duration_of_others(shares, share.learner, lambda each: each.step_s)
         if share.step_s is None or others is None or share.step_s <= SLOWER * others:
             continue
         steps = of_others(shares, share.learner, lambda each: each.steps)

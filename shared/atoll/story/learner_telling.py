@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.protection import describe_isolation
 from atoll.story.absences import LearnerAbsence, absences_of
-from atoll.story.attribution import of_others, points_away, shares_of
+from atoll.story.attribution import alignment_of_others, duration_of_others, of_others, points_away, shares_of
 from atoll.story.history import History
 from atoll.story.learner_findings import measure_told
 from atoll.story.telling import LATEST, SILENT, answer_told
@@ -47,13 +47,13 @@ def learner_story(history: History, learner: str) -> list[str]:
             "{:.1%}",
         ),
         ("inner steps in a contribution", own.steps, of_others(shares, learner, lambda each: each.steps), "{:.4g}"),
-        ("inner step, s", own.step_s, of_others(shares, learner, lambda each: each.step_s), "{:.3g}"),
-        ("upload, s", own.upload_s, of_others(shares, learner, lambda each: each.upload_s), "{:.3g}"),
+        ("inner step, s", own.step_s, duration_of_others(shares, learner, lambda each: each.step_s), "{:.3g}"),
+        ("upload, s", own.upload_s, duration_of_others(shares, learner, lambda each: each.upload_s), "{:.3g}"),
         ("cosine with the merge", own.aligned, of_others(shares, learner, lambda each: each.aligned), "{:.3g}"),
         (
             "cosine with the other learners",
             own.aligned_with_others,
-            of_others(shares, learner, lambda each: each.aligned_with_others),
+            alignment_of_others(shares, learner),
             "{:.3g}",
         ),
         ("left of its length after correction", own.shortened, None, "{:.1%}"),
@@ -65,7 +65,7 @@ def learner_story(history: History, learner: str) -> list[str]:
             f"  {name:<38}{'not told' if mine is None else form.format(mine):>14}"
             f"{'' if others is None else form.format(others):>14}".rstrip()
         )
-    if points_away(own, of_others(shares, learner, lambda each: each.aligned_with_others)):
+    if points_away(own, alignment_of_others(shares, learner)):
         told.append("  it points elsewhere than the others: look at its machine, its data and its learning rate")
     told += _refusals(history, learner)
     told += ["", "its latest contributions"]

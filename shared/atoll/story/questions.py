@@ -17,7 +17,7 @@ from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
 from atoll.run.protection import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.view import RoundLine
-from atoll.story.attribution import of_others, points_away, shares_of
+from atoll.story.attribution import alignment_of_others, duration_of_others, points_away, shares_of
 from atoll.story.goodput import DEFINITION, goodput_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
 from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
@@ -113,8 +113,8 @@ def behind(history: History, learner: str | None) -> list[str]:
         told += cause.lines(clock)
     if not causes:
         step_s, upload_s = (
-            of_others(shares, learner, lambda each: each.step_s),
-            of_others(shares, learner, lambda each: each.upload_s),
+            duration_of_others(shares, learner, lambda each: each.step_s),
+            duration_of_others(shares, learner, lambda each: each.upload_s),
         )
         beside = f"its steps ({_beside(own.step_s, step_s)}) nor its uploads ({_beside(own.upload_s, upload_s)})"
         not_waited = _not_waited_for(history, learner) if own.late >= OFTEN_LATE * own.contributions else []
@@ -239,7 +239,7 @@ def loss(history: History) -> list[str]:
     late = sum(share.age > 0 for line in rounds for share in line.round.contributors)
     told.append(f"  {counted(len(rounds), 'round')}, {counted(late, 'late contribution')}")
     shares = shares_of(rounds)
-    away = [s for s in shares if points_away(s, of_others(shares, s.learner, lambda each: each.aligned_with_others))]
+    away = [s for s in shares if points_away(s, alignment_of_others(shares, s.learner))]
     told += [
         f"  {share.learner} pointed elsewhere than the others: cosine {share.aligned_with_others:.3g}, with "
         f"{share.weight_share:.1%} of the weight"

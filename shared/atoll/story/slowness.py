@@ -21,7 +21,7 @@ from typing import Final, Literal
 from atoll.base.wording import counted
 from atoll.run.view import RoundLine
 from atoll.story.absences import absences_of
-from atoll.story.attribution import of_others, shares_of
+from atoll.story.attribution import duration_of_others, shares_of
 from atoll.story.findings import findings
 from atoll.story.goodput import TimePresent, presences, summed
 from atoll.story.history import History
@@ -123,7 +123,7 @@ def _slower_steps(history: History, there: Mapping[str, TimePresent], whole_s: f
     """Yield what the steps of a learner took longer than the same number of steps of the others' median."""
     shares = shares_of(history.rounds)
     for share in shares:
-        others_s, one = of_others(shares, share.learner, lambda each: each.step_s), there.get(share.learner)
+        others_s, one = duration_of_others(shares, share.learner, lambda each: each.step_s), there.get(share.learner)
         if one is None or others_s is None or share.step_s is None or share.step_s < SLOWER_MIN * others_s:
             continue
         seconds = one.stepping_s * (1.0 - others_s / share.step_s)
