@@ -194,4 +194,4 @@ async def test_a_broker_of_the_program_serves_until_it_is_told_to_stop(tmp_path:
     assert status == 0
     assert "another broker uses this directory" in taken
     assert limits["max_payload"] == 4 << 20
-    assert "there is no such file" in said("broker", "--include", str(tmp_path / "none"), status=2)
+    assert "No such file" in said("broker", "--include", str(tmp_path / "none"), status=2)
