@@ -83,7 +83,12 @@ def every(schema: Schema, use: str, verified: str, cost: Cost) -> ClaimRow:
 
 S: Final = Subjects("run")
 NAME: Final = "a"
-WRITER_NAMES: Final[Mapping[EventWriter, str]] = {"learner": NAME, "shard": "shard-0", "evaluator": EVALUATOR}
+WRITER_NAMES: Final[Mapping[EventWriter, str]] = {
+    "learner": NAME,
+    "synchronizer": NAME,
+    "shard": "shard-0",
+    "evaluator": EVALUATOR,
+}
 ROOTS: Final = (
     OutsideSchema(wire.RunRecord, S.run_record, "`gl.run`"),
     OutsideSchema(wire.Head, S.head(0), "`gl.head.<fragment>`"),
@@ -406,13 +411,9 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     events.JoinedEvent: (every(events.JoinedEvent, "its own curve and lives", _SHOWN, Cost.CLAIMANT),),
     events.RecoveredEvent: (every(events.RecoveredEvent, "its own story", _SHOWN, Cost.CLAIMANT),),
     events.LeftEvent: (every(events.LeftEvent, "its own curve and sums", _SHOWN, Cost.CLAIMANT),),
-    events.ReportedTotals: (
-        every(
-            events.ReportedTotals,
-            "its own traffic",
-            f"{_SHOWN}; a known learner has none of a synchronizer's",
-            Cost.CLAIMANT,
-        ),
+    events.ReportedTotals: (every(events.ReportedTotals, "its own traffic", _SHOWN, Cost.CLAIMANT),),
+    events.HostedEvent: (
+        every(events.HostedEvent, "traffic and presence of a synchronizer; `why`", _KEY_ONLY, Cost.RUN),
     ),
     events.SampleEvent: (every(events.SampleEvent, "its own curve and sums", _SHOWN, Cost.CLAIMANT),),
     events.ValidationEvent: (

@@ -47,7 +47,7 @@ async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(is
     assert sorted(serving(island, "second")) == [0, 1]
     assert [line["reason"] for line in island.lines("first", "shard.given_up")] == ["handed over"]
     view = RunView()
-    for one in await island.events("moved"):
+    for one in [*await island.events("moved"), *await island.events("hosted")]:
         view.on_event(one)
     links = {link.name: link for link in byte_ledger(view, 1).links}
     assert {name: link.processes for name, link in links.items()} == {"a": 1, "b": 1, "shard-0, shard-1": 2}

@@ -37,7 +37,7 @@ GOLDEN: dict[str, str] = json.loads(
 NO_REGISTRY = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENOTCACHED")
 EXPECTED = {
     *("run", "head", "contribution", "goodbye", "member", "beat", "presence"),
-    *("round", "joined", "left", "moved", "sample", "validation", "ledger"),
+    *("round", "joined", "left", "moved", "hosted", "sample", "validation", "ledger"),
 }
 """Of every run that ends well."""
 

@@ -267,7 +267,7 @@ def test_a_shard_that_is_dead_for_longer_than_rounds_are_kept_is_still_told() ->
     page.serve("shard-1", 9.0, fragments=(1,))
     for version in range(1, 5):
         page.round(version, fragment=1, shard="shard-1")
-    page.log("moved", "process", 50.0, role="synchronizer", moved={}, owns=[1])
+    page.log("hosted", "process", 50.0, moved={}, owns=[1])
     for version in range(1, 41):
         page.round(version)
     (dead,) = findings(page.history)

@@ -292,7 +292,7 @@ def test_a_known_learner_is_no_synchronizer() -> None:
     """Its bytes would stand in the row of a shard."""
     view = RunView()
     view.on_event(event("joined", "a", 1.0, incarnation=1))
-    view.on_event(event("moved", "a", 2.0, role="synchronizer", shards=[0], moved={"wire_up": 5}))
+    view.on_event(event("hosted", "a", 2.0, shards=[0], moved={"wire_up": 5}))
     assert not view.hosts
     assert view.strange["a"].count == 1
 

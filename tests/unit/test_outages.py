@@ -38,7 +38,7 @@ def test_an_outage_is_from_the_last_sign_of_an_owner_to_the_next(run: SteppedRun
 
     noted = SteppedRun()
     noted.serve("shard-0", 9.0)
-    noted.log("moved", "process", 80.0, role="synchronizer", moved={}, owns=[0])
+    noted.log("hosted", "process", 80.0, moved={}, owns=[0])
     noted.serve("shard-0", 100.0, epoch=2)
     assert [each.from_s for each in outages_of(noted.history)] == [80.0]
 
@@ -117,7 +117,7 @@ def quick() -> SteppedRun:
     for version in range(1, 121):
         run.round(version, at_s=10.0 + version / 2)
         if version % 60 == 0:
-            run.log("moved", "process", 10.0 + version / 2, role="synchronizer", moved={}, owns=[0])
+            run.log("hosted", "process", 10.0 + version / 2, moved={}, owns=[0])
     return run
 
 
@@ -125,7 +125,7 @@ def quick() -> SteppedRun:
 def test_a_shard_that_waits_for_its_quorum_has_an_owner(quick: SteppedRun, silent_s: float) -> None:
     """All learners but one died, so it commits nothing. It says why at growing intervals, and its process that it is there."""
     if silent_s > 30.0:
-        quick.log("moved", "process", 100.0, role="synchronizer", moved={}, owns=[0])
+        quick.log("hosted", "process", 100.0, moved={}, owns=[0])
     quick.log("sample", "a", 70.0 + silent_s, incarnation=1, step=1, tokens=1)
 
     assert outages_of(quick.history) == []

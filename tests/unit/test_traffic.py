@@ -179,7 +179,7 @@ def test_the_event_log_and_heartbeats_are_two_counts_of_one_link() -> None:
 def test_a_synchronizer_is_named_by_the_shards_that_it_has_owned() -> None:
     """Processes that served the same shard are one row, one that waits is a standby, one of two shards has both names."""
     view = RunView()
-    view.on_event(event("moved", "p1", 1.0, role="synchronizer", shards=[0], moved=LinkTraffic(wire_up=5)))
+    view.on_event(event("hosted", "p1", 1.0, shards=[0], moved=LinkTraffic(wire_up=5)))
     for name, owns, wire in (("p2", (0,), 7), ("p3", (), 1), ("p4", (1,), 9), ("p4", (2,), 9)):
         presence = Presence(name=name, host="h", pid=1, wants=(0,), owns=owns, moved=LinkTraffic(wire_up=wire))
         view.on_presence(decode(Presence, encode(presence)), 2.0)
@@ -193,8 +193,8 @@ def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.Monke
     monkeypatch.setattr(views, "HOSTS_MAX", 3)
     view = RunView()
     for number in range(10):
-        told = {"role": "synchronizer", "shards": [0], "moved": LinkTraffic(wire_up=1)}
-        view.on_event(event("moved", f"p{number}", 1.0, **told))
+        told = {"shards": [0], "moved": LinkTraffic(wire_up=1)}
+        view.on_event(event("hosted", f"p{number}", 1.0, **told))
 
     assert len(view.hosts) <= 4
     assert view.hosts[FORMER].meter.moved == LinkTraffic(wire_up=7)

@@ -248,8 +248,7 @@ class Host:
     async def _record_moved(self) -> None:
         moved, own = moved_by(self._bus.stats), self._own()
         await self._event_log.record(
-            "moved",
-            role="synchronizer",
+            "hosted",
             shards=sorted(self._served),
             moved=moved,
             owns=sorted(own.owns),

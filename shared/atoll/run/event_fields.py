@@ -261,14 +261,20 @@ class SampleEvent(msgspec.Struct, frozen=True):
 
 
 class ReportedTotals(msgspec.Struct, frozen=True):
-    """The fields of a `moved` event: the traffic of a learner's incarnation, or of a process that has served `shards`.
+    """The fields of a `moved` event: the traffic of a learner's incarnation."""
 
-    Of a synchronizer process it is also the sample of its presence: the shards that it owns and wants at that moment.
-    """
-
-    role: Literal["learner", "synchronizer"]
+    role: Literal["learner"]
     moved: LinkTraffic
     incarnation: Incarnation = 0
+
+
+class HostedEvent(msgspec.Struct, frozen=True):
+    """The fields of a `hosted` event: the traffic of a synchronizer process that has served `shards`.
+
+    It is also the sample of its presence: the shards that it owns and wants at that moment.
+    """
+
+    moved: LinkTraffic
     shards: Shards = ()
     owns: Shards = ()
     wants: Shards = ()
@@ -310,6 +316,7 @@ EVENT_FIELDS: Final[dict[str, type[msgspec.Struct]]] = {
     "recovered": RecoveredEvent,
     "left": LeftEvent,
     "moved": ReportedTotals,
+    "hosted": HostedEvent,
     "sample": SampleEvent,
     "validation": ValidationEvent,
     "evaluated": EvaluatedEvent,

@@ -24,6 +24,7 @@ from atoll.base.quantities import LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_mo
 from atoll.protocol.ledger import continued
 from atoll.run.event_fields import (
     ClosedEvent,
+    HostedEvent,
     JoinedEvent,
     JunkEvent,
     LeftEvent,
@@ -301,17 +302,18 @@ class RunView:
         self.run_tokens = max(self.run_tokens, fragment_ledger.run_tokens)
 
     def _on_moved(self, event: Event) -> None:
-        """Keep the traffic of a link. A known learner has none of the links of synchronizers, whatever it says."""
         told = fields_of(event, ReportedTotals)
-        if told.role == "learner":
-            if (found := self._life(event.who, told.incarnation)) is not None:
-                found[1].meter.take(told.moved)
-        elif event.who in self.learners:
+        if (found := self._life(event.who, told.incarnation)) is not None:
+            found[1].meter.take(told.moved)
+
+    def _on_hosted(self, event: Event) -> None:
+        """Keep the traffic of a synchronizer process. A known learner has none of its links, whatever it says."""
+        told = fields_of(event, HostedEvent)
+        if event.who in self.learners:
             raise PeerMisbehaved("a learner in the part of a synchronizer", got=event.who)
-        else:
-            host = self._host(event.who)
-            host.shards.update(told.shards)
-            host.meter.take(told.moved)
+        host = self._host(event.who)
+        host.shards.update(told.shards)
+        host.meter.take(told.moved)
 
     def _on_sample(self, event: Event) -> None:
         """Keep a point of the learner's curve; what it says of sums holds for a life whose heartbeats nobody heard."""
@@ -352,5 +354,18 @@ class RunView:
 
 
 _KINDS: Final = frozenset(
-    {"round", "joined", "left", "refused", "junk", "quarantined", "ledger", "moved", "sample", "validation", "waiting"}
+    {
+        "round",
+        "joined",
+        "left",
+        "refused",
+        "junk",
+        "quarantined",
+        "ledger",
+        "moved",
+        "hosted",
+        "sample",
+        "validation",
+        "waiting",
+    }
 )

@@ -24,6 +24,7 @@ from atoll.run.event_fields import (
     ClosedEvent,
     Contributor,
     FilledEvent,
+    HostedEvent,
     JoinedEvent,
     LeftEvent,
     QuarantineEvent,
@@ -314,9 +315,12 @@ class History:
         self.ledgers.pop(event.who, None)
 
     def _on_moved(self, event: Event) -> None:
+        fields_of(event, ReportedTotals)
+
+    def _on_hosted(self, event: Event) -> None:
         """Take the sample of a synchronizer's presence: its shards were alive then. No learner tells of shards."""
-        told = fields_of(event, ReportedTotals)
-        if told.role == "synchronizer" and event.who not in self.timeline.lives:
+        told = fields_of(event, HostedEvent)
+        if event.who not in self.timeline.lives:
             for shard in told.owns:
                 self._sign(f"shard-{shard}", event.at_s)
                 _remember(self.sighted, f"shard-{shard}")
@@ -355,6 +359,7 @@ _KINDS: Final = frozenset(
         "sample",
         "serving",
         "moved",
+        "hosted",
         "validation",
     }
 )

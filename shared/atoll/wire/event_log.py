@@ -14,8 +14,8 @@ claim. A reader takes an event through `event_of`, and only there:
 The rights of identities (`atoll.keys.rights`) are made from the same table, so a locked broker and its readers agree. A
 kind that is not in the table is of a later release: it passes, and its reader skips it.
 
-What this does not do: learners and synchronizer processes both write `moved`, and no name tells which of them wrote it. Its
-reader refuses what a known learner says in the part of a synchronizer (`atoll.run.view`).
+What this does not do: no name tells a learner from a synchronizer process, so where the broker is open a learner may write the
+`hosted` of one. Readers refuse that of a known learner (`atoll.run.view`); a locked broker refuses that of every learner.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ EVALUATOR: Final = "evaluator"
 _SHARD: Final = frozenset[EventWriter]({"shard"})
 _LEARNER: Final = frozenset[EventWriter]({"learner"})
 _EVALUATOR: Final = frozenset[EventWriter]({"evaluator"})
+_SYNCHRONIZER: Final = frozenset[EventWriter]({"synchronizer"})
 _PROCESS: Final = frozenset[EventWriter]({"learner", "synchronizer"})
 
 EVENT_WRITERS: Final[dict[str, frozenset[EventWriter]]] = {
@@ -59,7 +60,8 @@ EVENT_WRITERS: Final[dict[str, frozenset[EventWriter]]] = {
     "recovered": _LEARNER,
     "left": _LEARNER,
     "sample": _LEARNER,
-    "moved": _PROCESS,
+    "moved": _LEARNER,
+    "hosted": _SYNCHRONIZER,
     "validation": _EVALUATOR,
     "evaluated": _EVALUATOR,
 }
