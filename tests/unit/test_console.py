@@ -102,6 +102,16 @@ def test_bytes_for_people() -> None:
     ]
 
 
+def test_the_time_to_go_follows_from_what_counts() -> None:
+    """Of 70 tokens trained 35 were merged: 1000 more take twice as long as it takes to train them."""
+    view = running()
+    picture = ConsolePicture(view, "r", ProtocolSettings(tokens_target=1035), 0.0, 2.0)
+    assert picture.left_s == 1035 / picture.tokens_per_s
+
+    view.run_tokens = 35
+    assert picture.left_s == pytest.approx(2 * 1000 / picture.tokens_per_s)
+
+
 def test_a_watcher_tells_the_age_of_the_run_and_the_goodput_of_now() -> None:
     """It has listened for two seconds; the process that began the run keeps its own clock."""
     begun = ConsolePicture(running(), "r", ProtocolSettings(), 0.0, 2.0)

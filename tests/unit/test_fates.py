@@ -6,13 +6,17 @@ import json
 
 import pytest
 
+from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.fates import show, show_data
+from atoll.client.membership import claim
 from atoll.protocol.data import DataLedger
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Account, Ledger
 from atoll.run import ledger
 from atoll.run.ledger import IncarnationAccount
+from atoll.run.record import RecordedProgress
+from atoll.wire.subjects import Subjects
 from support.founded_run import run_record
 
 
@@ -43,6 +47,29 @@ async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkey
     bus = MemoryBus(run, MemoryBroker())
     await bus.provision(1 << 20)
     assert [life.name for life in await ledger.read_lives(bus, run_record(run))] == ["ada/2", "ada/10", "bob/1"]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_who_has_not_left_when_the_run_is_over_has_died(
+    run: str, monkeypatch: pytest.MonkeyPatch, *, over: bool
+) -> None:
+    """Killed, it is there as long as it may come back; its record alone would keep it there for ever."""
+
+    async def read(*_: object) -> Ledger:
+        return Ledger({"ada/1": Account(trained=50, merged=150)})
+
+    async def progress(*_: object) -> RecordedProgress:
+        return RecordedProgress(50, over)
+
+    monkeypatch.setattr(ledger, "read_ledger", read)
+    monkeypatch.setattr(ledger, "recorded_progress", progress)
+    bus = MemoryBus(run, MemoryBroker())
+    await bus.provision(1 << 20)
+    await claim(bus, Subjects(run), "ada", SystemClock())
+    [life] = await ledger.read_lives(bus, run_record(run))
+
+    assert life.state == ("died" if over else "present")
+    assert life.fates(4)["lost" if over else "open"] == 50
 
 
 def test_former_lives_are_one_row_and_count(capsys: pytest.CaptureFixture[str]) -> None:

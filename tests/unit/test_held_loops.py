@@ -72,6 +72,7 @@ def test_a_fast_loop_is_held_to_what_the_run_believes_and_told_so_once(loop: Hel
     assert ahead + 200 <= 1 + HELD_SHARE * ALLOWED * (HELD_AHEAD_S + ahead * STEP_S + took_s)
     assert took_s == pytest.approx(200 / (HELD_SHARE * ALLOWED), rel=0.05)
     assert max(loop.pauses_s) <= HELD_S_MAX
+    assert loop.island.inside_s == pytest.approx(sum(loop.pauses_s), rel=0.01)
     [told] = [line for line in lines if line["event"] == "learner.held"]
     assert told["allowed"] == ALLOWED
     assert told["steps_per_s"] == pytest.approx(1.0 / STEP_S, rel=0.05)

@@ -276,10 +276,12 @@ class IslandHandle(StepHook):
 
     def _keep_pace(self) -> None:
         """Hold a loop that is faster than the run believes (`StepHook.held_s`), but not for long once it should end."""
+        began_s = self._clock.monotonic()
         while (wait_s := self.held_s()) > 0.0 and self.session.driver.failure is None:
             time.sleep(min(wait_s, HELD_S_MAX))
             if self.done:
-                return
+                break
+        self.inside_s += self._clock.monotonic() - began_s
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""

@@ -93,9 +93,13 @@ class ConsolePicture:
 
     @property
     def left_s(self) -> float | None:
-        """Return the seconds until the target at the present speed, None if unknown."""
-        speed = self.tokens_per_s
-        return max(0, self.target - self.view.run_tokens) / speed if self.target and speed > 0 else None
+        """Return the seconds until the target at the present speed, None if unknown.
+
+        Only merged tokens count, and learners say what they train: of the speed, the share counts that has counted until now.
+        """
+        counted, trained = self.view.run_tokens, self.view.trained_tokens
+        speed = self.tokens_per_s * (min(1.0, counted / trained) if counted and trained else 1.0)
+        return max(0, self.target - counted) / speed if self.target and speed > 0 else None
 
     @property
     def hearing(self) -> Hearing:

@@ -21,7 +21,7 @@ from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, clo
 from atoll.protocol.ledger import Account, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import READ_ATTEMPTS, read_heads
-from atoll.run.record import read_lease, read_members, readable
+from atoll.run.record import read_lease, read_members, readable, recorded_progress
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Event, Rebuilt, RunRecord
 
@@ -69,13 +69,15 @@ async def read_lives(bus: Bus, run: RunRecord) -> list[IncarnationAccount]:
     """Return every incarnation of the run with its account, by learner and number."""
     ledger = await read_ledger(bus, run)
     newest = await read_members(bus, run.subjects)
+    ended = (await recorded_progress(bus, run)).over
     lives = former_of(ledger)
     for name in sorted(ledger.accounts, key=_in_order):
         account, (learner, number) = ledger.accounts[name], _in_order(name)
         member = newest.get(learner)
-        present = member is not None and member.incarnation == number
-        over = account.left or (present and member is not None and member.left)
-        lives.append(IncarnationAccount(name, account, "left" if over else "present" if present else "died"))
+        newest_of_its = member is not None and member.incarnation == number
+        over = account.left or (newest_of_its and member is not None and member.left)
+        there = newest_of_its and not ended  # nobody hears it any more
+        lives.append(IncarnationAccount(name, account, "left" if over else "present" if there else "died"))
     return lives
 
 
