@@ -54,6 +54,7 @@ help:  ## list the targets and the variables
 #:                     schedule to show (dst)
 #: RATES=1,4,16        faults per minute of the storms (chaos)
 #: KILLS=200           how many kills end the gauntlet (chaos), or how many of each kind (bench-cluster)
+#: OUTAGES=20          how often the broker is away for 1 to 20 s, in place of kills (bench-takeover)
 #: GAUNTLET=32         faults per minute of the gauntlet (chaos)
 #: ONLY=storm-4        do this run alone; what was measured before is kept (chaos); rows with AXIS=VALUE (experiment); one loop
 #:                     (bench-loops); one part: crowds, rounds or large (bench-scale), syncs or training (bench-peers)
@@ -154,7 +155,7 @@ bench-replay: $(READY)  ## kill learners and shards of a run that retains its ro
 	$(BENCH) -m benchmarks.faults.replay $(BENCH_FLAGS)
 
 bench-takeover: $(READY)  ## kill the owner of a shard over and over and measure what the learners notice
-	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.faults.takeover $(BENCH_FLAGS) $(if $(OUTAGES),--outages $(OUTAGES))
 
 bench-upgrade: $(READY)  ## replace every process of a run while it trains, one by one, and measure the longest pause in commits
 	$(BENCH) -m benchmarks.faults.upgrade $(BENCH_FLAGS)

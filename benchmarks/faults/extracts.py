@@ -108,6 +108,7 @@ class Extract(msgspec.Struct, kw_only=True):
         merged: tokens merged by fragment, as the last heads count them.
         age_damping: how fresh what is late is, per version of age.
         ledger: what the shards closed with.
+        tenures: how many began in the storm, by shard.
         report: fates and validation of `report.json`; of the baseline what corresponds to them.
         schema: which of these were recorded; an extract of another schema is measured again.
         step_tokens: tokens of one step of the whole group (the baseline only).
@@ -133,6 +134,7 @@ class Extract(msgspec.Struct, kw_only=True):
     merged: dict[int, int] = {}
     age_damping: float = 1.0
     schema: int = 1
+    tenures: dict[int, int] = {}
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     report: dict[str, Any] = {}
     step_tokens: int = 0

@@ -199,7 +199,7 @@ class Storm:
             psutil.Process(victim.pid).kill()
             return None
         if planned.act == "freeze":
-            frozen = psutil.Process(victim.pid)
+            frozen = psutil.Process(ground.broker.pid if planned.role == "broker" else victim.pid)
             frozen.suspend()
             return lambda: _wake(frozen)
         if planned.act == "blackhole":

@@ -4,6 +4,9 @@ One `atoll up` as in `chaos` (three paced learners, two shards, a standby for ea
 that the owner of one shard and then of the other gets SIGKILL, every `EVERY_S` seconds; `atoll up` starts each again.
 Between the kill and the shard's next commit the learners must go on as if nothing were: their steps there are compared with
 their own in the quiet time between two takeovers. What a learner could lose inside `island.step` it clocks itself.
+
+`make bench-takeover OUTAGES=20` asks for the opposite in a run of its own: the broker is away so many times, for 1 to 20 s, by
+turns killed and stopped (SIGSTOP). Nobody else dies, so no shard may change hands; the epochs of the leases count takeovers.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import sys
 from collections.abc import Sequence
@@ -24,12 +28,16 @@ from benchmarks.faults.fault_schedule import Planned
 from benchmarks.faults.goodput import paces
 from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, quiet
 from benchmarks.faults.up_in_storm import SHARDS, run_up
-from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write
 
 EVERY_S = 13.0
 MINUTES = 13.0
 INSIDE_MAX = 0.01
+AWAY_S = (1.0, 20.0)
+"""The shortest and the longest absence of the broker: elections take 4 to 9 s, and a lease lasts for 3."""
+QUIET_S = 12.0
+"""Between two absences."""
 RESAMPLES = 2000
 
 
@@ -38,7 +46,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=positive, default=MINUTES)
     parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--outages", type=count, default=0, help="absences of the broker, in place of kills of owners")
     options = parser.parse_args()
+    if options.outages:
+        return outages(options.outages, options.seed)
     seconds = 60.0 * options.minutes
     course = Course("takeovers", "atoll", 60.0 / EVERY_S, options.seed, seconds, 0.0, LEARNERS)
     out = FOLDER / "takeovers"
@@ -49,10 +60,61 @@ def main() -> int:
     return write("bench-takeover", options.seed, figures(extract, report, options.seed))
 
 
+def outages(number: int, seed: int) -> int:
+    """Do the run in which only the broker is away, and write `build/results/bench-takeover-outages.json`."""
+    planned = absences(number, seed)
+    seconds = planned[-1].at_s + planned[-1].over_s + QUIET_S
+    course = Course("outages", "atoll", 60.0 * number / seconds, seed, seconds, 0.0, LEARNERS)
+    out = FOLDER / "outages"
+    shutil.rmtree(out, ignore_errors=True)
+    extract = run_up(course, prepare(), out, planned)
+    save(extract, out.with_suffix(".json.zst"))
+    return write("bench-takeover-outages", seed, outage_figures(extract))
+
+
+def absences(number: int, seed: int) -> list[Planned]:
+    """Return so many absences of the broker, of lengths that cover all there may be, in any order."""
+    dice = random.Random(seed)  # noqa: S311  (reproducible, not secret)
+    shortest_s, longest_s = AWAY_S
+    lengths_s = [shortest_s + (longest_s - shortest_s) * (i + dice.random()) / number for i in range(number)]
+    dice.shuffle(lengths_s)
+    planned, at_s = [], QUIET_S
+    for i, over_s in enumerate(lengths_s):
+        planned.append(Planned(at_s, ("kill", "freeze")[i % 2], "broker", 0.0, over_s))
+        at_s += over_s + QUIET_S
+    return planned
+
+
+def outage_figures(extract: Extract) -> list[Figure]:
+    """Return how often a shard changed hands, and how soon each made its next version."""
+    away = [fault for fault in extract.storm if fault.over_at_s]
+    longest_s = max((fault.over_at_s - fault.at_s for fault in away), default=0.0)
+    waits = [
+        (fault, next_commit(extract.rounds, fault.over_at_s, f"shard-{p}")) for fault in away for p in range(SHARDS)
+    ]
+    taken = float(sum(extract.tenures.values()))
+    exact = float(extract.report["fates_exact"])
+    return [
+        Figure(
+            "absences of the broker",
+            float(len(away)),
+            "times",
+            "",
+            None,
+            f"killed or stopped; longest {longest_s:.1f} s",
+        ),
+        Figure(
+            "shards taken from an owner that lives", taken, "takeovers", "0", taken == 0.0, "by the epochs of leases"
+        ),
+        *after("next commit of a shard after an absence", waits, None),
+        Figure("fates exact", exact, "", "1", exact == 1.0, "by the report"),
+    ]
+
+
 def kills(seconds: float) -> list[Planned]:
     """Return the kills of owners, one shard after the other."""
-    count = int(seconds / EVERY_S)
-    return [Planned(EVERY_S * (i + 1), "kill", "owner", (i % SHARDS + 0.5) / SHARDS) for i in range(count)]
+    number = int(seconds / EVERY_S)
+    return [Planned(EVERY_S * (i + 1), "kill", "owner", (i % SHARDS + 0.5) / SHARDS) for i in range(number)]
 
 
 def figures(extract: Extract, report: dict[str, Any], seed: int) -> list[Figure]:

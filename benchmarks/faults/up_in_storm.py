@@ -96,6 +96,7 @@ def run_up(
             try:
                 ground = UpGround(broker, links, record, psutil.Process(up.pid))
                 record.await_steps(course.learners, up)
+                before = record.epochs()
                 extract.began_s = time.time()
                 # How many faults find nobody is not known before, so a gauntlet may go on for longer than planned.
                 longest_s = course.seconds * (GAUNTLET_LONGER if course.kills_min else 1.0)
@@ -106,6 +107,7 @@ def run_up(
                     raging = Storm(ground, planned or (), clock, unit="commits")
                 raging.rage(longest_s, course.kills_min)
                 time.sleep(CALM_S)
+                extract.tenures = {shard: epoch - before.get(shard, 0) for shard, epoch in record.epochs().items()}
                 up.send_signal(signal.SIGINT)
                 if up.wait(END_MAX_S):
                     raise SystemExit(f"atoll up left with {up.returncode}; see {out / 'logs'}")
@@ -236,13 +238,19 @@ class CourseRecorder:
 
     def owners(self) -> dict[int, int]:
         """Return the process id of each shard's owner, as far as the leases can be read now."""
+        return {shard: lease.pid for shard, lease in self._leases().items()}
 
-        async def read() -> dict[int, int]:
+    def epochs(self) -> dict[int, int]:
+        """Return the epoch of each shard's owner, as far as the leases can be read now."""
+        return {shard: lease.epoch for shard, lease in self._leases().items()}
+
+    def _leases(self) -> dict[int, Lease]:
+        async def read() -> dict[int, Lease]:
             found = {}
             for shard in range(SHARDS):
                 record = await self._bus.get_record(self._subjects.lease(shard))
                 if record is not None:
-                    found[shard] = decode(Lease, record.data).pid
+                    found[shard] = decode(Lease, record.data)
             return found
 
         try:

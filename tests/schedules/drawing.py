@@ -30,6 +30,8 @@ class Plan:
     """Whether two of the learners are in a region whose synchronizer folds what they send."""
     retains: bool = False
     """Whether shards retain their rounds where they archive; no seed draws it."""
+    tokenless: bool = False
+    """Whether the second learner reports steps of 0 tokens, and it is asked what `atoll status` says; no seed draws it."""
 
 
 def settings_of(dice: random.Random, *, hostile: bool = False) -> ProtocolSettings:

@@ -219,7 +219,7 @@ class Learner:
             await asyncio.sleep(max(step_s * (0.8 + 0.4 * self.dice.random()), boundary.held_s()))
             params = self._stepped(params)
             self._taken = []
-            params = boundary.step(params, tokens=self.world.tokens_of(batch), loss=1.0)
+            params = boundary.step(params, tokens=self.world.tokens_of(self.name, batch), loss=1.0)
             self._check_adopted(boundary, self._taken)
             donated, state = state, self._state(session.driver.machine.steps + 1)
             for array in donated.values():

@@ -61,6 +61,7 @@ from atoll.run import heads as _heads
 from atoll.run import outer_state as _outer
 from atoll.run.heads import head_info
 from atoll.run.record import readable
+from atoll.run.standing import Making
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.messages import Head, Lease, Member, decode, encode
 from atoll.wire.subjects import Subjects
@@ -574,6 +575,12 @@ async def trained_on(self: IslandDriver, fragment: int, had: Mapping[int, int]) 
     return None
 
 
+def never_still(self: Making) -> bool:
+    """A run whose learners are heard trains, whatever comes of it. It was real."""
+    del self
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleMutant:
     """Patches, and where they show: happenings per minute and settings that make it likely, what is drawn otherwise."""
@@ -601,6 +608,14 @@ ALONE = {"learner cut off": 6.0, "synchronizer cut off": 2.0, "join": 6.0}
 TARGET = {"storm_s": 40.0, "archive_every_s": 0, "tokens_target": 1500, "learners": 3}
 SET_BACK = {"store set back": 6.0}
 ONE_SERVES = {"storm_s": 20.0, "archive_every_s": 0, "hosts": 1, "learners": 2, "quorum": 1, "regional": False}
+TOKENLESS = {
+    "storm_s": 40.0,
+    "archive_every_s": 0,
+    "learners": 2,
+    "quorum": 2,
+    "regional": False,
+    "tokenless": True,
+}
 FAST = {"steps_per_s_max": 0.5, "storm_s": 20.0}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 
@@ -706,6 +721,9 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "a store that went back is served": ScheduleMutant(((ShardStore, "_fence", served_back),), SET_BACK, ONE_SERVES),
     "a store that went back is followed": ScheduleMutant(
         ((IslandDriver, "_went_back", trained_on),), SET_BACK, ONE_SERVES
+    ),
+    "a run that merges nothing trains": ScheduleMutant(
+        ((Making, "stands_still", property(never_still)),), {}, TOKENLESS
     ),
     "rebuilt under former names": ScheduleMutant(((rebuild, "_restore_blob", restored_by_name),), LOST, ARCHIVED),
     "rebuilt lease below the heads": ScheduleMutant(

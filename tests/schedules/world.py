@@ -24,12 +24,17 @@ from atoll.base.identity import Identity
 from atoll.bus.memory.streams import StoredMessage
 from atoll.client.leaf_rules import rules_of
 from atoll.client.peer_recovery import Borrowed
+from atoll.local.console import ConsolePicture
+from atoll.local.console_status import status_of
+from atoll.local.console_tables import TopMoment
 from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
 from atoll.protocol.fragment_ledger import close_together
 from atoll.protocol.invariants import InvariantBroken, require
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.timeline import TimedView
+from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
 from atoll_synchronizer.process import wait_for_run
 from atoll_synchronizer.region_service import RegionService
@@ -53,6 +58,8 @@ COMMIT_WITHIN_S = 120.0
 VERSIONS_HEALED = 3
 REST_WITHIN_S = 180.0
 LOOK_S = 0.5
+LOOKS_S = 10.0
+GOODPUT_MAX = 0.05
 RESTART_S = 2.0
 WINDOWS = BLOCK_TOKENS // SEQUENCE
 
@@ -195,8 +202,10 @@ class World:
         step_s: float = self._steps_s[name]
         return step_s
 
-    def tokens_of(self, batch: Any) -> int:  # noqa: ANN401  (int32)
-        """Return how many tokens a batch has: never the same twice in a row, so that a mix-up shows."""
+    def tokens_of(self, name: str, batch: Any) -> int:  # noqa: ANN401  (int32)
+        """Return how many tokens a learner's batch has: never the same twice in a row, so that a mix-up shows."""
+        if self.plan.tokenless and name == NAMES[1]:
+            return 0
         return 8 + int(batch[0][0]) % 5
 
     def read(self, name: str, batch: Any) -> None:  # noqa: ANN401  (int32)
@@ -385,6 +394,9 @@ class World:
             self._keep_region()
         self.storm.begin()
         await self._until(lambda: self.loop.now_s >= self.plan.storm_s, self.plan.storm_s + 1.0)
+        if self.plan.tokenless:
+            await self.stand_still()
+            return
         if self.settings.tokens_target:
             await self.reach()
             return
@@ -424,6 +436,27 @@ class World:
             still = sorted(p for p in before if self.safety.heads[p].version < before[p] + VERSIONS_HEALED)
             raise NotLive("with a quorum of live learners every fragment is committed", got=f"not {still}")
         self.tally["healing, ms"] += int(1e3 * (self.loop.now_s - begun_s))
+
+    async def stand_still(self) -> None:
+        """Look at the run as `atoll status` does; it must not be said to train, and who gives nothing must be named."""
+        process, bus, _ = self._process("observer")
+        view = TimedView()
+        watch = Watch(bus, RUN, view, process)
+        process.spawn(watch.follow())
+        began_s = process.monotonic()
+        await self._until(lambda: self.loop.now_s > self.plan.storm_s + LOOKS_S, LOOKS_S + 1.0)
+        picture = ConsolePicture(view, RUN, self.settings, began_s, process.monotonic())
+        status = status_of(TopMoment(picture, view.timeline, process.wall()), "")
+        self.note("world", "is told", status)
+        told = "; ".join(status.waits_for)
+        self.check(not self.tally["commits"], "nothing is merged of who counts no token", self.tally["commits"])
+        self.check(status.standing == "waiting", "a run that merges nothing does not train", status.standing)
+        named = f"steps of {NAMES[1]} count 0 tokens" in told
+        self.check(named, "who keeps a run from its quorum is named", told)
+        self.check(
+            (picture.goodput or 0.0) < GOODPUT_MAX, "steps that nothing comes of are no goodput", picture.goodput
+        )
+        self.tally["stood still"] += 1
 
     async def end_behind(self) -> None:
         """Demand that everybody that has had more than the store holds ends, and says why; raise `NotLive`."""

@@ -1,4 +1,4 @@
-"""Schedules of absences: of the broker, of a synchronizer or a learner alone, and of what a store has forgotten.
+"""Schedules of absences: of the broker, of a process alone, of what a store has forgotten, of a quorum that never comes.
 
 The owner of every shard stays, no shard is alone, no absence enters an estimate, no count but the run's own ends it. Two
 schedules are played with every suite; the second tier plays hundreds of absences and plants every mistake again.
@@ -22,6 +22,7 @@ from schedules.mutants import (
     OUTAGE,
     SET_BACK,
     TARGET,
+    TOKENLESS,
     planted,
 )
 from schedules.schedule import play
@@ -34,6 +35,7 @@ PLANTED = {
     "a shard that is cut off calls": (0, "no absence enters the time of a quorum"),
     "a store that went back is served": (0, "a store that went back is not served by who knows better"),
     "a store that went back is followed": (0, "who has had more than a store that went back ends"),
+    "a run that merges nothing trains": (0, "a run that merges nothing does not train"),
     "a call ends a run": (1, "only the run's own records end a run"),
     "a learner's own count ends a run": (4, "only the run's own records end a run"),
 }
@@ -90,6 +92,13 @@ def test_a_store_that_went_back_is_neither_served_nor_followed_by_who_knows_bett
 
     assert happened["stores set back"] == 2
     assert happened["ended by a store that went back"] >= 4
+
+
+def test_a_run_whose_quorum_never_comes_is_not_told_to_train() -> None:
+    """One of two learners reports steps of 0 tokens: whoever looks hears that nothing is merged, and because of whom."""
+    happened = played(range(1), {}, TOKENLESS)
+
+    assert happened["stood still"] == 1
 
 
 @pytest.mark.second_tier

@@ -301,6 +301,7 @@ def test_a_run_that_merges_nothing_does_not_train() -> None:
     told = status_of(stalled(tokens=0), "")
 
     assert told.standing == "waiting"
+    assert told.goodput == 0.0
     assert told.waits_for == (
         (
             "a version: none was made for 58 s; the round of version 4 of fragment 0 is open for 12 s (call 64: it needs 2 of "

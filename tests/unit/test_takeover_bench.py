@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from benchmarks.faults.extracts import Course, Extract, ExtractRound, ExtractShare, Row
 from benchmarks.faults.storm import Fault
-from benchmarks.faults.takeover import EVERY_S, figures, interval, kills, ratio
+from benchmarks.faults.takeover import EVERY_S, absences, figures, interval, kills, outage_figures, ratio
 
 SECONDS = 60.0
 REPORT = {"learners": [{"incarnations": [{"overhead": 0.004}, {"overhead": None}, {"overhead": 0.006}]}]}
@@ -35,6 +37,27 @@ def test_the_interval_holds_the_ratio_and_narrows_with_windows() -> None:
     low, high = interval(pairs, 0)
     closer, above = interval(pairs * 30, 0)
     assert low < closer < ratio(pairs) < above < high
+
+
+def test_absences_cover_all_lengths_and_leave_time_between_them() -> None:
+    planned = absences(10, seed=3)
+    assert {(fault.act, fault.role) for fault in planned} == {("kill", "broker"), ("freeze", "broker")}
+    lengths_s = sorted(fault.over_s for fault in planned)
+    assert all(1.0 + 1.9 * i <= length_s <= 1.0 + 1.9 * (i + 1) for i, length_s in enumerate(lengths_s))
+    assert all(later.at_s >= fault.at_s + fault.over_s + 10.0 for fault, later in itertools.pairwise(planned))
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+def test_a_shard_that_changed_hands_in_an_absence_is_a_miss(taken: int) -> None:
+    """Each shard's next version comes three seconds after the broker is back."""
+    extract = run(10.0)
+    extract.faults = [Fault(1000.0 + 7.0, "freeze", "broker", "broker", -1, 1000.0 + 13.0)]
+    extract.tenures, extract.report = {0: taken, 1: 0}, {"fates_exact": True}
+    found = {figure.name: figure for figure in outage_figures(extract)}
+    assert found["absences of the broker"].value == 1
+    assert found["shards taken from an owner that lives"].value == taken
+    assert found["shards taken from an owner that lives"].holds is (taken == 0)
+    assert found["next commit of a shard after an absence"].value == pytest.approx((3.0 + 17.0) / 2.0)
 
 
 def run(rate: float) -> Extract:

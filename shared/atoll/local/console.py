@@ -28,7 +28,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.process_views import HostView
-from atoll.run.standing import late_after_s
+from atoll.run.standing import late_after_s, making_of
 from atoll.run.view import RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
@@ -87,9 +87,17 @@ class ConsolePicture:
 
     @property
     def goodput(self) -> float | None:
-        """Return the goodput since this process began to listen, None before there is any: of steps that merges follow."""
-        present_s = self.view.present_s
-        return self.view.merging_s(late_after_s(self.view, self.protocol)) / present_s if present_s > 0 else None
+        """Return the goodput since this process began to listen, None before there is any: of steps that merges follow.
+
+        Who looks for some seconds at a run that has stood still for an hour knows by the event log that nothing comes of its
+        steps.
+        """
+        if (present_s := self.view.present_s) <= 0:
+            return None
+        training = {name for name, one in self.view.learners.items() if self.hearing.state(one) == "training"}
+        still_before_s = making_of(self.view, self.protocol, training).still_s - (self.now_s - self.began_s)
+        within_s = late_after_s(self.view, self.protocol) - max(0.0, still_before_s)
+        return self.view.merging_s(max(0.0, within_s)) / present_s
 
     @property
     def left_s(self) -> float | None:
