@@ -206,21 +206,10 @@ def absence_counts(self: Tenure, fact: Fact) -> list[Command]:
     return LOOK(self, fact)
 
 
-def silent_meanwhile(self: ConnectedTime) -> float:
-    """A shard that alone was cut off takes all learners for silent, and itself for alone. It was real."""
-    return self.sign_s or 0.0
-
-
 def always_connected(self: ConnectedTime, at_s: float) -> None:
     """A shard counts time in which it was cut off in whatever it measures. It was real."""
     self.first_s = at_s if self.sign_s is None else self.first_s
     self.sign_s = at_s
-
-
-def never_cut_off(self: ConnectedTime, at_s: float) -> bool:
-    """A shard that hears nothing of its broker calls its rounds all the same."""
-    del self, at_s
-    return False
 
 
 def paced_by_absence(self: KnownLearner, beat: LearnerBeat, heard_s: float) -> bool:
@@ -648,13 +637,9 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "epoch of heads": ScheduleMutant(((LeaseKeeper, "_epoch_of", epoch_of_heads),), SPOILT),
     "incarnation anew": ScheduleMutant(((session, "claim", incarnation_anew),), SPOILT),
     "an absence counts as stillness": ScheduleMutant(((Tenure, "handle", absence_counts),), OUTAGE, LONG_STORM),
-    "a shard's own absence is silence": ScheduleMutant(
-        ((ConnectedTime, "now_s", property(silent_meanwhile)),), CUT_OFF, ONE_HOST
-    ),
     "a shard's own absence enters its averages": ScheduleMutant(
         ((ConnectedTime, "sign", always_connected),), CUT_OFF, ONE_HOST
     ),
-    "a shard that is cut off calls": ScheduleMutant(((ConnectedTime, "is_cut_off", never_cut_off),), CUT_OFF, ONE_HOST),
     "an absence enters the pace": ScheduleMutant(((KnownLearner, "take", paced_by_absence),), OUTAGE, LONG_STORM),
     "a call ends a run": ScheduleMutant(((StepHook, "done", property(ends_by_calls)),), ALONE, TARGET),
     "a learner's own count ends a run": ScheduleMutant(

@@ -110,13 +110,18 @@ class _Heard:
     step_s: float | None = None
     commit: int | None = None
     stopped_s: float | None = None
-    beats: list[tuple[float, int]] = field(default_factory=list)
-    training_beats: list[tuple[float, int]] = field(default_factory=list)
+    beats: list[tuple[float, int, int]] = field(default_factory=list)
+    training_beats: list[tuple[float, int, int]] = field(default_factory=list)
+    absent_s: float = 0.0
+    cuts: int = 0
+    """How many absences of its shard lie between its heartbeats; steps are measured from one on anew."""
 
     def fastest_s(self) -> float:
         """Return the shortest step time that its heartbeats allow for: a quarter of that of the last stretch of two seconds."""
-        least_s, (then_s, before) = 0.0, self.training_beats[0]
-        for at_s, steps in self.training_beats:
+        least_s, (then_s, before, cut) = 0.0, self.training_beats[0]
+        for at_s, steps, cuts in self.training_beats:
+            if cuts > cut:
+                then_s, before, cut = at_s, steps, cuts
             between_s, taken = at_s - then_s, steps - before
             if (between_s >= 2.0 and taken > 0) or between_s >= 20.0:
                 least_s, then_s, before = between_s / max(1, taken) / 4.0, at_s, steps
@@ -125,10 +130,12 @@ class _Heard:
     def slowest_s(self) -> float:
         """Return the longest step time that its heartbeats allow for, from the last moment but one at which one was marked."""
         marks = self.beats[:1]
-        for at_s, steps in self.beats:
-            if at_s - marks[-1][0] > 20.0:
-                marks.append((at_s, steps))
-        (then_s, before), (now_s, after) = marks[-2:][0], self.beats[-1]
+        for at_s, steps, cuts in self.beats:
+            if cuts > marks[-1][2]:
+                marks = [(at_s, steps, cuts)]
+            elif at_s - marks[-1][0] > 20.0:
+                marks.append((at_s, steps, cuts))
+        (then_s, before, _), (now_s, after, _) = marks[-2:][0], self.beats[-1]
         return 4.0 * max(2.0, now_s - then_s) / max(1, after - before)
 
 
@@ -287,9 +294,11 @@ class RoundModel:
         if beat.incarnation == heard.incarnation:
             was, heard.at_s, heard.training = heard.training, self._connected_s, beat.training and not heard.left
             heard.stopped_s = None if heard.training else self._connected_s if was else heard.stopped_s
-            heard.beats.append((beat.at_s, beat.steps))
+            heard.cuts += self._absent_s - heard.absent_s > CUT_S
+            heard.absent_s = self._absent_s
+            heard.beats.append((beat.at_s, beat.steps, heard.cuts))
             if heard.training and beat.step_s > 0.0:
-                heard.training_beats.append((beat.at_s, beat.steps))
+                heard.training_beats.append((beat.at_s, beat.steps, heard.cuts))
                 heard.step_s = min(max(beat.step_s, heard.fastest_s()), heard.slowest_s())
 
     # --- what follows from them -----------------------------------------------------------------------------------------

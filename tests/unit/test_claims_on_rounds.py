@@ -320,6 +320,19 @@ def test_a_learner_that_is_there_and_does_not_train_yet_is_waited_for() -> None:
     assert [commit.end for _, commit in fleet.commits] == ["nobody left"]
 
 
+def test_an_heir_that_hears_a_farewell_first_is_not_alone() -> None:
+    """It left while nobody served: the others have beaten into the void, and are heard soon, if they are there."""
+    fleet = LyingFleet("", quorum=2)
+    fleet.push("a", 0, final=True)
+    fleet.tell(LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=1, steps=1))
+    fleet.tell(LearnerLeft(at_s=0.0, learner="a", incarnation=1))
+    assert fleet.commits == []
+
+    fleet.run(fleet.shard.settings.silence_s + 1.0)
+
+    assert [commit.end for _, commit in fleet.commits] == ["nobody left"]
+
+
 def test_learners_that_end_are_not_waited_for_by_the_round_that_their_last_pushes_wait_for() -> None:
     """Both places of each are filled with late pushes: what is last finds room only behind a commit. Once it hung for ever."""
     fleet = LyingFleet("ab", age_max=4)

@@ -48,7 +48,7 @@ def test_absences_cover_all_lengths_and_leave_time_between_them() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 2])
-def test_a_shard_that_changed_hands_in_an_absence_is_a_miss(taken: int) -> None:
+def test_an_owner_that_changes_in_an_absence_is_a_miss(taken: int) -> None:
     """Each shard's next version comes three seconds after the broker is back."""
     extract = run(10.0)
     extract.faults = [Fault(1000.0 + 7.0, "freeze", "broker", "broker", -1, 1000.0 + 13.0)]

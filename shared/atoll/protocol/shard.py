@@ -504,7 +504,9 @@ class Shard:
             grace = grace_window(self.settings, self.step_s() or 0.0, self.quorum.value, self.sync.value)
             deadline_s = now.open_grace(at_s, grace, cause_id)
             actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
-        known = self.draining or bool(self.learners) or self._listened()
+        # Whom an heir hears first is perhaps one that left while nobody served: that says nothing of the others.
+        trained = any(view.step_s is not None for view in self.learners.values())
+        known = self.draining or trained or self._listened()
         coming = self._coming(slot) if everybody is None else self.present()
         alone = known and not awaited and not coming
         reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
