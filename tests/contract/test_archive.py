@@ -260,6 +260,21 @@ async def test_a_rebuilding_that_died_half_way_is_completed(founded: FoundedRun)
     assert await founded.contents(broker) == archived
 
 
+async def test_data_leases_that_nobody_could_go_on_with_are_left_out(founded: FoundedRun) -> None:
+    """A run checkpoint of an earlier release may hold what fitted into a record only as its writer had shortened it."""
+    grants = tuple(DataGrant(0, 0, 1, "m", life) for life in range(13_000))
+    await founded.round()
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(
+            "atoll_synchronizer.archivist.readable", lambda *_: DataLedger(blocks=64, next_position=20, grants=grants)
+        )
+        await founded.checkpoint()
+    outcome, broker = await founded.rebuild()
+
+    assert outcome.rebuilt
+    assert await MemoryBus(founded.run, broker).get_record(Subjects(founded.run).data) is None
+
+
 async def test_a_learner_that_came_before_the_member_records_is_replaced(founded: FoundedRun) -> None:
     """Its incarnation is one whose pushes the ledgers know: kept, all that it pushes would be swallowed as known."""
     await founded.round()

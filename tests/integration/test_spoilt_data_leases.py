@@ -38,6 +38,14 @@ SPOILT = {
     "renewals above its writes": encode(
         DataLedger(blocks=BLOCKS, next_position=4, grants=(DataGrant(0, 0, 4, "ada", 1, renewals=COUNT_MAX // 4),))
     ),
+    "grants of 13,000 holders that are nowhere": b'{"blocks":%d,"next_position":200,"grants":[%s]}'
+    % (
+        BLOCKS,
+        b",".join(
+            b'{"epoch":0,"start":0,"stop":1,"learner":"m","incarnation":%d}' % incarnation
+            for incarnation in range(13_000)
+        ),
+    ),
     "other blocks": encode(DataLedger(blocks=7)),
 }
 """Records that stopped every lease of a run, for ever."""

@@ -11,16 +11,22 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from atoll.base.quantities import COUNT_MAX, INCARNATION_MAX
 from atoll.protocol.data import (
     EPOCHS_KEPT,
+    HELD_MAX,
     LEARNERS_NAMED_MAX,
     OLDER,
     OTHERS,
+    UNIT_BLOCKS_MAX,
+    UNITS_MAX,
+    DataGrant,
     DataLedger,
+    DataShare,
     Holder,
     Key,
     LeaseWatch,
@@ -33,8 +39,9 @@ from atoll.protocol.data import (
     sums_by_epoch,
     sums_by_learner,
     take,
+    too_many_units,
 )
-from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, decode, encode
 
 BLOCKS = 5
 PER_BLOCK = 2
@@ -349,3 +356,169 @@ def test_a_mark_never_goes_back_and_never_leaves_its_unit() -> None:
         ledger = renew(ledger, "a", 1, {unit.key: (read, of)})
 
     assert [(grant.read, grant.of, grant.renewals) for grant in held(ledger, "a", 1)] == [(5, 8, 5)]
+
+
+HOLDERS = [(name, life) for name in ("a", "b", "c") for life in (1, 2)]
+FEW = {"UNITS_MAX": 6, "HELD_MAX": 2, "LEARNERS_NAMED_MAX": 2, "EPOCHS_KEPT": 2}
+COUNTS = st.integers(0, BLOCKS * PER_BLOCK)
+
+
+@st.composite
+def units_of_anybody(draw: st.DrawFn, epoch: int) -> DataGrant:
+    """A unit as a peer may write it: of any holder, over others, read and counted as it likes."""
+    holder, start = draw(st.sampled_from(HOLDERS)), draw(st.integers(0, BLOCKS - 1))
+    stop, (read, of) = draw(st.integers(start + 1, BLOCKS)), sorted(draw(st.tuples(COUNTS, COUNTS)))
+    return DataGrant(draw(st.integers(0, epoch)), start, stop, *holder, read, of, draw(st.integers(0, stop - start)))
+
+
+@st.composite
+def ledgers_of_anybody(draw: st.DrawFn) -> DataLedger:
+    """A ledger as a peer may write it, at its bounds and beyond them."""
+    epoch = draw(st.integers(0, 3))
+    shares = st.builds(DataShare, st.integers(OLDER, 4), st.sampled_from(["", OTHERS, "a", "b", "d"]), COUNTS)
+    return DataLedger(
+        blocks=BLOCKS,
+        epoch=epoch,
+        next_position=draw(st.integers(0, BLOCKS)),
+        grants=tuple(draw(st.lists(units_of_anybody(epoch), max_size=7))),
+        returned=tuple(draw(st.lists(units_of_anybody(epoch), max_size=4))),
+        finished=tuple(draw(st.lists(shares, max_size=6))),
+    )
+
+
+@given(
+    ledger=ledgers_of_anybody(),
+    holder=st.sampled_from(HOLDERS),
+    dead=st.sets(st.sampled_from(HOLDERS)),
+    marks=st.lists(st.tuples(COUNTS, COUNTS), min_size=8, max_size=8),
+    blocks=st.integers(1, BLOCKS),
+)
+@settings(
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+def test_whatever_can_be_read_has_a_successor(
+    monkeypatch: pytest.MonkeyPatch,
+    ledger: DataLedger,
+    holder: Holder,
+    dead: set[Holder],
+    marks: list[tuple[int, int]],
+    blocks: int,
+) -> None:
+    """Every change of a ledger of a peer leads to one that has no fault either: nobody is stopped by what it reads."""
+    for name, bound in FEW.items():
+        monkeypatch.setattr(f"atoll.protocol.data.{name}", bound)
+    assume(not ledger.fault())
+    progress = {grant.key: mark for grant, mark in zip(ledger.grants, marks, strict=False)}
+    after = [
+        renew(ledger, *holder, progress),
+        give_back(ledger, *holder, progress),
+        bury(ledger, dead),
+        inherit(ledger, *holder, progress),
+    ]
+    after += [take(each, *holder, blocks)[0] for each in (ledger, *after) if not too_many_units(each, *holder)]
+
+    assert [each.fault() for each in after] == [""] * len(after)
+
+
+def test_what_a_dead_holder_had_read_to_its_end_does_not_return() -> None:
+    """It is finished, also where its holder did not live to strike it."""
+    whole = DataGrant(0, 0, 4, "a", 1, read=8, of=8, counted=1)
+    after = bury(DataLedger(blocks=4, next_position=4, grants=(whole,)), [("a", 1)])
+
+    assert (after.grants, after.returned) == ((), ())
+    assert sums_by_learner(after) == {"a": 3}
+
+
+@pytest.mark.parametrize("sums", [LEARNERS_NAMED_MAX + 1 + EPOCHS_KEPT, LEARNERS_NAMED_MAX + 2 + EPOCHS_KEPT])
+def test_a_ledger_has_no_more_sums_than_are_kept(sums: int) -> None:
+    """Nor any of an epoch that has not begun: those would be kept for ever."""
+    named = tuple(DataShare(OLDER, f"a-{number}", 1) for number in range(sums))
+
+    assert bool(DataLedger(blocks=4, finished=named).fault()) == (sums > LEARNERS_NAMED_MAX + 1 + EPOCHS_KEPT)
+    assert "after epoch 2" in DataLedger(blocks=4, epoch=2, finished=(DataShare(3, "", 1),)).fault()
+
+
+@given(ledger=ledgers_of_anybody(), dead=st.lists(st.sampled_from(HOLDERS), unique=True))
+def test_the_dead_are_buried_together_as_one_after_the_other(ledger: DataLedger, dead: list[Holder]) -> None:
+    """In any order, and with equal sums; a peer's units may be equal ones, and those have no order."""
+    assume(not ledger.fault())
+
+    def unordered(ledger: DataLedger) -> DataLedger:
+        return msgspec.structs.replace(ledger, returned=tuple(sorted(ledger.returned, key=msgspec.structs.astuple)))
+
+    one_by_one = renew(ledger, "nobody", 1, {})
+    for holder in dead:
+        one_by_one = bury(one_by_one, [holder])
+
+    assert unordered(bury(renew(ledger, "nobody", 1, {}), dead)) == unordered(one_by_one)
+
+
+def test_the_largest_ledger_fits_into_a_record() -> None:
+    """All bounds at once, the longest names, numbers as long as they may be; and so does each of its successors."""
+    most = COUNT_MAX // 2
+
+    def name(number: int) -> str:
+        return f"{number:0>64}"
+
+    def unit(number: int) -> DataGrant:
+        start = most - UNIT_BLOCKS_MAX
+        return DataGrant(most, start, most, name(number), INCARNATION_MAX, most, most + 1, UNIT_BLOCKS_MAX, most)
+
+    shares = [DataShare(OLDER, name(number), COUNT_MAX) for number in range(LEARNERS_NAMED_MAX)]
+    epochs = [DataShare(most - number, "", COUNT_MAX) for number in range(EPOCHS_KEPT)]
+    ledger = DataLedger(
+        blocks=COUNT_MAX,
+        epoch=most,
+        next_position=COUNT_MAX,
+        grants=tuple(unit(number) for number in range(UNITS_MAX)),
+        finished=(*shares, DataShare(OLDER, OTHERS, COUNT_MAX), *epochs),
+    )
+    assert ledger.fault() == ""
+    assert decode(DataLedger, encode(ledger)) == ledger
+
+    gone = bury(ledger, {grant.holder for grant in ledger.grants})
+    assert len(gone.returned) == UNITS_MAX
+    for _ in range(2):
+        gone, _ = take(gone, "a", 1, 1)
+        assert decode(DataLedger, encode(gone)) == gone
+
+
+def test_a_holder_and_a_ledger_are_full_at_their_bounds() -> None:
+    """Nothing is granted beyond them; what came back is granted whole, so that one unit does not become two."""
+    ledger = DataLedger(blocks=UNITS_MAX * 2)
+    for number in range(UNITS_MAX):
+        holder = f"learner-{number // HELD_MAX}"
+        assert too_many_units(ledger, holder, 1) == ""
+        ledger, _ = take(ledger, holder, 1, 2)
+
+    assert "units of one learner" in too_many_units(ledger, "learner-0", 1)
+    assert f"{UNITS_MAX} units of" in too_many_units(ledger, "a", 1)
+    ledger = bury(ledger, [("learner-0", 1)])
+    assert too_many_units(ledger, "a", 1) == ""
+    ledger, unit = take(ledger, "a", 1, 1)
+    assert unit.blocks == 2
+    assert ledger.fault() == ""
+
+
+def test_the_work_grows_with_the_units_and_not_with_units_times_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's ledger may name a holder for each unit: looks at holders, counted."""
+    looks = 0
+
+    def counted(grant: DataGrant) -> Holder:
+        nonlocal looks
+        looks += 1
+        return grant.learner, grant.incarnation
+
+    monkeypatch.setattr(DataGrant, "holder", property(counted))
+
+    def work(units: int) -> int:
+        nonlocal looks
+        grants = tuple(DataGrant(0, number, number + 1, "m", number) for number in range(units))
+        ledger, looks = DataLedger(blocks=units, next_position=units, grants=grants), 0
+        dead = LeaseWatch(6.0).dead(ledger, 0.0) | {("m", number) for number in range(units)}
+        assert len(bury(ledger, dead).returned) == units
+        inherit(ledger, "m", units, {})
+        assert ledger.fault() == ""
+        return looks
+
+    assert work(2000) <= 11 * work(200)

@@ -718,6 +718,12 @@ LEASES: Final = (
         "that are renewed 2^52 times",
         lambda there, _: _changed(there, grants=tuple(_changed_grant(g) for g in there.grants)),
     ),
+    _leases("of 13,000 grants of nobody", lambda there, _: _units(there, "grants", 13_000)),
+    _leases("of 1 MiB that came back", lambda there, _: _units(there, "returned", 14_500)),
+    _leases(
+        "that came back as one unit of all blocks, begun",
+        lambda there, _: _changed(there, next_position=there.blocks, grants=(), returned=(_begun(there),)),
+    ),
     _leases("of nothing left to read", lambda there, _: _changed(there, next_position=there.blocks)),
     _leases("of an epoch that is over", lambda there, _: _changed(there, epoch=0, grants=(), returned=(), finished=())),
 )
@@ -725,6 +731,20 @@ LEASES: Final = (
 
 def _changed(there: DataLedger, **lies: Any) -> bytes:  # noqa: ANN401
     return msgspec.json.encode(msgspec.structs.replace(there, **lies))
+
+
+def _units(there: DataLedger, where: str, count: int) -> bytes:
+    """Return a ledger of so many units of holders that are nowhere, each as short as it can be written."""
+    units = b",".join(
+        b'{"epoch":0,"start":%d,"stop":%d,"learner":"m","incarnation":%d}'
+        % (number % there.blocks, number % there.blocks + 1, number)
+        for number in range(count)
+    )
+    return b'{"blocks":%d,"next_position":%d,"%s":[%s]}' % (there.blocks, there.blocks // 2, where.encode(), units)
+
+
+def _begun(there: DataLedger) -> DataGrant:
+    return DataGrant(there.epoch, 0, there.blocks, "", 0, read=1, of=2)
 
 
 def _changed_grant(grant: DataGrant) -> DataGrant:

@@ -30,6 +30,7 @@ CONSTANTS = [
         data,
         {"EPOCHS_KEPT": 16, "SHARD_LEASES": 10.0, "RENEWALS_PER_LEASE": 3.0, "LEARNERS_NAMED_MAX": 2048, "OLDER": -1},
     ),
+    (data, {"UNITS_MAX": 2560, "HELD_MAX": 256, "UNIT_BLOCKS_MAX": 65536}),
     (fragment_ledger, {"RANGES_MAX": 1024, "LEDGER_BYTES_MAX": 64 << 20}),
     (island, {"UNHEARD_CALLS": 3}),
     (ledger, {"ACCOUNTS_MAX": 1536}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol.data import (
+    HELD_MAX,
+    UNIT_BLOCKS_MAX,
     DataGrant,
     DataLedger,
     LeaseWatch,
@@ -155,3 +157,25 @@ def test_a_lease_dies_after_all_of_its_time_and_no_sooner() -> None:
     assert watch.dead(renewed, 110.0) == set()
     assert watch.dead(renewed, 115.75) == set()
     assert watch.dead(renewed, 118.75) == {("a", 1)}
+
+
+def test_a_unit_that_no_reader_mixes_in_memory_is_none() -> None:
+    """It would be granted whole, since it was begun."""
+    most = UNIT_BLOCKS_MAX
+    for stop, fault in ((most, ""), (most + 1, f"a unit of {most + 1} blocks, more than {most}")):
+        begun = DataGrant(0, 0, stop, "", 0, read=1, of=2)
+        assert DataLedger(blocks=2 * most, next_position=stop, returned=(begun,)).fault() == fault
+    ledger, unit = take(DataLedger(blocks=2 * most), "a", 1, 2 * most)
+    assert (unit.blocks, ledger.fault()) == (most, "")
+
+
+def test_no_life_inherits_more_than_one_may_hold() -> None:
+    """Former lives may have held as much each; what is beyond returns to the pool."""
+    ledger = DataLedger(blocks=2 * HELD_MAX)
+    for life in (1, 2):
+        for _ in range(HELD_MAX):
+            ledger, _ = take(ledger, "a", life, 1)
+    ledger = inherit(ledger, "a", 3, {grant.key: (1, 2) for grant in ledger.grants})
+
+    assert len(held(ledger, "a", 3)) == len(ledger.returned) == HELD_MAX
+    assert ledger.fault() == ""

@@ -9,18 +9,23 @@ import pytest
 from msgspec import json, structs
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import BrokerUnavailable, DataError
+from atoll.base.errors import BrokerUnavailable, BusError, DataError
 from atoll.base.quantities import COUNT_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
 from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take
 from atoll.wire.limits import Info
-from atoll.wire.messages import Member, decode
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, Member, decode
 from atoll.wire.subjects import Subjects
 
 BLOCKS = 10
 LEASE_S = 6.0
+GRANTS_OF_NOBODY = b",".join(
+    b'{"epoch":0,"start":%d,"stop":%d,"learner":"m","incarnation":%d}' % (number % BLOCKS, number % BLOCKS + 1, number)
+    for number in range(13_000)
+)
+RETURNED = b",".join([b'{"epoch":0,"start":0,"stop":1,"learner":"","incarnation":0}'] * 16_000)
 AHEAD = -1
 """Stands for a number beyond that of the record's own write."""
 
@@ -124,6 +129,39 @@ async def test_a_ledger_that_cannot_be_the_runs_ends_nobody(learners: Learners, 
 
     assert grant.key == (0, 2, 4)
     assert ((await learners.ledger()).blocks, (await learners.ledger()).epoch) == (BLOCKS, 0)
+
+
+@pytest.mark.parametrize(
+    "units", [b'"grants":[%s]' % GRANTS_OF_NOBODY, b'"returned":[%s]' % RETURNED], ids=["of nobody", "returned"]
+)
+async def test_a_ledger_of_more_units_than_learners_hold_is_replaced(learners: Learners, units: bytes) -> None:
+    """Written out, it would be larger than a record: whoever read it could write none that follows."""
+    _, leases = await learners.join("a")
+    await leases.take(2)
+    record = await learners.bus.get_record(learners.subjects.data)
+    assert record is not None
+    bad = b'{"blocks":%d,"next_position":5,%s}' % (BLOCKS, units)
+    assert len(bad) < DOCUMENT_BYTES_MAX
+    await learners.bus.put_record(learners.subjects.data, bad, expected=record.revision)
+    leases.progress = {(0, 0, 2): (0, 4)}
+
+    assert (await leases.take(2)).key == (0, 2, 4)
+    assert (await learners.ledger()).units == 2
+
+
+async def test_who_holds_too_many_units_is_told_to_lease_larger_ones(
+    learners: Learners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds stays its own."""
+    monkeypatch.setattr("atoll.protocol.data.HELD_MAX", 2)
+    _, leases = await learners.join("a")
+    for _ in range(2):
+        leases.progress = {**leases.progress, (await leases.take(1)).key: (0, 4)}
+    with pytest.raises(BusError, match="no room for another unit") as refused:
+        await leases.take(1)
+
+    assert "data.lease_blocks" in str(refused.value)
+    assert leases.mine == {(0, 0, 1), (0, 1, 2)}
 
 
 async def test_a_newcomer_is_not_stopped_by_a_ledger_of_other_blocks_than_the_run_record_says(

@@ -161,7 +161,7 @@ class LeasesUntilTheCut(SilentLeases):
 def test_a_learner_that_can_lease_nothing_more_chooses_text_itself(
     home: LoopThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In an order of its own, without end; at its beginning it waits for the first lease."""
+    """In an order of its own, without end; at its beginning it waits longer for the first lease."""
     monkeypatch.setattr(feed, "ALONE_S", 0.05)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number}\n" for number in range(4_000)))
@@ -186,6 +186,8 @@ def test_a_learner_that_can_lease_nothing_more_chooses_text_itself(
 
     given_up = iter([False] * 3 + [True])
     assert fed(1, SilentLeases()).next(lambda: next(given_up)) is None
+    monkeypatch.setattr(feed, "NEWCOMER_ALONE_S", 0.05)
+    assert fed(1, SilentLeases()).next(lambda: False) is not None
 
 
 def test_in_a_long_outage_a_learner_waits_only_once_before_it_chooses(

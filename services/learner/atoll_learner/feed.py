@@ -32,6 +32,8 @@ LOOK_S = 0.2
 RESUME_S = 30.0
 ALONE_S = 10.0
 """So long a learner waits for leased text before it chooses some itself."""
+NEWCOMER_ALONE_S = 60.0
+"""The same for one that has read nothing yet: at a run's beginning all ask at once, and the first answers take longest."""
 OWN_EPOCHS = 1 << 32
 """No run reads its data so often: from here on epochs are those of learners that choose for themselves."""
 
@@ -145,8 +147,8 @@ class LeasedFeed(Supply):
     def next(self, give_up: Callable[[], bool]) -> npt.NDArray[np.int32] | None:
         """Return the next batch, or None once nothing leased is left and `give_up` says so; else block until there is.
 
-        Once something was leased, a learner that gets nothing more for `ALONE_S` chooses a unit itself. In a long outage it
-        waits so only once: until something is leased again, it chooses the next unit after one look.
+        A learner that gets nothing more for `ALONE_S`, or nothing at all for `NEWCOMER_ALONE_S`, chooses a unit itself. In a
+        long outage it waits so only once: until something is leased again, it chooses the next unit after one look.
         """
         began_s = time.monotonic() if self._alone_since_s is None else self._alone_since_s
         while (batch := self.poll()) is None:
@@ -154,7 +156,7 @@ class LeasedFeed(Supply):
                 return None
             self.want()
             wait([self.pending] if self.pending else [], LOOK_S)
-            if self._reader.batches and time.monotonic() - began_s > ALONE_S:
+            if time.monotonic() - began_s > (ALONE_S if self._reader.batches else NEWCOMER_ALONE_S):
                 self._alone_since_s = began_s
                 self._choose(time.monotonic() - began_s)
         return batch

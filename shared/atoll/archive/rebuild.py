@@ -37,6 +37,7 @@ from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece, RunChec
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, CheckpointError, PeerMisbehaved, RecordConflict, RunReplaced
 from atoll.base.logs import get
+from atoll.base.parsing import exhausted_counter
 from atoll.base.quantities import COUNT_MAX, COUNTED_SHARE, INCARNATION_MAX, at_most
 from atoll.bus.interface import Bus, Record
 from atoll.codec import StoredFrame
@@ -236,7 +237,7 @@ async def _restore_records(bus: Bus, run: RunRecord, manifests: list[Manifest], 
         await _settle(
             bus, run.subjects.member(learner), member, lambda there, ours: there.incarnation < ours.incarnation
         )
-    ledgers = [manifest.data for manifest in manifests if manifest.data is not None]
+    ledgers = [manifest.data for manifest in manifests if manifest.data is not None and not _fault_of(manifest.data)]
     if ledgers:
         furthest = max(ledgers, key=_reach)
         # Its leases stay: the next learner that asks gives those of dead incarnations back.
@@ -275,6 +276,14 @@ def _incarnations(manifests: list[Manifest]) -> dict[str, int]:
         for learner, incarnation in known:
             highest[learner] = max(incarnation, highest.get(learner, 0))
     return highest
+
+
+def _fault_of(data: DataLedger) -> str:
+    """Return why nobody could go on with a ledger of leases, or the empty string; it is left out, and leases begin anew."""
+    fault = data.fault() or exhausted_counter(data)
+    if fault:
+        log.warning("record.refused", subject="data", reason=fault)
+    return fault
 
 
 def _reach(data: DataLedger) -> tuple[int, int]:

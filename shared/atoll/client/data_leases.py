@@ -7,8 +7,8 @@ over from a checkpoint (`resume`) or returns them. A learner renews in the backg
 renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
 
 A ledger that nobody can read, or that cannot be (other blocks than the run record says, counted further than there were
-writes), is replaced by the newest one that a learner has seen. What was granted since is then granted
-again, and its holders find it lost: the lesser evil, since no learner can lease anything until somebody does it.
+writes, more units than learners hold), is replaced by the newest one that a learner has seen. What was granted since is
+then granted again, and its holders find it lost: the lesser evil, since no learner can lease anything until somebody does it.
 
 Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
 """
@@ -35,6 +35,7 @@ from atoll.protocol.data import (
     inherit,
     renew,
     take,
+    too_many_units,
 )
 from atoll.run.record import read_members
 from atoll.wire.messages import Member, decode, encode
@@ -87,7 +88,7 @@ class DataLeases:
         may be under way, and `progress` has to hold every unit that an earlier call returned.
 
         Raises:
-            BusError: the ledger is too contended; or as every call of the bus.
+            BusError: the ledger is too contended, or full; or as every call of the bus.
             DataError: the ledger is of other blocks than ours.
         """
         granted: list[DataGrant] = []
@@ -100,6 +101,8 @@ class DataLeases:
             if unread:
                 granted[:] = unread[:1]
                 return ledger
+            if full := too_many_units(ledger, *self._holder):
+                raise BusError("the data ledger has no room for another unit", got=full, todo="raise data.lease_blocks")
             ledger, grant = take(ledger, *self._holder, blocks)
             granted[:] = [grant]
             return ledger

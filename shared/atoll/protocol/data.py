@@ -18,12 +18,15 @@ A lease is alive while its holder renews it. `LeaseWatch` is one observer's judg
 reads of the ledger: renewals that stood still for `lease_s` are dead. The clocks of two machines are never compared, and
 time in which the observer could not read (its broker was away) counts at most a little. A holder that was frozen or cut off
 finds its unit gone at its next renewal; blocks that it read in between may be read by two learners.
+
+Any learner may write the record, so a ledger has bounds (`fault`), and no change leads beyond them: whoever can read a ledger
+can write the next one. At all bounds at once, with the longest names and numbers, it fits into a record.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -40,6 +43,12 @@ ALL: Final = ""
 OTHERS: Final = "(others)"
 """The learner under which those are summed up who are too many to be named; no id of a learner has brackets."""
 LEARNERS_NAMED_MAX: Final = 2048
+UNITS_MAX: Final = 2560
+"""Leased and returned units of a ledger: as many, of the longest names and numbers, as a record holds beside the sums."""
+HELD_MAX: Final = 256
+"""Units of one holder: it reads one and asks for the next; of blocks that are smaller than a batch it holds many."""
+UNIT_BLOCKS_MAX: Final = 65536
+"""Blocks of a unit: a reader mixes the windows of all of them, in memory."""
 HolderName = Annotated[str, msgspec.Meta(pattern=rf"^({ID}|\(others\))?$(?!\n)")]
 """The id of a learner, `ALL` or `OTHERS`."""
 
@@ -110,6 +119,11 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[DataShare, ...] = ()
     schema: int = 1
 
+    @property
+    def units(self) -> int:
+        """Return how many units are leased or returned."""
+        return len(self.grants) + len(self.returned)
+
     def fault_at(self, revision: int) -> str:
         """Return what has been counted further than there were writes (up to the record's `revision`), or the empty string."""
         if self.epoch > revision:
@@ -119,16 +133,29 @@ class DataLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     def fault(self) -> str:
         """Return why no learner of ours writes this ledger, or the empty string."""
+        return next(self._faults(), "")
+
+    def _faults(self) -> Iterator[str]:
         if self.next_position > self.blocks:
-            return f"position {self.next_position} of {self.blocks} blocks"
+            yield f"position {self.next_position} of {self.blocks} blocks"
+        if self.units > UNITS_MAX:
+            yield f"{self.units} units, more than {UNITS_MAX}"
+        if len(self.finished) > LEARNERS_NAMED_MAX + 1 + EPOCHS_KEPT:
+            yield f"{len(self.finished)} sums of what was read"
+        if any(share.epoch > self.epoch for share in self.finished):
+            yield f"blocks that were read after epoch {self.epoch}"
+        most = max(Counter(grant.holder for grant in self.grants).values(), default=0)
+        if most > HELD_MAX:
+            yield f"{most} units of one holder, more than {HELD_MAX}"
         for unit in (*self.grants, *self.returned):
             if not unit.start < unit.stop <= self.blocks or unit.epoch > self.epoch:
-                return f"a unit of blocks {unit.start} to {unit.stop} in epoch {unit.epoch}"
+                yield f"a unit of blocks {unit.start} to {unit.stop} in epoch {unit.epoch}"
+            if unit.blocks > UNIT_BLOCKS_MAX:
+                yield f"a unit of {unit.blocks} blocks, more than {UNIT_BLOCKS_MAX}"
             if unit.read > unit.of or unit.counted > unit.blocks:
-                return (
+                yield (
                     f"a unit with {unit.read} of {unit.of} windows read, {unit.counted} of {unit.blocks} blocks counted"
                 )
-        return ""
 
 
 class EpochSum(msgspec.Struct, frozen=True):
@@ -149,15 +176,26 @@ def data_lease_s(lease_s: float) -> float:
     return SHARD_LEASES * lease_s
 
 
+def too_many_units(ledger: DataLedger, learner: str, incarnation: int) -> str:
+    """Return why a holder is granted no further unit, or the empty string."""
+    if len(held(ledger, learner, incarnation)) >= HELD_MAX:
+        return f"{HELD_MAX} units of one learner"
+    if ledger.units >= UNITS_MAX and not ledger.returned:
+        return f"{UNITS_MAX} units of {len({grant.learner for grant in ledger.grants})} learners"
+    return ""
+
+
 def take(ledger: DataLedger, learner: str, incarnation: int, blocks: int) -> tuple[DataLedger, DataGrant]:
-    """Return the ledger after granting up to `blocks` positions to a learner, and the grant.
+    """Return the ledger after granting up to `blocks` positions to a learner, and the grant; not if `too_many_units` says why.
 
     Returned units go first, so that an epoch is finished before the next begins; a grant never spans two epochs. A unit that
-    was begun is granted whole, since its order depends on its borders; an untouched one may be cut.
+    was begun is granted whole, since its order depends on its borders; an untouched one may be cut, if there is room for both.
     """
+    blocks = min(blocks, UNIT_BLOCKS_MAX)
     if ledger.returned:
         first, *rest = ledger.returned
-        stop = first.stop if first.read or first.counted else min(first.stop, first.start + blocks)
+        whole = first.read or first.counted or ledger.units >= UNITS_MAX
+        stop = first.stop if whole else min(first.stop, first.start + blocks)
         grant = msgspec.structs.replace(first, stop=stop, learner=learner, incarnation=incarnation)
         left = [DataGrant(first.epoch, stop, first.stop, "", 0)] if stop < first.stop else []
         return msgspec.structs.replace(ledger, returned=(*left, *rest), grants=(*ledger.grants, grant)), grant
@@ -197,16 +235,7 @@ def give_back(ledger: DataLedger, learner: str, incarnation: int, progress: Prog
 
     For a dead holder `progress` is empty, and the rest begins where its last renewal stood.
     """
-    ledger = renew(ledger, learner, incarnation, progress)
-    returned, finished = list(ledger.returned), list(ledger.finished)
-    for grant in held(ledger, learner, incarnation):
-        read = grant.blocks_read
-        finished.append(DataShare(grant.epoch, learner, read - grant.counted))
-        returned.append(msgspec.structs.replace(grant, learner="", incarnation=0, counted=read, renewals=0))
-    returned.sort(key=lambda grant: grant.key)
-    kept = tuple(grant for grant in ledger.grants if grant.holder != (learner, incarnation))
-    sums = _summed(finished, ledger.epoch, kept)
-    return msgspec.structs.replace(ledger, grants=kept, returned=tuple(returned), finished=sums)
+    return bury(renew(ledger, learner, incarnation, progress), [(learner, incarnation)])
 
 
 def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress) -> DataLedger:
@@ -215,11 +244,12 @@ def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress
     A unit in `cursor` (the position in its checkpoint) moves over and is read on from there, so what the former incarnation
     read after that checkpoint may be read again. All other units of former incarnations return to the pool.
     """
-    grants = []
+    grants, room = [], HELD_MAX - len(held(ledger, learner, incarnation))
     for grant in ledger.grants:
         read, of = cursor.get(grant.key, (0, 0))
         ours = grant.learner == learner and grant.incarnation < incarnation
-        if ours and of and 0 <= read <= of:
+        if ours and of and 0 <= read <= of and room > 0:
+            room -= 1
             mark = {"incarnation": incarnation, "read": read, "of": of, "renewals": 0}
             grants.append(msgspec.structs.replace(grant, **mark))
         else:
@@ -230,10 +260,25 @@ def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress
 
 
 def bury(ledger: DataLedger, holders: Iterable[Holder]) -> DataLedger:
-    """Return the ledger after all units of dead holders returned to the pool."""
-    for learner, incarnation in sorted(holders):
-        ledger = give_back(ledger, learner, incarnation, {})
-    return ledger
+    """Return the ledger after all units of dead holders returned to the pool, read as far as their last renewal said.
+
+    All holders at once, since a peer's ledger may name a holder for each unit. What was read to its end is finished.
+    """
+    dead = set(holders)
+    kept, returned, finished = [], list(ledger.returned), list(ledger.finished)
+    for grant in ledger.grants:
+        if grant.holder not in dead:
+            kept.append(grant)
+            continue
+        read = grant.blocks_read
+        finished.append(DataShare(grant.epoch, grant.learner, read - grant.counted))
+        if not grant.of or grant.read < grant.of:
+            returned.append(msgspec.structs.replace(grant, learner="", incarnation=0, counted=read, renewals=0))
+    if len(kept) == len(ledger.grants):
+        return ledger
+    returned.sort(key=lambda grant: grant.key)
+    sums = _summed(finished, ledger.epoch, kept)
+    return msgspec.structs.replace(ledger, grants=tuple(kept), returned=tuple(returned), finished=sums)
 
 
 def sums_by_epoch(ledger: DataLedger) -> list[EpochSum]:
@@ -284,10 +329,10 @@ class LeaseWatch:
         """Look at the ledger at `now_s` of the observer's own clock and return the holders whose leases are dead."""
         passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, self._lease_s / 2.0)
         self._last_s = now_s
-        signs = {
-            holder: tuple((grant.key, grant.renewals) for grant in held(ledger, *holder))
-            for holder in {grant.holder for grant in ledger.grants}
-        }
+        units: defaultdict[Holder, list[tuple[Key, int]]] = defaultdict(list)
+        for grant in ledger.grants:
+            units[grant.holder].append((grant.key, grant.renewals))
+        signs = {holder: tuple(of_units) for holder, of_units in units.items()}
         self._still_s = {
             holder: self._still_s.get(holder, 0.0) + passed_s if sign == self._signs.get(holder) else 0.0
             for holder, sign in signs.items()

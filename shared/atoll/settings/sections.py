@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from atoll.protocol.data import UNIT_BLOCKS_MAX
 from atoll.wire.region_names import ALLOWED
 
 UP_LEARNERS_MAX: Final = 64
@@ -144,7 +145,7 @@ class DataSettings(Section):
     """
 
     dir: SomePath = Path("corpus")
-    lease_blocks: int = Field(default=64, ge=1, le=65536)
+    lease_blocks: int = Field(default=64, ge=1, le=UNIT_BLOCKS_MAX)
     source: str = ""
     held_out_tokens: int = Field(default=32_768, ge=128, le=1 << 30)
 
