@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from atoll.story.history import History
+from atoll.story.history import History, notes
 from atoll.wire.messages import encode, event
 
 
 class SteppedRun:
     """A run of three learners as its event log tells it: steps of 1 s, rounds of 2 s every ten."""
 
-    def __init__(self, *, rounds_kept: int | None = None, samples_kept: int | None = None) -> None:
+    def __init__(
+        self, *, rounds_kept: int | None = None, samples_kept: int | None = None, notes_kept: int | None = None
+    ) -> None:
         self.history, self.steps = History(), {"a": 1.0, "b": 1.0, "c": 1.0}
         if rounds_kept is not None:
             self.history.rounds = deque(maxlen=rounds_kept)
         if samples_kept is not None:
-            self.history.samples = deque(maxlen=samples_kept)
+            self.history.samples = notes(samples_kept)
+        if notes_kept is not None:
+            self.history.joined, self.history.left = notes(notes_kept), notes(notes_kept)
+            self.history.samples = notes(notes_kept)
 
     def log(self, kind: str, who: str, at_s: float, **fields: Any) -> None:  # noqa: ANN401
         """Write an event."""

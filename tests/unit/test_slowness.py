@@ -218,13 +218,13 @@ def test_a_page_that_has_forgotten_the_rounds_of_a_life_has_the_goodput_of_the_r
 
 
 def test_the_newest_samples_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The life that has been silent longest is forgotten first."""
+    """Of the learner that has most lives the one that has been silent longest is forgotten first."""
     monkeypatch.setattr(history, "WRITERS_MAX", 2)
     run = SteppedRun()
     for at_s, (who, incarnation) in enumerate([("a", 1), ("b", 1), ("a", 1), ("a", 2)]):
         run.log("sample", who, float(at_s), incarnation=incarnation, step=at_s, tokens=1)
 
-    assert {life: each.fields.step for life, each in run.history.newest_samples.items()} == {("a", 1): 2, ("a", 2): 3}
+    assert {life: each.fields.step for life, each in run.history.newest_samples.items()} == {("b", 1): 1, ("a", 2): 3}
 
 
 def test_an_event_log_without_a_figure_says_so() -> None:

@@ -337,11 +337,12 @@ def test_what_a_learner_did_is_found_by_one_pass_however_many_lives_it_had() -> 
     for lives in (1, 40):
         for number in range(2, lives + 1):
             history.take("ev.joined.a", msgspec.json.encode(event("joined", "a", LASTS_S + number, incarnation=number)))
-        for kind in ("joined", "left", "samples"):
-            setattr(history, kind, PassCounter(getattr(history, kind)))
+        kept = {kind: getattr(history, kind) for kind in ("joined", "left", "samples")}
+        for kind, notes in kept.items():
+            setattr(history, kind, PassCounter(notes))
         PassCounter.passes = 0
         learner = next(each for each in fitted(history, SETTINGS).learners if each.name == "a")
         assert len(learner.lives) == lives
         assert PassCounter.passes <= 12
-        for kind in ("joined", "left", "samples"):
-            setattr(history, kind, list(getattr(history, kind)))
+        for kind, notes in kept.items():
+            setattr(history, kind, notes)

@@ -1,7 +1,8 @@
 """A bounded live feed of core messages that another thread may fill.
 
-The newest message is worth most: if the reader falls behind, the feed drops the oldest core messages and counts them. It holds
-`len_max` messages and `BYTES_MAX`, whichever is less: messages of strangers may be as large as the broker takes.
+The newest message is worth most: if the reader falls behind, the feed drops the oldest core messages of the subject that fills
+it, and counts them. So who floods a subject of its own pushes out nothing of others. It holds about `len_max` messages or
+`BYTES_MAX`, whichever is less: messages of strangers may be as large as the broker takes.
 Filling never waits and never fails; it wakes only the reader's own loop. Both adapters return this one class.
 
 A feed that is never empty must not keep the loop from everything else. So whoever iterates lets the loop go on after every
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from atoll.base.fair_queue import FairQueue
 from atoll.bus.interface import CoreMessage
 
 RUN_LENGTH = 16
@@ -28,9 +29,10 @@ class BufferedSubscription:
         self, len_max: int, *, on_drop: Callable[[], None], on_close: Callable[[BufferedSubscription], Awaitable[None]]
     ) -> None:
         """Belong to the running loop."""
-        self._waiting: deque[CoreMessage] = deque()
-        self._waiting_bytes = 0
-        self._len_max = max(1, len_max)
+        least_bytes = max(1, BYTES_MAX // max(1, len_max))
+        self._waiting = FairQueue[CoreMessage](
+            BYTES_MAX, lambda message: message.subject, lambda message: max(least_bytes, len(message.data))
+        )
         self._on_drop = on_drop
         self._on_close = on_close
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -44,11 +46,7 @@ class BufferedSubscription:
         with self._lock:
             if self._ended:
                 return
-            self._waiting.append(core_message)
-            self._waiting_bytes += len(core_message.data)
-            # The newest stays, however large it is.
-            while len(self._waiting) > 1 and (len(self._waiting) > self._len_max or self._waiting_bytes > BYTES_MAX):
-                self._pop()
+            for _ in range(self._waiting.append(core_message)):
                 self._on_drop()
             if not self._woken and not self._loop.is_closed():
                 self._woken = True  # until the reader has looked
@@ -72,16 +70,11 @@ class BufferedSubscription:
         """Return the oldest core message; without one, arm the wake-up."""
         with self._lock:
             if self._waiting:
-                return self._pop()
+                return self._waiting.pop()
             if not self._ended:
                 self._woken = False
                 self._news.clear()
             return None
-
-    def _pop(self) -> CoreMessage:
-        oldest = self._waiting.popleft()
-        self._waiting_bytes -= len(oldest.data)
-        return oldest
 
     async def next(self, timeout_s: float) -> CoreMessage | None:
         """Return the next core message, or None if none came within `timeout_s` or the feed has ended."""
@@ -119,7 +112,6 @@ class BufferedSubscription:
         with self._lock:
             first, self._ended = not self._ended, True
             self._waiting.clear()
-            self._waiting_bytes = 0
         self.end()
         if first:
             await self._on_close(self)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.fair_queue import FairQueue
 from atoll.base.units import as_time
 from atoll.run.event_fields import (
     FilledEvent,
@@ -82,7 +83,7 @@ class LifeSigns:
 class Timeline:
     """The reduced event log; `began_s` is its first entry, `newest_s` its newest one; `faults` counts all of them."""
 
-    marks: deque[TimeMark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    marks: FairQueue[TimeMark] = field(default_factory=lambda: FairQueue(MARKS_MAX, lambda mark: mark.who))
     validated: deque[tuple[float, ValidationEvent]] = field(default_factory=lambda: deque(maxlen=VALIDATED_MAX))
     contributions: dict[tuple[int, str], LastContribution] = field(default_factory=dict)
     recent: dict[str, deque[SampleLine]] = field(default_factory=dict)

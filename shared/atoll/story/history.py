@@ -4,7 +4,8 @@
 
 A process that follows a run anyway has a `HistoryView` (`atoll.story.history_view`), and needs no second reading. `on_event`
 reduces one event; `take` first looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a
-clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten. Times are seconds since the Unix epoch
+clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten, of
+learners' events that of the learner that wrote most. Times are seconds since the Unix epoch
 by the clock of the process that wrote the event, as far as the broker's clock bears it out. An event of an earlier release has
 fewer facts: they are None or zero here, and a story then says that the event log does not tell.
 """
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.fair_queue import FairQueue, heaviest
 from atoll.bus.interface import Bus
 from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.reasons import id_of
@@ -63,8 +65,24 @@ class Noted(Generic[F]):
     fields: F
 
 
-def _notes() -> deque[Noted[F]]:
-    return deque(maxlen=NOTES_MAX)
+class LearnerNamed(Protocol):
+    """Fields of what a shard says of a learner."""
+
+    @property
+    def learner(self) -> str:
+        """Return its name."""
+
+
+N = TypeVar("N", bound=LearnerNamed)
+
+
+def notes(len_max: int = NOTES_MAX) -> FairQueue[Noted[F]]:
+    """Return an empty list of events; beyond its bound the writer of most of them loses its oldest one."""
+    return FairQueue(len_max, lambda note: note.who)
+
+
+def _of_learners() -> FairQueue[Noted[N]]:
+    return FairQueue(NOTES_MAX, lambda note: note.fields.learner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +132,16 @@ class History:
     """
 
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
-    joined: deque[Noted[JoinedEvent]] = field(default_factory=_notes)
-    left: deque[Noted[LeftEvent]] = field(default_factory=_notes)
-    refused: deque[Noted[RefusedContribution]] = field(default_factory=_notes)
-    quarantined: deque[Noted[QuarantineEvent]] = field(default_factory=_notes)
-    filled: deque[Noted[FilledEvent]] = field(default_factory=_notes)
+    joined: FairQueue[Noted[JoinedEvent]] = field(default_factory=notes)
+    left: FairQueue[Noted[LeftEvent]] = field(default_factory=notes)
+    refused: FairQueue[Noted[RefusedContribution]] = field(default_factory=_of_learners)
+    quarantined: FairQueue[Noted[QuarantineEvent]] = field(default_factory=_of_learners)
+    filled: FairQueue[Noted[FilledEvent]] = field(
+        default_factory=lambda: FairQueue(NOTES_MAX, lambda note: note.fields.sender)
+    )
     tenures: deque[ServedTenure] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
-    validations: deque[Noted[ValidationEvent]] = field(default_factory=_notes)
-    samples: deque[Noted[SampleEvent]] = field(default_factory=_notes)
+    validations: FairQueue[Noted[ValidationEvent]] = field(default_factory=notes)
+    samples: FairQueue[Noted[SampleEvent]] = field(default_factory=notes)
     newest_samples: dict[tuple[str, int], Noted[SampleEvent]] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)
     sighted: set[str] = field(default_factory=set)
@@ -133,6 +153,8 @@ class History:
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     virtual: bool = False
     unreadable: int = 0
+    _lives: dict[str, dict[int, None]] = field(default_factory=dict)
+    _life_counts: dict[str, int] = field(default_factory=dict)
     _repeats: Repeats = field(default_factory=Repeats)
     _waiting: dict[tuple[int, int], WaitingEvent] = field(default_factory=dict)
     _made: dict[tuple[int, int], RoundLine] = field(default_factory=dict)
@@ -184,7 +206,9 @@ class History:
         self.timeline.on_event(event)
         if event.kind in BEGINNINGS and self.newest_s:
             joined = event.kind == "joined"
-            begun_s = event.at_s - (self.joined[-1].fields.began_before_s if joined else self.tenures[-1].fields.took_s)
+            begun_s = event.at_s - (
+                self.joined.newest.fields.began_before_s if joined else self.tenures[-1].fields.took_s
+            )
             if begun_s - self.newest_s > PAUSE_S:
                 self.pauses.append((self.newest_s, begun_s))
         self.newest_s = max(self.newest_s, event.at_s)
@@ -281,7 +305,8 @@ class History:
         _remember(self.sighted, event.who)
 
     def _on_refused(self, event: Event) -> None:
-        self.refused.extend(Noted(event.at_s, event.who, each) for each in fields_of(event, RefusedEvent).refusals)
+        for each in fields_of(event, RefusedEvent).refusals:
+            self.refused.append(Noted(event.at_s, event.who, each))
 
     def _on_ledger(self, event: Event) -> None:
         self.closed.add(event.who)
@@ -329,10 +354,26 @@ class History:
         sample = Noted(event.at_s, event.who, fields_of(event, SampleEvent))
         self.samples.append(sample)
         life = event.who, sample.fields.incarnation
-        # A life moves to the end with each sample, so the one that has been silent longest is forgotten first.
-        if self.newest_samples.pop(life, None) is None and len(self.newest_samples) >= WRITERS_MAX:
-            self.newest_samples.pop(next(iter(self.newest_samples)))
+        # A life moves to the end with each sample: the first one has been silent longest.
+        self._forget_life(life)
         self.newest_samples[life] = sample
+        own = self._lives.setdefault(event.who, {})
+        own[life[1]] = None
+        self._life_counts[event.who] = len(own)
+        if len(self.newest_samples) > WRITERS_MAX:
+            most = heaviest(self._life_counts, len(self.newest_samples), event.who)
+            silent = most, next(iter(self._lives[most]))
+            self._forget_life(silent if silent != life else next(iter(self.newest_samples)))
+
+    def _forget_life(self, life: tuple[str, int]) -> None:
+        if self.newest_samples.pop(life, None) is None:
+            return
+        who, incarnation = life
+        own = self._lives[who]
+        del own[incarnation]
+        self._life_counts[who] = len(own)
+        if not own:
+            del self._lives[who], self._life_counts[who]
 
     def _on_validation(self, event: Event) -> None:
         self.validations.append(Noted(event.at_s, event.who, fields_of(event, ValidationEvent)))

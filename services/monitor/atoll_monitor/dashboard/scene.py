@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from atoll.base.redacting import redacted
 from atoll.run.timeline import Timeline, TimeMark
-from atoll.story.history import History
+from atoll.story.history import History, notes
 from atoll.wire.messages import Event
 from atoll_monitor.alert_rules import RULES
 from atoll_monitor.alerts import AlertJudge, reading_of
@@ -49,7 +49,7 @@ class PageScene(Protocol):
 
 
 def _history() -> History:
-    return History(rounds=deque(maxlen=HISTORY_ROUNDS), samples=deque(maxlen=HISTORY_SAMPLES))
+    return History(rounds=deque(maxlen=HISTORY_ROUNDS), samples=notes(HISTORY_SAMPLES))
 
 
 @dataclass(slots=True)
