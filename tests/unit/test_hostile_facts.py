@@ -110,6 +110,7 @@ def test_no_report_brings_a_run_nearer_to_its_target() -> None:
 
 def merged(desk: Shard, learner: str, push: int) -> tuple[Fold, Commit]:
     """Have a contribution that was offered merged alone, because everybody leaves; return what was decided."""
+    desk.handle(beat(learner, 1.0, tokens=0))  # a shard that has heard nobody train listens first
     told = desk.handle(ContributionReady(at_s=1.0, key=PushKey(learner, 1, 0, push)))
     told += desk.handle(LearnerLeft(at_s=1.0, learner=learner, incarnation=1))
     (fold,) = [action for action in told if isinstance(action, Fold)]
