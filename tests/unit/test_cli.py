@@ -58,9 +58,12 @@ def test_a_verb_that_waits_says_so_and_outlives_a_request_for_facts() -> None:
     assert waiting.returncode == BrokerUnavailable.exit_code
 
 
-def test_the_version_says_which_wire_versions_it_speaks() -> None:
-    """Whoever upgrades a run asks just that."""
-    assert atoll("version").stdout == f"atoll {__version__}, wire {SCHEMA_OLDEST} to {SCHEMA_NEWEST}\n"
+@pytest.mark.parametrize("words", [("version",), ("--version",), ("--version", "why")])
+def test_the_version_says_which_wire_versions_it_speaks(words: tuple[str, ...]) -> None:
+    """Whoever upgrades a run asks just that; as an option it goes before whatever follows."""
+    done = atoll(*words)
+
+    assert (done.returncode, done.stdout) == (0, f"atoll {__version__}, wire {SCHEMA_OLDEST} to {SCHEMA_NEWEST}\n")
 
 
 def test_help_lists_every_verb() -> None:

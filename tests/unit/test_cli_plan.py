@@ -45,6 +45,15 @@ def test_a_plan_reads_like_the_one_that_was_reviewed() -> None:
     assert GOLDEN.read_text(encoding="utf-8").partition("\n----\n")[2] == told
 
 
+def test_one_of_a_thing_is_told_in_the_singular() -> None:
+    """One learner of one chip, whose fragments leave one a step."""
+    told = atoll(f"{SMALL} --learners 1 --chips 1 --shards 1 --fragments 8 --interval-steps 8").output
+
+    assert "1 learner of 1 chip, " in told
+    assert "one leaves every step of 1 s" in told
+    assert not re.search(r"\b1 (chips|steps|learners|sites|shards)\b", told)
+
+
 def test_json_has_the_same_figures() -> None:
     document = json.loads(atoll(f"{SMALL} --json").output)
 

@@ -326,6 +326,25 @@ def test_a_consequence_of_a_consequence_is_the_causes_too() -> None:
     assert [each.cause for each in found[0].consequences] == ["stale refusals", "nothing merged"]
 
 
+@pytest.mark.parametrize("cause", ["learner was gone", "slow link", "slow learner", "bad direction", "stale refusals"])
+def test_what_had_ended_before_a_cause_began_is_no_effect_of_it(cause: Cause) -> None:
+    """What a learner lost before it died was not lost by its death; what goes on while it is away may be."""
+    effect = SAME_CULPRIT[cause][0]
+    before, beyond = one(effect, "a", 0.0, 9.1), one(effect, "a", 0.0, 9.8)
+    later = one(cause, "a", 9.7, 12.0)
+
+    assert by_cause([later, before], 20.0) == [later, before]
+    assert by_cause([later, beyond], 20.0)[0].consequences == (beyond,)
+
+
+def test_the_offences_that_a_quarantine_is_for_are_beneath_it() -> None:
+    """They come before it, and are no finding of their own."""
+    offences = one("refusals", "a", 1.0, 2.0)
+    (found,) = by_cause([one("quarantine", "a", 2.1, None), offences], 20.0)
+
+    assert found.consequences == (offences,)
+
+
 def test_no_cause_explains_itself() -> None:
     """Neither table has a circle: every finding is shown."""
     explains = {cause: {*SAME_CULPRIT.get(cause, ()), *SAME_TIME.get(cause, ())} for cause in get_args(Cause)}

@@ -8,8 +8,11 @@ from atoll.story.questions import behind, grace
 from support.told_runs import SteppedRun
 
 
-def fast(delays_s: list[float], quorum: int = 1) -> SteppedRun:
-    """Return a run whose rounds grant no grace; contributions of `a` arrive so long after the quorum that they missed."""
+def fast(delays_s: list[float], quorum: int = 1, **sent: object) -> SteppedRun:
+    """Return a run whose rounds grant no grace; contributions of `a` arrive so long after the quorum that they missed.
+
+    `sent` is noted with every contribution.
+    """
     run = SteppedRun()
     why = {"version": 0, "calls": 1, "quorum": quorum, "met_by": "push/b/1/0/1", "end": "grace over"}
     run.round(1, why=why)
@@ -22,6 +25,7 @@ def fast(delays_s: list[float], quorum: int = 1) -> SteppedRun:
             "steps": 10,
             "step_s": 1.0,
             "upload_s": 0.1,
+            **sent,
         }
         # A round is called 2 s before its event and meets its quorum 1 s before it; the next is called 10 s later.
         late = {**share, "learner": "a", "age": 1, "arrived_s": delay_s - 9.0}
@@ -72,3 +76,22 @@ def test_a_learner_like_the_others_is_behind_because_rounds_do_not_wait_for_it()
 def test_a_quorum_of_all_is_no_reason_to_be_behind() -> None:
     """No rule explains it, and no remedy is named."""
     assert "protocol.quorum" not in "\n".join(behind(fast([0.1] * 8, quorum=3).history, "a"))
+
+
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_a_learner_whose_contributions_are_in_messages_has_a_step_time_all_the_same(quorum: int) -> None:
+    """It has no upload whose time could be told, and its steps are those that its story tells."""
+    answer = "\n".join(behind(fast([0.1] * 8, quorum, inline=True, step_s=0.25).history, "a"))
+
+    assert "its steps (0.25 s, the others' " in answer
+    assert "does not tell its" not in answer
+    assert "messages carry them" in answer
+
+
+def test_only_what_the_event_log_lacks_is_said_to_be_unknown() -> None:
+    """An upload that nobody timed is not taken for one in a message."""
+    answer = "\n".join(behind(fast([0.1] * 8, upload_s=0.0).history, "a"))
+
+    assert "its steps (1 s, the others' 1 s)" in answer
+    assert "the event log does not tell its upload time" in answer
+    assert "messages carry them" not in answer

@@ -250,6 +250,9 @@ def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -
     [
         (["protocol.outer_lr=1"], [], "no what-if that a recording can answer"),
         (["protocol.quorum"], [], "no what-if that a recording can answer"),
+        (["protocol.quorom=2"], [], r"unknown setting protocol\.quorom\n.*\n.*did you mean protocol\.quorum\?"),
+        (["quorom=2"], [], r"did you mean protocol\.quorum\?"),
+        (["model.quorum=2"], [], "no what-if that a recording can answer"),
         (["protocol.quorum=many"], [], "cannot have such a value"),
         (["protocol.quorum=4"], [], "quorum is out of range"),
         (["protocol.codec_up=tin"], [], "tin"),

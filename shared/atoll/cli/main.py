@@ -15,7 +15,7 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -42,18 +42,37 @@ from atoll.cli import (
 )
 
 GROUP = "atoll.commands"
+HELP = "Train one model across asynchronous islands of compute."
+
+
+def print_version(asked: bool) -> None:  # noqa: FBT001  (typer calls it)
+    """Do as the verb `version` does and leave, if a person asked for that."""
+    if asked:
+        look.version_verb()
+        raise typer.Exit
+
+
+def program(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Do as the verb `version` does.")
+    ] = False,
+) -> None:
+    """Read the options that stand before a verb."""
+    del version
 
 
 def build() -> typer.Typer:
     """Return the command line with the kernel's verbs and those of every installed service."""
     app = typer.Typer(
         name="atoll",
-        help="Train one model across asynchronous islands of compute.",
+        help=HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    app.callback(help=HELP)(program)
     for register in (
         up.register,
         broker.register,

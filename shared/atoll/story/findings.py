@@ -13,7 +13,8 @@ on and where they are in the event log, so that a person can check it. What is b
 
 What explains what is in two tables. A cause explains other findings of the *same culprit*: contributions over a slow link come
 too late and are refused. Or it explains what fell mostly into its *time*, whoever it befell: while the disk is full, uploads
-of all learners wait. The tables say what is usual; a person checks it by the times.
+of all learners wait. The tables say what is usual; a person checks it by the times. What had ended before a cause began is no
+effect of it.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def _root(place: int, beneath: Mapping[int, int]) -> int:
 
 def _explains(cause: RunFinding, other: RunFinding, newest_s: float) -> bool:
     if cause.culprit == other.culprit and other.cause in SAME_CULPRIT.get(cause.cause, ()):
-        return True
+        # The refusals before a quarantine are the offences that it is for.
+        return cause.cause == "quarantine" or other.until_s is None or other.until_s >= cause.from_s
     if other.cause not in SAME_TIME.get(cause.cause, ()):
         return False
     ended_s = newest_s if other.until_s is None else other.until_s

@@ -17,7 +17,7 @@ from atoll.protocol.reasons import id_of
 from atoll.run.event_fields import Contributor
 from atoll.run.protection import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.view import RoundLine
-from atoll.story.attribution import alignment_of_others, duration_of_others, points_away, shares_of
+from atoll.story.attribution import LearnerShare, alignment_of_others, duration_of_others, points_away, shares_of
 from atoll.story.goodput import DEFINITION, goodput_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
 from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
@@ -116,20 +116,32 @@ def behind(history: History, learner: str | None) -> list[str]:
             duration_of_others(shares, learner, lambda each: each.step_s),
             duration_of_others(shares, learner, lambda each: each.upload_s),
         )
-        beside = f"its steps ({_beside(own.step_s, step_s)}) nor its uploads ({_beside(own.upload_s, upload_s)})"
         not_waited = _not_waited_for(history, learner) if own.late >= OFTEN_LATE * own.contributions else []
-        if own.step_s is None or own.upload_s is None:
-            told.append(f"{SILENT} its step time or its upload time")
-        elif not_waited:
-            told.append(f"neither {beside} are much slower than the others'")
-        else:
-            told.append(f"neither {beside} explain it")
-        told += not_waited
+        told += [*_not_slow(history, own, step_s, upload_s, explained=bool(not_waited)), *not_waited]
     late = [(line, share) for line, share in history.contributions(learner) if share.age]
     told += [_missed(history, line, share) for line, share in late[-3:]]
     if adoptions := adoption_delays(history, learner):
         told.append(f"it adopts a version {median(adoptions):.3g} s after that is visible (by two clocks)")
     return told + _who_is(history, learner)
+
+
+def _not_slow(
+    history: History, own: LearnerShare, step_s: float | None, upload_s: float | None, *, explained: bool
+) -> list[str]:
+    """Return that neither steps nor uploads make a learner late, beside those of the others, or that one is not known."""
+    steps, uploads = f"its steps ({_beside(own.step_s, step_s)})", f"its uploads ({_beside(own.upload_s, upload_s)})"
+    both = "are much slower than the others'" if explained else "explain it"
+    if own.step_s is not None and own.upload_s is not None:
+        return [f"neither {steps} nor {uploads} {both}"]
+    fast = "are not much slower than the others'" if explained else "do not explain it"
+    told = [f"{SILENT} its step time" if own.step_s is None else f"{steps} {fast}"]
+    if own.upload_s is not None:
+        told.append(f"{uploads} {fast}")
+    elif any(share.inline for _, share in history.contributions(own.learner)):
+        told.append("its contributions are so small that messages carry them: there is no upload that could be slow")
+    else:
+        told.append(f"{SILENT} its upload time")
+    return told
 
 
 def _not_waited_for(history: History, learner: str) -> list[str]:
@@ -342,7 +354,7 @@ def _mean_loss(line: RoundLine) -> float | None:
 
 
 def _beside(own: float | None, others: float | None) -> str:
-    return f"{own or 0:.3g} s, the others' {others or 0:.3g} s"
+    return f"{own or 0:.3g} s" + ("" if others is None else f", the others' {others:.3g} s")
 
 
 def _who_is(history: History, learner: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.base.units import as_bytes, as_rate, as_share, as_time
+from atoll.base.wording import counted
 from atoll.merge.derived import derivable
 from atoll.merge.partial import partial_codec
 from atoll.story.goodput import DEFINITION
@@ -104,13 +105,19 @@ def assumptions(question: Question) -> tuple[str, ...]:
     protocol, links, broken = question.protocol, question.links, question.failures
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
     overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
+    steps = f"{protocol.interval_steps / protocol.fragments:.3g}"
+    pause = "step" if steps == "1" else f"{steps} steps"
+    all_learners = "the learner contributes to every round and reads"
+    if question.learners > 1:
+        all_learners = f"all {counted(question.learners, 'learner')} contribute to every round and read"
+    sites = counted(question.learners, "site")
     between = as_time(site_mtbf_s(broken, question.chips))
     failing = (
         f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}, so a "
         f"site fails every {between}; a lost learner loses half the interval that is reached of its work"
         if broken.loss_per_hour
         else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years, so a site of {question.chips} fails every {between}; "
-        f"{min(broken.slice_chips, question.chips)} chips go together for "
+        f"{counted(min(broken.slice_chips, question.chips), 'chip goes', 'chips go together')} for "
         f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
         f"take slices in, at most every {broken.admission_s:g} s"
     )
@@ -121,7 +128,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
             f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
             "scales counted; no zstd; headers of NATS, heartbeats and events are not counted (below 0.1 % of a large model)"
         ),
-        f"all {question.learners} learners contribute to every round and read every frame, through one broker (a star); {hub}",
+        f"{all_learners} every frame, through one broker (a star); {hub}",
         *_regional(question),
         (
             f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
@@ -129,7 +136,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
             f"{as_rate(links.window_bits_per_s)} at most"
         ),
         (
-            f"fragments are equal, and one leaves every {protocol.interval_steps / protocol.fragments:.3g} steps of "
+            f"fragments are equal, and one leaves every {pause} of "
             f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted"
         ),
         (
@@ -141,7 +148,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
             f"where the link is too slow, the share that is merged is an estimate within {UNSURE:.0f} points"
         ),
         (
-            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {question.learners} sites "
+            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {sites} "
             f"at the pace of the slowest link, hub and connection counted: data-parallel every step, DiLoCo every "
             f"{protocol.interval_steps}, {overlap} ({question.layers} layers, backward 2/3 of a step)"
         ),

@@ -25,7 +25,7 @@ def _question(found: PlanAnswer) -> Iterator[str]:
     question, protocol = found.question, found.question.protocol
     learners = counted(question.learners, "learner")
     yield (
-        f"{as_count(question.parameters)} parameters, {learners} of {as_count(question.chips)} chips, "
+        f"{as_count(question.parameters)} parameters, {learners} of {counted(question.chips, 'chip')}, "
         f"{question.step_s:g} s a step; P={protocol.fragments} H={protocol.interval_steps} tau={protocol.overlap_steps} "
         f"K={protocol.quorum}, {counted(protocol.shards, 'shard')}; {protocol.codec_up} up, {protocol.codec_down} down"
     )
@@ -34,6 +34,8 @@ def _question(found: PlanAnswer) -> Iterator[str]:
 
 def _traffic(found: PlanAnswer) -> Iterator[str]:
     question, moved = found.question, found.traffic
+    shards = question.protocol.shards
+    shard = "the shard" if shards == 1 else f"one of {shards} shards"
     per_step = question.protocol.fragments / question.protocol.interval_steps
     yield f"A round: one fragment of {as_count(question.fragment_elements)} numbers, every {as_time(question.round_every_s)}"
     yield from _table(
@@ -47,8 +49,8 @@ def _traffic(found: PlanAnswer) -> Iterator[str]:
                 ("the hub's link, out", moved.hub_out),
                 ("the broker's card, in", moved.broker_in),
                 ("the broker's card, out", moved.broker_out),
-                (f"one of {question.protocol.shards} shards, in (mean)", moved.shard_in / question.protocol.shards),
-                (f"one of {question.protocol.shards} shards, out (mean)", moved.shard_out / question.protocol.shards),
+                (f"{shard}, in (mean)", moved.shard_in / shards),
+                (f"{shard}, out (mean)", moved.shard_out / shards),
             )
         ],
     )

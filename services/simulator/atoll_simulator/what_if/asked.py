@@ -31,6 +31,7 @@ SETTINGS: Final = (
     "codec_down",
 )
 """Settings of rounds and bytes. What changes the learning itself (merging, outer rate) needs gradients: `atoll sim train`."""
+_TRY_LEARNING: Final = "what changes the learning itself is tried in `atoll sim train`"
 _DELAY: Final = re.compile(r"([0-9]*\.?[0-9]+)\s*(ms|s)")
 
 
@@ -49,12 +50,15 @@ def asked(recording: Recording, assignments: Iterable[str], links: Iterable[str]
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, told = text.partition("=")
     field = name.strip().removeprefix("protocol.")
+    known = field in ProtocolSettings.__struct_fields__
+    if equals and not known and "." not in field:
+        raise SettingsError.unknown(f"protocol.{field}", SETTINGS, todo=_TRY_LEARNING)
     if not equals or field not in SETTINGS:
         raise SettingsError(
             "this is no what-if that a recording can answer",
             got=f"--set {text}",
             allowed=", ".join(f"protocol.{each}=..." for each in SETTINGS),
-            todo="what changes the learning itself is tried in `atoll sim train`",
+            todo=_TRY_LEARNING,
         )
     try:
         value = msgspec.convert(told.strip(), get_type_hints(ProtocolSettings)[field], strict=False)
