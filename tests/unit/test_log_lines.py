@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -116,3 +117,17 @@ def test_a_learner_whose_steps_count_no_tokens_is_told_so() -> None:
     assert [steps(9, 0), steps(9, 0)] == [["learner.tokenless"], []], "once"
     assert steps(9, 5, adopted=1) == []
     assert steps(9, 0, adopted=1) == ["learner.tokenless"], "others make versions, and it is part of none"
+
+
+def test_lines_of_a_script_are_in_its_file_at_once(tmp_path: Path) -> None:
+    """Whoever looks into the file of a loop that runs sees that it has joined; a buffer would end with this process."""
+    script = """
+import os
+from atoll.base.logs import get
+get("a.module").info("learner.joined")
+os._exit(0)
+"""
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
+        subprocess.run([sys.executable, "-c", script], stdout=log, timeout=240, check=True)
+
+    assert "learner.joined" in (tmp_path / "log").read_text(encoding="utf-8")

@@ -116,6 +116,9 @@ class _SettingsMeta(msgspec.StructMeta):
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_SettingsMeta):
     """The agreement of a run.
 
+    Making one looks at names alone. A value that is out of range, such as a quorum of 0, is refused by `check`, which
+    `atoll.join` calls, and all else that founds a run.
+
     Attributes:
         fragments: P, how many parts the model travels in.
         value_fragments: how many of those, the last ones, are merged by value; it follows from the founder's leaves
