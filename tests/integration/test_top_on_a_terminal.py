@@ -122,7 +122,8 @@ def test_a_run_is_watched_with_keys_and_left(run_dir: Path, corpus: Path) -> Non
     process.send_signal(signal.SIGINT)
     finish(process)
     later = atoll("status", "--json", "--out", str(run_dir))
-    assert msgspec.json.decode(later.stdout, type=RunStatus).standing == "over"
+    assert msgspec.json.decode(later.stdout, type=RunStatus).standing == "stopped"
+    assert atoll("status", "--out", str(run_dir)).stdout.endswith(f"  to continue:   atoll up --out {run_dir}\n")
 
 
 def test_a_broker_that_nobody_reaches_is_named_and_no_picture_is_drawn() -> None:

@@ -303,9 +303,11 @@ def test_ctrl_c_drains_and_the_run_can_be_continued(run_dir: Path, corpus: Path)
     first = report_of(run_dir)
     assert isinstance(first["tokens_trained"], int)
     target = first["tokens_trained"] + 60_000
-    finish(start(run_dir, corpus, "--learners", "2", "--tokens", str(target)))
+    said = finish(start(run_dir, corpus, "--learners", "2", "--tokens", str(target)))
     second = report_of(run_dir)
 
+    assert " commits · " in said
+    assert " 0 commits · " not in said, "of what went before nothing was known yet"
     assert first["fates_exact"] is True, first["fates_errors"]
     assert isinstance(second["tokens_trained"], int)
     assert second["tokens_trained"] >= target

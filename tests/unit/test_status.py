@@ -183,6 +183,27 @@ def test_a_run_that_has_ended_grows_no_older() -> None:
     assert status_lines(replace(told, closing=True), founded_at_s=11.0).splitlines()[1].startswith("1:00 · ")
 
 
+@pytest.mark.parametrize(
+    ("target", "tokens", "closing", "word"),
+    [
+        (1000, 999, True, "stopped"),
+        (0, 5000, True, "stopped"),
+        (1000, 1000, True, "over"),
+        (1000, 1000, False, "over"),
+        (1000, 999, False, "waiting"),
+    ],
+)
+def test_a_run_that_was_ended_before_its_target_is_stopped_and_not_over(
+    target: int, tokens: int, word: str, *, closing: bool
+) -> None:
+    """Nobody is heard any more; it may go on, where one that has reached its target may not."""
+    told = moment(11.0)
+    picture = replace(told.picture, now_s=1000.0, protocol=msgspec.structs.replace(PROTOCOL, tokens_target=target))
+    picture.view.run_tokens = tokens
+
+    assert standing_at(replace(told, picture=picture, closing=closing)).word == word
+
+
 async def test_a_run_that_is_still_being_founded_is_no_mistake_of_the_user(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

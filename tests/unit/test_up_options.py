@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.cli.options import with_flags
 from atoll.keys.identity import read_identity
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.services import Services
@@ -22,6 +23,25 @@ def former(out: Path, tokens: int, *assignments: str) -> UpPlan:
     with RunFolder(out) as folder:
         folder.save(file)
     return up
+
+
+def test_who_gave_a_broker_to_a_run_that_has_its_own_is_named(tmp_path: Path) -> None:
+    """A variable that was exported long ago is not on the command line, nor is a file's line."""
+    former(tmp_path / "run", 10)
+    config = tmp_path / "run.toml"
+    config.write_text("[broker]\nurl = 'nats://u:secret@a:1'\n", encoding="utf-8")
+    url = "broker.url=nats://u:secret@a:1"
+    for request, environment, todo in (
+        (UpRequest(), {"ATOLL_BROKER__URL": "nats://u:secret@a:1"}, "unset ATOLL_BROKER__URL"),
+        (UpRequest(config=config), {}, f"take broker.url out of {config}"),
+        (UpRequest(assignments=(url,)), {}, "omit --set broker.url"),
+        (UpRequest(assignments=tuple(with_flags(None, broker__url="nats://a:1"))), {}, "omit --broker"),
+    ):
+        with pytest.raises(SettingsError, match="its own broker's store") as refusal:
+            plan(replace(request, out=tmp_path / "run"), environment)
+
+        assert refusal.value.todo == todo
+        assert "secret" not in str(refusal.value)
 
 
 def test_where_nothing_is_said_a_run_is_the_five_minute_one(tmp_path: Path) -> None:

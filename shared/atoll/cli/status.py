@@ -1,8 +1,8 @@
 """`atoll status`: whether a run trains, and what it waits for; for scripts and health checks.
 
 It listens until it has two heartbeats of everybody, or has waited long enough for those. It leaves with 0 if the run trains or
-is over, with 1 if it waits for something or a learner that has not left is not heard, with 2 if nobody has founded it, and with
-3 if its broker does not answer. A saved run is over, and its folder tells how it ended. The verb only reads.
+has ended, with 1 if it waits for something or a learner that has not left is not heard, with 2 if nobody has founded it, and
+with 3 if its broker does not answer. A saved run is over, and its folder tells how it ended. The verb only reads.
 """
 
 from __future__ import annotations
@@ -67,10 +67,24 @@ def status(  # noqa: PLR0913  (one argument for each option)
     from atoll.local.console_status import status_lines, status_of  # noqa: PLC0415
 
     told = status_of(moment, redacted(url))
-    text = msgspec.json.format(msgspec.json.encode(told)).decode() if json else status_lines(moment, founded_at_s)
+    if json:
+        text = msgspec.json.format(msgspec.json.encode(told)).decode()
+    else:
+        text = status_lines(moment, founded_at_s)
+        if out is not None and saved is None and told.standing == "stopped":
+            text = "\n".join(filter(None, (text, _continued_by(out))))
     sys.stdout.write(f"{text}\n")
     if told.standing == "waiting" or told.unheard:
         raise typer.Exit(WAITS)
+
+
+def _continued_by(out: Path) -> str:
+    """Return the line that `atoll up` ended with, the command that continues the run of its folder."""
+    from atoll.local.journal import continuation  # noqa: PLC0415
+    from atoll.run.folder import read_run_file  # noqa: PLC0415
+
+    file = read_run_file(out)
+    return "" if file is None else continuation(file, out)
 
 
 async def _moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:

@@ -48,9 +48,14 @@ class TopMoment:
     unanswered_s: float = 0.0
 
     @property
+    def has_target_reached(self) -> bool:
+        """Return whether the run has merged the tokens that it was to train."""
+        return 0 < self.picture.target <= self.picture.view.run_tokens
+
+    @property
     def has_ended(self) -> bool:
         """Return whether the run has reached its end."""
-        return self.closing or 0 < self.picture.target <= self.picture.view.run_tokens
+        return self.closing or self.has_target_reached
 
     @property
     def hearing(self) -> Hearing:
@@ -128,6 +133,7 @@ def standing_at(moment: TopMoment) -> Standing:
         states,
         owned,
         ended=moment.has_ended,
+        stopped=not moment.has_target_reached,
         unheard=unheard,
         storing=storing,
         making=making_of(picture.view, picture.protocol, training),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import atoll
@@ -65,18 +66,8 @@ class Journal:
             self._session.ended = "failed"
 
     def continued_by(self) -> str:
-        """Return the command that continues the run, as a line below the summary of its report; "" if it is finished.
-
-        The folder keeps the run's settings, so nothing else needs to be said again, but the address of a broker of yours, and
-        code of yours: no file names that.
-        """
-        target = int(self.file.settings.get("protocol.tokens_target", 0))
-        if 0 < target <= self.file.tokens:
-            return ""
-        broker = "" if self.file.broker == EMBEDDED else " --broker URL"
-        again = (shlex.quote(f"{name}={value}") for name, value in named_code(self.file.settings).items())
-        code = "".join(f" --set {one}" for one in again)
-        return f"  to continue:   atoll up --out {shlex.quote(str(self._folder.out))}{broker}{code}"
+        """Return the command that continues the run, as `continuation` does."""
+        return continuation(self.file, self._folder.out)
 
     def rebuilt(self, record: RebuiltRecord) -> None:
         """Note that the run went back to a checkpoint: later commits no longer belong to it."""
@@ -123,3 +114,18 @@ class Journal:
         incarnation = 0 if life is None else life.incarnation
         former, self._ended_lives[name] = self._ended_lives.get(name, 0), incarnation
         return name not in self._learners or (life is not None and incarnation > former and life.steps > 0)
+
+
+def continuation(file: RunFile, out: Path) -> str:
+    """Return the command that continues the run in a folder, as a line below what is said of it; "" if it is finished.
+
+    The folder keeps the run's settings, so nothing else needs to be said again, but the address of a broker of yours, and
+    code of yours: no file names that.
+    """
+    target = int(file.settings.get("protocol.tokens_target", 0))
+    if 0 < target <= file.tokens:
+        return ""
+    broker = "" if file.broker == EMBEDDED else " --broker URL"
+    again = (shlex.quote(f"{name}={value}") for name, value in named_code(file.settings).items())
+    code = "".join(f" --set {one}" for one in again)
+    return f"  to continue:   atoll up --out {shlex.quote(str(out))}{broker}{code}"

@@ -26,7 +26,7 @@ from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys
 from atoll.local.run_keys import RunKeys
 from atoll.model.model_files import check_model_files
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
-from atoll.settings import PLACES, Settings, SettingsFallback, given, load, placed
+from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, given, load, placed
 from atoll.wire.subjects import token
 
 VOCABULARY = "tokenizer.json"
@@ -334,8 +334,20 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
     if former.broker != EMBEDDED and up.broker is None:
         raise SettingsError("this run lives on a broker of yours", todo=f"give --broker {former.broker}")
     if former.broker == EMBEDDED and up.broker is not None:
-        raise SettingsError("this run lives in its own broker's store", got=redacted(up.broker), todo="omit --broker")
+        origin = redacted(stated["broker.url"][1])
+        raise SettingsError(
+            "this run lives in its own broker's store",
+            got=f"{redacted(up.broker)} from {origin}",
+            todo=_undo_of(origin, "broker.url"),
+        )
     _check_target(former, up)
+
+
+def _undo_of(origin: str, name: str) -> str:
+    """Return what a person does so that `origin` does not give the setting `name`: a variable, a flag, or a file."""
+    if origin.startswith(PREFIX):
+        return f"unset {origin}"
+    return f"omit {origin}" if origin.startswith("--") else f"take {name} out of {origin}"
 
 
 def _check_target(former: RunFile, up: UpPlan) -> None:

@@ -173,7 +173,7 @@ class Supervisor:
         """Watch until the end, drain, export, report; return why training or the export failed."""
         failure: AtollError | None = None
         try:
-            how = await self._watch(bus, following)
+            how = await self._watch(bus, watch, following)
             self._face.rest()
             await self._drain(bus)
             self._journal.ended(how)
@@ -259,7 +259,7 @@ class Supervisor:
         for line in self._services.greeting():
             self._face.say(line)
 
-    async def _watch(self, bus: Bus, following: asyncio.Task[None]) -> str:
+    async def _watch(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> str:
         """Show the run until it ends; return why it does."""
         first_s: float | None = None
         merging_s = self._clock.monotonic()
@@ -285,7 +285,9 @@ class Supervisor:
                 return "minutes"
             self._journal.look(self._face.say)
             self._page.look()
-            self._face.show(self._picture(now_s))
+            # Of a run that goes on nothing is known before its event log is read: its picture would begin at nothing.
+            if self._up.former is None or watch.answered_s is not None:
+                self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
 
     async def _drain(self, bus: Bus) -> None:

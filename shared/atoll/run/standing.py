@@ -1,6 +1,7 @@
 """What a run does at this moment, in one word, and what it waits for: pure, the same for `atoll top` and `atoll status`.
 
-over       it has reached its end and no learner is heard any more
+over       it has reached its target and no learner is heard any more
+stopped    it was ended before its target, or without one, and no learner is heard any more: it may go on
 ending     it has reached its end, and learners are still heard
 training   versions are made, or may be soon: a quorum of learners trains and every shard is served
 waiting    something is missing; `waits_for` names all of it
@@ -30,7 +31,7 @@ from atoll.run.process_views import LearnerView
 from atoll.run.view import RoundLine, RunView, WaitingRound
 from atoll.wire.traffic import TOLD_EVERY_S
 
-StandingWord = Literal["over", "ending", "training", "waiting"]
+StandingWord = Literal["over", "stopped", "ending", "training", "waiting"]
 NAMED_MAX: Final = 8
 HEARD: Final = ("joining", "training", "draining")
 """The states of a learner that is heard."""
@@ -172,6 +173,7 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
     owned: Collection[int],
     *,
     ended: bool,
+    stopped: bool = False,
     unheard: tuple[str, ...] = (),
     storing: Storing = ALL_STORED,
     making: Making = MADE,
@@ -183,6 +185,7 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
         states: those of all its learners.
         owned: the shards that a process that is heard owns.
         ended: whether the run has reached its end.
+        stopped: whether that end was not its target.
         unheard: the learners that are not heard, in words.
         storing: what becomes of what brokers are to store.
         making: what becomes of versions.
@@ -190,7 +193,7 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
     told = list(states)
     heard = any(state in HEARD for state in told)
     if ended:
-        return Standing("ending" if heard else "over")
+        return Standing("ending" if heard else "stopped" if stopped else "over")
     waits_for = []
     training = told.count("training")
     if not heard:
