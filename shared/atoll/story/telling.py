@@ -244,7 +244,7 @@ def _corrected(share: Contributor) -> str:
     words = []
     if share.corrected:
         lengths = f"length {share.norm or 0:.3g} to {share.corrected_norm or 0:.3g}"
-        words.append(f"{share.corrected} slices turned towards the momentum, {lengths}")
+        words.append(f"{counted(share.corrected, 'slice')} turned towards the momentum, {lengths}")
     if share.norm_max is not None:
         words.append(describe_clip(share.norm or 0.0, share.norm_max))
     if share.shortened:

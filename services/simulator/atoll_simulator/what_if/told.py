@@ -115,7 +115,7 @@ def _learner_line(learner: RecordedLearner) -> str:
     steps = sum(each.steps for each in learner.stretches)
     mean_s = sum(each.steps * each.step_s for each in learner.stretches) / steps
     stretches = counted(len(learner.stretches), "stretch", "stretches")
-    source = f"{stretches} between samples" if learner.sampled else "notes of its pushes"
+    source = f"{stretches} between samples, with what is between steps" if learner.sampled else "notes of its pushes"
     lives = ", ".join(f"{life.joined_s:.1f}-{life.ended_s:.1f} s" for life in learner.lives)
     assumed = "" if learner.link.measured else " (delay assumed)"
     return f"  {learner.name}: {mean_s:.4g} s a step ({source}), there {lives}, {_link_words(learner.link)}{assumed}"
