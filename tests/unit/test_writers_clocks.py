@@ -75,3 +75,13 @@ async def test_a_heartbeat_was_not_sent_after_it_arrived() -> None:
     with suppress(asyncio.CancelledError):
         await following
     assert view.newest_beat_s <= clock.wall()
+
+
+def test_no_curve_begins_before_its_run() -> None:
+    """A heartbeat that is dated long ago would stretch the curves of all learners over the years since."""
+    view = TimedView()
+    view.on_event(event("joined", "m", NOW_S, incarnation=1))
+    for step, at_s in enumerate((0.0, NOW_S - 1.0, NOW_S + 1.0), start=1):
+        view.on_beat(msgspec.structs.replace(beat("m", step=step), at_s=at_s), at_s)
+        view.timeline.on_heartbeats(iter(view.learners.values()))
+    assert [line.at_s for line in view.timeline.recent["m"]] == [NOW_S + 1.0]

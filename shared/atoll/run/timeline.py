@@ -121,6 +121,8 @@ class Timeline:
             if life is None or (beat := life.beat) is None:
                 continue
             self._sign(beat.learner, beat.incarnation, beat.at_s)
+            if self.began_s is not None and beat.at_s < self.began_s:
+                continue  # nobody trained before the run began: the curves of all would begin with that clock
             kept = self.recent.setdefault(learner.learner, deque(maxlen=RECENT_MAX))
             if kept and kept[-1].at_s <= beat.at_s < kept[-1].at_s + RECENT_S:  # a clock that was set back begins anew
                 continue
