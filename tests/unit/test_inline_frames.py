@@ -12,11 +12,12 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes
 from atoll.protocol.events import Push
+from atoll.protocol.quarantine import OFFENCES
 from atoll.run.inline_frames import is_inline
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
-from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
+from atoll_synchronizer.contributions import REPLACED, PendingContribution, check_manifest, read_contribution
 from support.clocks import HandClock
 from support.founded_run import one_fragment_run
 
@@ -119,6 +120,20 @@ async def test_an_inline_frame_that_is_not_what_its_manifest_says_is_refused() -
         assert await read_contribution(bus, run, msgspec.structs.replace(manifest, frame=frame)) == "corrupt"
     several = msgspec.structs.replace(manifest.blob, chunks=2)
     assert await read_contribution(bus, run, msgspec.structs.replace(manifest, blob=several)) == "size"
+
+
+async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> None:
+    """Whoever runs a region's broker can write where others' chunks lie: three such bytes isolated an honest learner."""
+    run = founded(schema=SCHEMA_OF_DERIVED_STATE)
+    bus = MemoryBus(run.run, MemoryBroker())
+    manifest = await pushed(run, bus, drawn(2))
+    honest = bytes(await bus.get_blob(manifest.blob, manifest.blob.size_bytes))
+    assert not isinstance(await read_contribution(bus, run, manifest), str)
+
+    for written in (b"x", honest[:-1] + bytes([honest[-1] ^ 1])):
+        await bus.put_blob(manifest.blob.stem, written)
+        assert await read_contribution(bus, run, manifest) == REPLACED
+    assert REPLACED not in OFFENCES
 
 
 async def test_a_frame_where_none_is_inline_is_no_manifest() -> None:

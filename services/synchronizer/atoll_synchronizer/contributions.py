@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from atoll.base.errors import BlobCorrupt, BlobGone, FrameRejected, PeerMisbehaved
 from atoll.base.parallel import off_loop
@@ -23,6 +24,9 @@ from atoll.run.delta_chain import FrameReader
 from atoll.run.inline_frames import is_inline
 from atoll.wire.messages import Contribution, RunRecord
 from atoll.wire.premerge import CHUNKS_GONE
+
+REPLACED: Final = "replaced"
+"""The bytes under a contribution's name are not those that its manifest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +68,40 @@ async def read_contribution(
     fragment = manifest.fragment
     elements, slices = run.layout.fragment_sizes()[fragment], run.layout.slices(fragment)
     protocol = run.protocol.of(fragment)
+    arrival: FrameReader | None = None
     try:
         begun = partial(off_loop, elements, FrameReader.of, manifest.blob, elements, protocol.codec_up, slices)
         arrival = await patiently(begun, "a contribution")
         if manifest.frame:
             arrival.take_whole(bus, manifest.frame, keep)
         else:
-            await patiently(lambda: arrival.receive(bus, keep), "a contribution")
+            await patiently(partial(arrival.receive, bus, keep), "a contribution")
         norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
     except FrameRejected as error:  # also a manifest whose blob is larger than any honest frame
-        return error.reason
+        return error.reason if arrival is None or await _is_as_signed(bus, manifest) else REPLACED
     except BlobGone:
         return CHUNKS_GONE
-    except (BlobCorrupt, PeerMisbehaved):
+    except BlobCorrupt:
+        return "corrupt" if manifest.frame else REPLACED
+    except PeerMisbehaved:
         return "corrupt"
     return PendingContribution(arrival.frame.vector, norms, arrival.frame.compressed)
+
+
+async def _is_as_signed(bus: Bus, manifest: Contribution) -> bool:
+    """Return whether the bytes of a contribution are those that its manifest names; what is not can be anybody's.
+
+    Whoever runs the broker of a region can write where its learners' chunks lie. Nobody is to blame for what was not signed.
+    """
+    if manifest.frame:
+        return True
+    try:
+        await patiently(lambda: bus.get_blob(manifest.blob, manifest.blob.size_bytes), "a contribution")
+    except BlobCorrupt:
+        return False
+    except (BlobGone, PeerMisbehaved):
+        return True
+    return True
 
 
 def corrections_of(

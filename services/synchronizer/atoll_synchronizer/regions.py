@@ -61,6 +61,7 @@ SILENT_S: Final = 10.0
 """Questions and answers wait behind what else is on a full link."""
 WORK_S: Final = 180.0
 AWAY_S: Final = 10.0
+AWAY_DOUBLINGS: Final = 6
 BACK_S: Final = 120.0
 """After so long without a word the contributions of a region are too old as a rule, whatever comes back."""
 BACK_S_MAX: Final = 600.0
@@ -124,6 +125,8 @@ class RegionReader:
         self._open: dict[SumKind, Batch] = {}
         self._heard: dict[SumKind, set[str]] = {}
         self._away_until_s: dict[str, float] = {}
+        self._vain: Counter[str] = Counter()
+        """How often a region was asked in vain since its last answer."""
         self._folding: Counter[tuple[str, int]] = Counter()
         self._abandoned: set[tuple[str, int]] = set()
         """Of which region and fragment a sum may be stored that nobody has waited for."""
@@ -318,6 +321,7 @@ class RegionReader:
                 if told is not None:
                     answer, heard_s = decode(RegionAnswer, told), now_s
                     if answer.done:
+                        del self._vain[region]
                         return answer
                 # An answer of nobody comes at once: then nobody listens there.
                 elif now_s - asked_s < TURN_S or now_s - heard_s >= SILENT_S:
@@ -340,13 +344,17 @@ class RegionReader:
         return f"{self._nonce}-{next(self._asked)}"
 
     def _leave_alone(self, region: str, reason: str) -> None:
-        """Ask a region no more for a while, and say so once."""
-        now_s = self._context.clock.monotonic()
+        """Ask a region no more for a while, each time in a row for twice as long, and say so once.
+
+        While it is asked, what its learners sent grows old: a region that never answers would cost them that again and again.
+        """
+        now_s, for_s = self._context.clock.monotonic(), AWAY_S * 2 ** min(self._vain[region], AWAY_DOUBLINGS)
+        self._vain[region] += 1
         if now_s >= self._away_until_s.get(region, 0.0):
             log.warning(
-                "region.away", region=region, for_s=AWAY_S, reason=reason, instead="its contributions are read here"
+                "region.away", region=region, for_s=for_s, reason=reason, instead="its contributions are read here"
             )
-        self._away_until_s[region] = now_s + AWAY_S
+        self._away_until_s[region] = now_s + for_s
 
 
 def _norm(manifest: Contribution) -> float:

@@ -37,6 +37,7 @@ REASONS: Final = {
     "after_end": "it was trained on a version that was made long after the run had reached its target",
     "unjudged": "the last learners left before a majority was there to judge it",
     "chunks_gone": "the broker no longer had its segments: it waited too long in the queue, or the stream was full",
+    "replaced": "its bytes are not those that its manifest names: a lost part, or somebody wrote in its learner's place",
     "norm_claim": "it is not as long as its manifest says",
     "norm_bound": "a slice is longer than protocol.norm_max allows",
     "not_finite": "it holds infinities or NaN",
