@@ -267,7 +267,8 @@ class AttackedCompose:
         if any(codes.values()):
             raise SystemExit(f"services left with {codes}")
         ledger = json.loads(self._composed.ask("watch", "fates", "--json").stdout)
-        honest = [one for one in ledger["incarnations"] if one["incarnation"].rpartition("/")[0] in COMPOSED_LEARNERS]
+        ids = {service.removeprefix("learner-") for service in COMPOSED_LEARNERS}
+        honest = [one for one in ledger["incarnations"] if one["incarnation"].rpartition("/")[0] in ids]
         return bool(honest) and all(
             sum(one["fates"].values()) == ledger["fragments"] * one["trained"]
             and not one["fates"]["queued"] + one["fates"]["open"]
