@@ -7,6 +7,7 @@ encoded as it came.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +77,6 @@ async def read_contribution(
             arrival.take_whole(bus, manifest.frame, keep)
         else:
             await patiently(partial(arrival.receive, bus, keep), "a contribution")
-        norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
     except FrameRejected as error:  # also a manifest whose blob is larger than any honest frame
         return error.reason if arrival is None or await _is_as_signed(bus, manifest) else REPLACED
     except BlobGone:
@@ -85,22 +85,24 @@ async def read_contribution(
         return "corrupt" if manifest.frame else REPLACED
     except PeerMisbehaved:
         return "corrupt"
+    try:
+        norms = validated_norms(arrival.frame.norms(), slices, manifest.norms, protocol.norm_max)
+    except FrameRejected as error:
+        return error.reason
     return PendingContribution(arrival.frame.vector, norms, arrival.frame.compressed)
 
 
 async def _is_as_signed(bus: Bus, manifest: Contribution) -> bool:
-    """Return whether the bytes of a contribution are those that its manifest names; what is not can be anybody's.
+    """Return whether the bytes of a contribution are those that its manifest names; nobody is to blame for others.
 
-    Whoever runs the broker of a region can write where its learners' chunks lie. Nobody is to blame for what was not signed.
+    A region's broker can write where any learner's chunks lie. Bytes that end in the middle of a frame were never compared.
     """
-    if manifest.frame:
-        return True
-    try:
-        await patiently(lambda: bus.get_blob(manifest.blob, manifest.blob.size_bytes), "a contribution")
-    except BlobCorrupt:
-        return False
-    except (BlobGone, PeerMisbehaved):
-        return True
+    if not manifest.frame:
+        with contextlib.suppress(BlobGone, PeerMisbehaved):
+            try:
+                await patiently(lambda: bus.get_blob(manifest.blob, manifest.blob.size_bytes), "a contribution")
+            except BlobCorrupt:
+                return False
     return True
 
 

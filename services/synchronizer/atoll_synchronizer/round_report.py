@@ -208,16 +208,16 @@ class RoundReporter:
 
     def _tell_uncounted(self, command: Commit) -> None:
         """Log, at growing intervals, that a contribution counts only in part towards the target."""
-        uncounted = {share.key.learner: share.tokens - share.credit for share in command.shares}
-        if not any(uncounted.values()) or not self._uncounted.is_due(self._context.clock.monotonic(), is_long=False):
+        most = max(command.shares, key=lambda share: share.tokens - share.credit)
+        uncounted = most.tokens - most.credit
+        if not uncounted or not self._uncounted.is_due(self._context.clock.monotonic(), is_long=False):
             return
-        learner = max(uncounted, key=uncounted.__getitem__)
         log.warning(
             "contribution.counted_in_part",
-            learner=learner,
+            learner=most.key.learner,
             fragment=command.fragment,
-            tokens=next(share.tokens for share in command.shares if share.key.learner == learner),
-            uncounted=uncounted[learner],
+            tokens=most.tokens,
+            uncounted=uncounted,
             unsaid=self._uncounted.taken(),
             why="it has far more tokens than the others' contributions, or than an interval; all of it is merged",
             todo="found a run with a larger protocol.interval_steps, or a larger protocol.tokens_target",
