@@ -105,7 +105,7 @@ def merged(
 ) -> Numbers:
     """Return the merged pseudo-gradient; NaN where rounding alone decides."""
     fresh = [staleness_weight(settings, share.age) for share, _ in shares]
-    weights = np.array([each * share.tokens**2 / share.steps for each, (share, _) in zip(fresh, shares, strict=True)])
+    weights = np.array([each * share.weight for each, (share, _) in zip(fresh, shares, strict=True)])
     learners = [share.learner for share, _ in shares]
     weights = shared(weights, learners, settings.share_max)
     result = np.zeros(shares[0][1].size)

@@ -128,10 +128,14 @@ def _as_configured(
     processors: Iterable[structlog.types.Processor],
     context: structlog.types.Context,
 ) -> structlog.types.BindableLogger:
-    """Return a bound logger as structlog is configured; where nobody has, in a person's script, one without debug lines.
+    """Return a bound logger as structlog is configured; where nobody has, one without debug lines, to standard error.
 
-    structlog would print those, too, and it is not ours to configure in a process that is not.
+    structlog would print to standard output, where a person's script or a verb's `--json` has its answer. It is not ours
+    to configure in a process that is not.
     """
-    kind = structlog.get_config()["wrapper_class"] if structlog.is_configured() else _quiet
+    if structlog.is_configured():
+        kind = structlog.get_config()["wrapper_class"]
+    else:
+        kind, logger = _quiet, structlog.PrintLogger(sys.stderr)
     bound: structlog.types.BindableLogger = kind(logger, processors=processors, context=context)
     return bound
