@@ -42,12 +42,13 @@ def test_adoptions_are_logged_as_loudly_as_wished_and_counted(each: bool, level:
 
 def test_a_script_that_configures_no_logs_gets_no_debug_lines_of_ours_and_keeps_its_own() -> None:
     """Structlog prints every level unless somebody says otherwise, and the script's structlog is not ours to configure."""
-    said = subprocess.run([sys.executable, "-c", LOUD_AND_QUIET], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([sys.executable, "-c", LOUD_AND_QUIET], capture_output=True, text=True, check=True)
 
-    assert "head/0/7" in said
-    assert "head/1/8" not in said
-    assert "learner.moved" in said
-    assert "a line of the script's own" in said
+    assert "head/0/7" in said.stderr
+    assert "head/1/8" not in said.stderr
+    assert "learner.moved" in said.stderr
+    assert "a line of the script's own" in said.stdout
+    assert "learner.moved" not in said.stdout, "the script's answers are there"
 
 
 def test_the_last_line_of_a_life_adds_up() -> None:
@@ -128,6 +129,6 @@ get("a.module").info("learner.joined")
 os._exit(0)
 """
     with (tmp_path / "log").open("w", encoding="utf-8") as log:
-        subprocess.run([sys.executable, "-c", script], stdout=log, timeout=240, check=True)
+        subprocess.run([sys.executable, "-c", script], stderr=log, timeout=240, check=True)
 
     assert "learner.joined" in (tmp_path / "log").read_text(encoding="utf-8")
