@@ -42,7 +42,7 @@ from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.run.record import read_run
 from atoll.story.history import History
-from atoll.story.learner_findings import fillers
+from atoll.story.learner_findings import exceeded_shares
 from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
@@ -327,7 +327,7 @@ async def attack(door: AttackedDoor, part_s: float) -> AttackOutcome:
             outcome.harm |= {row: harm} if harm else {}
         history = History()
         await history.read(doors.reader, member.run.subjects)
-        outcome.named = FILLER in {found.culprit for found in fillers(history)}
+        outcome.named = FILLER in {found.culprit for found in exceeded_shares(history)}
     return outcome
 
 

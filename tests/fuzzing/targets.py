@@ -252,7 +252,7 @@ def _events(run: RunRecord) -> tuple[bytes, ...]:
             event("left", "a", 1.0, incarnation=1, tokens=10, steps=1),
             event("refused", "shard-0", 1.0, refusals=[refusal]),
             event("junk", "shard-0", 1.0, messages=3, reasons={"stranger": 3}, senders={"x": 3}),
-            event("filled", "shard-0", 1.0, sender="a", removed=3),
+            event("filled", "shard-0", 1.0, subjects_of="a", removed=3),
             event("quarantined", "shard-0", 1.0, learner="a", incarnation=1, offences=3, reason="outlier"),
             event("moved", "a", 1.0, role="learner", incarnation=1, moved={"wire_up": 5}),
             event("validation", "evaluator", 1.0, run_tokens=10, bits_per_byte=2.0),

@@ -220,7 +220,7 @@ def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
 
 def test_who_fills_the_broker_is_a_fault_on_the_page(told: ToldRun) -> None:
     """By its name, with what was removed of it."""
-    told.log("filled", "shard-0", 9.0, sender="mallory", removed=1234)
+    told.log("filled", "shard-0", 9.0, subjects_of="mallory", removed=1234)
 
     assert ("filled", "mallory") in kinds(told.state(9.5))
 

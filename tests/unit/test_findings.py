@@ -73,13 +73,13 @@ def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_mo
     assert both.until_s == 60.0
 
 
-def test_who_fills_the_broker_is_named_with_the_cure(told: SteppedRun) -> None:
+def test_a_share_that_is_exceeded_is_told_with_the_cure(told: SteppedRun) -> None:
     """Two looks of one shard are one finding, from the first to the last."""
-    told.log("filled", "shard-0", 40.0, sender="mallory", removed=1200)
-    told.log("filled", "shard-0", 50.0, sender="mallory", removed=34)
+    told.log("filled", "shard-0", 40.0, subjects_of="mallory", removed=1200)
+    told.log("filled", "shard-0", 50.0, subjects_of="mallory", removed=34)
     (found,) = findings(told.history)
 
-    assert (found.cause, found.culprit, found.from_s, found.until_s) == ("filled the broker", "mallory", 40.0, 50.0)
+    assert (found.cause, found.culprit, found.from_s, found.until_s) == ("share exceeded", "mallory", 40.0, 50.0)
     assert "1,234 messages beyond it were removed" in found.text
     assert "atoll keys revoke" in found.text
     assert found.evidence == ("shard-0: 1,200 removed", "shard-0: 34 removed")

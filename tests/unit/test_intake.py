@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.interface import CoreMessage
+from atoll.bus.interface import Bus, CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.signed import SignedBus
 from atoll.client.membership import claim, release
 from atoll.protocol.claims import AT_ONCE_S
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
@@ -27,8 +30,10 @@ from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
 from support.founded_run import run_record
+from support.signing_office import SigningOffice
 
 DEADLINE_S = 60.0
+ROOM_BYTES = 1 << 30
 
 
 @dataclass
@@ -36,7 +41,7 @@ class IntakeScene:
     """The intake of shard 0 of a run in memory, and the facts that came of what was sent."""
 
     run: RunRecord
-    bus: MemoryBus
+    bus: Bus
     told: list[Fact] = field(default_factory=list)
     breaks: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -58,14 +63,21 @@ class IntakeScene:
         self.tasks = [*(asyncio.create_task(work) for work in works), *self.tasks]
         return self.intake
 
+    async def end(self) -> None:
+        """Close the intake."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.intake.close()
+
     async def send(self, subject: str, data: bytes) -> None:
         """Queue a message."""
         await self.bus.publish(subject, data, msg_id=f"m{len(data)}-{subject}-{id(data)}")
 
     async def queued(self) -> int:
         """Return how many messages wait in the run's queue."""
-        stream = next(s for name, s in self.bus._broker.streams.items() if name.endswith("_UPM"))
-        return len(stream.kept)
+        stored = await self.bus.count_stored(f"{self.run.subjects.prefix}.up.m.>", more_than=0)
+        return sum(stored.by_subject.values())
 
     def arrived(self) -> list[str]:
         """Return whose manifests arrived."""
@@ -79,10 +91,7 @@ async def scene(run: str) -> AsyncIterator[IntakeScene]:
     found = IntakeScene(run_record(run), bus)
     await claim(bus, found.run.subjects, "a", SystemClock())
     yield found
-    for task in found.tasks:
-        task.cancel()
-    await asyncio.gather(*found.tasks, return_exceptions=True)
-    await found.intake.close()
+    await found.end()
 
 
 async def until(holds: object) -> None:
@@ -114,6 +123,37 @@ async def test_junk_of_strangers_is_dropped_and_a_members_manifest_behind_it_is_
     await intake.junk.tell()
     events = await scene.bus.replay(scene.run.subjects.event("junk", "*"))
     assert len(events) == 1
+
+
+async def test_what_nobody_signed_is_told_as_nobodys(run: str, tmp_path: Path) -> None:
+    """The broker of a region writes on the subjects of its learners, and they were named as those who had sent it."""
+    broker, record, office = MemoryBroker(), run_record(run), SigningOffice(tmp_path, run)
+    subjects, region = record.subjects, MemoryBus(run, broker)
+    shard, learner = (
+        SignedBus(MemoryBus(run, broker), run, office.signatures(name, kind))
+        for name, kind in (("shard", "synchronizer"), ("a", "learner"))
+    )
+    await shard.provision(ROOM_BYTES)
+    await shard.put_record(subjects.run_record, encode(record), expected=0)
+    await claim(learner, subjects, "a", SystemClock())
+    scene = IntakeScene(record, shard)
+    intake = await scene.begin()
+    malformed = manifest(record, "a", layout="0" * 16)
+    await learner.publish(malformed.subject, malformed.data, msg_id="signed")
+    for number in range(3):
+        await region.publish(manifest(record, "a").subject, b"junk", msg_id=f"{number}")
+    intake._on_beat(CoreMessage(subjects.beat("a"), await shard.believed(subjects.beat("*"), subjects.beat("a"), b"{}")))
+
+    async def counted() -> bool:
+        return intake.junk.messages == 5
+
+    await until(counted)
+    await intake.junk.tell()
+    [entry] = await region.replay(subjects.event("junk", "*"))
+    told = json.loads(entry.data)
+    assert told["reasons"] == {"malformed": 1, "unsigned": 4}
+    assert (told["senders"], told["unsigned_on_subjects_of"]) == ({"a": 1}, {"a": 4})
+    await scene.end()
 
 
 async def test_what_a_newcomer_sends_waits_until_its_record_is_read(scene: IntakeScene) -> None:

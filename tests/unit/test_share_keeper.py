@@ -1,4 +1,4 @@
-"""One who stores without end costs itself its own chunks, is named, and takes nobody else's room."""
+"""What is stored without end on one's subjects costs that one chunks, is told, and takes nobody else's room."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def held(bus: MemoryBus, run: RunRecord, learner: str) -> int:
     return len(await bus.get_records(f"{run.subjects.prefix}.up.c.{learner}.>"))
 
 
-def test_a_filler_keeps_its_share_and_is_named() -> None:
-    """The newest stay, the others' stay, and the event log says who it was."""
+def test_of_what_fills_the_stream_a_share_stays() -> None:
+    """The newest stay, the others' stay, and the event log says on whose subjects it was."""
 
     async def work() -> None:
         bus, run, keeper = made()
@@ -119,7 +119,7 @@ def test_a_region_has_a_share_of_its_own() -> None:
 
     [excess] = shares.excesses(StoredCounts(sums | other, 0, 0))
 
-    assert (excess.sender, excess.subject_filter) == ("eu", f"{subjects.prefix}.up.c.sum.0.eu.>")
+    assert (excess.subjects_of, excess.subject_filter) == ("eu", f"{subjects.prefix}.up.c.sum.0.eu.>")
 
 
 def test_a_small_stream_has_small_shares() -> None:

@@ -25,28 +25,12 @@ from atoll.wire.messages import Control, RunRecord, Verdict, decode, encode
 from atoll.wire.signature_line import SIGNATURE
 from atoll.wire.subjects import Subjects
 from support.founded_run import run_record
+from support.signing_office import SigningOffice
 
 RUN = "demo"
 S = Subjects(RUN)
 SOON_S = 120.0
 MESSAGE = encode(Control(verb="drain", sender="up"))
-
-
-class SigningOffice:
-    """A folder of keys that makes identities for tests."""
-
-    def __init__(self, folder: Path) -> None:
-        """Make the keys."""
-        self.keys = KeyFolder(folder)
-        self.keys.create(["127.0.0.1"], time.time())
-
-    def identity(self, name: str, kind: Kind = "learner", run: str = RUN, *, until_s: float = 0.0) -> HeldIdentity:
-        """Return a new identity."""
-        return read_identity(self.keys.add(name, kind, run, time.time(), until_s=until_s))
-
-    def signatures(self, name: str, kind: Kind = "learner", run: str = RUN) -> IdentitySignatures:
-        """Return the signatures of a new identity."""
-        return self.identity(name, kind, run).signatures()
 
 
 @pytest.fixture

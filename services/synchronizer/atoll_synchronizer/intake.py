@@ -187,7 +187,7 @@ class FactIntake:
             beat = self._beat(core_message.data, core_message.subject, self._context.subjects.beat, settled=settled)
         except PeerMisbehaved as error:
             log.debug("beat.refused", subject=core_message.subject, reason=str(error))
-            self.junk.count("beat", sender)
+            self.junk.count("beat", core_message.data, sender)
             return False
         if beat is None:
             return self._wait_for_roll(core_message, sender, settled=settled)
@@ -198,7 +198,7 @@ class FactIntake:
 
     def _wait_for_roll(self, core_message: CoreMessage, sender: str, *, settled: bool) -> bool:
         if settled or not self._waiting_beats.put(sender, core_message):
-            self.junk.count("stranger", sender)
+            self.junk.count("stranger", core_message.data, sender)
         else:
             self._roll.ask()
         return False
@@ -237,7 +237,7 @@ class FactIntake:
 
     def _drop(self, delivery: Delivery, reason: str) -> bool:
         """Have a message removed from the queue, and count it; return False."""
-        self.junk.count(reason, sender_of(delivery.subject))
+        self.junk.count(reason, delivery.data, sender_of(delivery.subject))
         self._dropped.append(delivery)
         return False
 

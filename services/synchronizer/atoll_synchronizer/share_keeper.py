@@ -1,13 +1,13 @@
-"""Keeps each sender of a run to its share of the streams: the owner of shard 0 does, for all shards.
+"""Keeps each learner and region of a run to its share of the streams: the owner of shard 0 does, for all shards.
 
 When it begins, it narrows the streams to the shards and fragments that the run has, so the broker refuses what belongs to
-none, and gives those of a former release today's bounds (`Bus.fit`). Then it looks again and again what each sender has
-stored, and removes what is beyond its share (`atoll.run.stream_room`), the oldest first. That costs the sender its own chunks
+none, and gives those of a former release today's bounds (`Bus.fit`). Then it looks again and again what is stored on the
+subjects of each, and removes what is beyond its share (`atoll.run.stream_room`), the oldest first. That costs it its own chunks
 and nobody else's.
 
 An honest learner may leave some chunks of pushes that it gave up, since behind a locked door it cannot delete. They are
-removed without a word. Whoever stores more than `TOLD_SHARES` of its shares fills the stream: it is named in the log and in
-the event log.
+removed without a word. More than `TOLD_SHARES` of a share fills the stream. The log and the event log then name whose subjects
+those are, and nobody as the one who stored it: chunks are not signed, and the broker of a region stores for its learners.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ class ShareKeeper:
         excesses = shares.excesses(stored)
         for excess in excesses:
             await self._bus.purge(excess.subject_filter, keep=excess.keep)
-            self._removed[excess.sender] += excess.messages if _fills(excess) else 0
+            self._removed[excess.subjects_of] += excess.messages if _fills(excess) else 0
         await self._tell()
         return bool(excesses)
 
     async def _tell(self) -> None:
-        """Name those who fill the stream, each at intervals."""
+        """Tell on whose subjects the stream is filled, of each at intervals."""
         now_s = self._clock.monotonic()
         due = [one for one in +self._removed if now_s - self._told_s.get(one, -TELL_S) >= TELL_S]
-        for sender in due:
-            messages, self._told_s[sender] = self._removed.pop(sender), now_s
+        for name in due:
+            messages, self._told_s[name] = self._removed.pop(name), now_s
             log.warning(
                 "stream.filled",
-                sender=sender,
+                subjects_of=name,
                 removed=messages,
-                why="it stored more than its share of the chunks",
-                todo=f"atoll keys revoke FOLDER {sender}, if it goes on",
+                why="more than one share of chunks, which nobody signs: from it, or from the broker of a region",
+                todo=f"atoll keys revoke FOLDER {name}, if it goes on; a region's broker, if it goes on even then",
             )
-            await self._event_log.record("filled", sender=sender, removed=messages)
+            await self._event_log.record("filled", subjects_of=name, removed=messages)
 
 
 def _fills(excess: Excess) -> bool:

@@ -217,9 +217,12 @@ class JunkEvent(msgspec.Struct, frozen=True):
 
 
 class FilledEvent(msgspec.Struct, frozen=True):
-    """The fields of a `filled` event: who stored more than its share, and how many messages of it a shard has removed."""
+    """The fields of a `filled` event: on whose subjects more than a share was stored, and how many messages were removed.
 
-    sender: PeerId
+    Nobody signs chunks: it may have stored them itself, or the broker of a region.
+    """
+
+    subjects_of: PeerId
     removed: Count
 
 

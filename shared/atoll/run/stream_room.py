@@ -59,9 +59,9 @@ def places_of(run: RunRecord) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sender has stored beyond its share: the filter of some of it, and how many of the newest may stay."""
+    """What is stored beyond the share of a learner or region: the filter of some of it, how many of the newest may stay."""
 
-    sender: str
+    subjects_of: str
     subject_filter: str
     keep: int
     messages: int

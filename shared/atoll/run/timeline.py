@@ -202,8 +202,8 @@ class Timeline:
 
     def _on_filled(self, event: Event) -> None:
         told = fields_of(event, FilledEvent)
-        text = f"fills the broker: {told.removed:,} messages beyond its share were removed"
-        self._fault(event.at_s, "filled", told.sender, text)
+        text = f"its subjects were filled: {told.removed:,} messages beyond its share were removed; nobody signs them"
+        self._fault(event.at_s, "filled", told.subjects_of, text)
 
     def _on_validation(self, event: Event) -> None:
         self.validated.append((event.at_s, fields_of(event, ValidationEvent)))

@@ -137,7 +137,7 @@ class History:
     refused: FairQueue[Noted[RefusedContribution]] = field(default_factory=_of_learners)
     quarantined: FairQueue[Noted[QuarantineEvent]] = field(default_factory=_of_learners)
     filled: FairQueue[Noted[FilledEvent]] = field(
-        default_factory=lambda: FairQueue(NOTES_MAX, lambda note: note.fields.sender)
+        default_factory=lambda: FairQueue(NOTES_MAX, lambda note: note.fields.subjects_of)
     )
     tenures: deque[ServedTenure] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     validations: FairQueue[Noted[ValidationEvent]] = field(default_factory=notes)

@@ -1,4 +1,4 @@
-"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, fillers, superseded.
+"""What stands out of learners: slow links and steps, absences, refusals, quarantine, directions, shares, superseded.
 
 A learner is compared with the *other* learners, because there is no absolute measure of a good step time or a good link.
 """
@@ -68,22 +68,23 @@ def quarantines(history: History) -> list[RunFinding]:
     return found
 
 
-def fillers(history: History) -> list[RunFinding]:
-    """Return those who stored more than their share of the streams."""
-    by_sender: dict[str, list[Noted[FilledEvent]]] = {}
+def exceeded_shares(history: History) -> list[RunFinding]:
+    """Return those on whose subjects more than their share was stored."""
+    by_name: dict[str, list[Noted[FilledEvent]]] = {}
     for each in history.filled:
-        by_sender.setdefault(each.fields.sender, []).append(each)
+        by_name.setdefault(each.fields.subjects_of, []).append(each)
     return [
         finding(
-            "filled the broker",
-            sender,
-            f"it stored more than its share; {counted(sum(each.fields.removed for each in told), 'message')} beyond it were "
-            "removed; nobody else lost anything; if it goes on, revoke its key (`atoll keys revoke`)",
+            "share exceeded",
+            name,
+            f"more than its share was stored on its subjects; {counted(sum(each.fields.removed for each in told), 'message')} "
+            "beyond it were removed; nobody else lost anything. Nobody signs chunks: they are from it, or from the broker of a "
+            "region. If it goes on, revoke its key (`atoll keys revoke`), and that of a region if it goes on even then",
             from_s=told[0].at_s,
             until_s=told[-1].at_s,
             evidence=tuple(f"{each.who}: {each.fields.removed:,} removed" for each in told[-NAMED_MAX:]),
         )
-        for sender, told in sorted(by_sender.items())
+        for name, told in sorted(by_name.items())
     ]
 
 

@@ -16,7 +16,7 @@ Cause = Literal[
     "disk was full",
     "broker was away",
     "shard without owner",
-    "filled the broker",
+    "share exceeded",
     "quarantine",
     "refusals",
     "stale refusals",
@@ -33,7 +33,7 @@ TELLS_MORE: Final[Mapping[Cause, str]] = {
     "disk was full": "atoll doctor",
     "broker was away": "atoll doctor",
     "shard without owner": "atoll story shard {culprit}",
-    "filled the broker": "atoll keys list FOLDER",
+    "share exceeded": "atoll keys list FOLDER",
     "quarantine": "atoll why refused {culprit}",
     "refusals": "atoll why refused {culprit}",
     "stale refusals": "atoll why behind {culprit}",
@@ -54,7 +54,7 @@ class RunFinding:
 
     Attributes:
         cause: what it is, one of `Cause`.
-        culprit: the learner or the shard that it is of, or "broker".
+        culprit: the learner or the shard that it is of, or "broker"; of a share that is exceeded, whose share it is.
         from_s, until_s: seconds since the Unix epoch, by the clock of who wrote the event; `until_s` None: it lasts to the end
             of the event log.
         text: a sentence with its figures, without its time.

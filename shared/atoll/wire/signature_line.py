@@ -19,9 +19,14 @@ def unproven(why: str) -> bytes:
     return _UNPROVEN + why.encode()
 
 
+def is_unproven(data: bytes) -> bool:
+    """Return whether this stands in place of a message that is not believed: nobody is known to have sent that."""
+    return data.startswith(_UNPROVEN)
+
+
 def without_signature(kind: str, data: bytes) -> bytes:
     """Return a message without its signature; raise `PeerMisbehaved` with the reason why it is not believed."""
-    if data.startswith(_UNPROVEN):
+    if is_unproven(data):
         why = data.removeprefix(_UNPROVEN).decode(errors="replace")
         raise PeerMisbehaved(f"a {kind} that is not believed", got=why)
     return data.rpartition(SIGNATURE)[0] if SIGNATURE in data else data
