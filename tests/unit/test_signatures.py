@@ -17,9 +17,8 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage, Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus, is_signed
-from atoll.keys.identity import HeldIdentity, read_identity
+from atoll.keys.identity import read_identity
 from atoll.keys.rights import Kind, premerger_of
-from atoll.keys.roll import KeyFolder
 from atoll.keys.signatures import IdentitySignatures
 from atoll.wire.messages import Control, RunRecord, Verdict, decode, encode
 from atoll.wire.signature_line import SIGNATURE
