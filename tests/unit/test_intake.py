@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, Learne
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
+from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import hearsay
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -141,7 +141,9 @@ async def test_what_nobody_signed_is_told_as_nobodys(run: str, tmp_path: Path) -
     malformed = manifest(record, "a", layout="0" * 16)
     await learner.publish(malformed.subject, malformed.data, msg_id="signed")
     await region.publish(malformed.subject, b"junk", msg_id="unsigned")
-    intake._on_beat(CoreMessage(subjects.beat("a"), await shard.believed(subjects.beat("*"), subjects.beat("a"), b"{}")))
+    intake._on_beat(
+        CoreMessage(subjects.beat("a"), await shard.believed(subjects.beat("*"), subjects.beat("a"), b"{}"))
+    )
 
     async def counted() -> bool:
         return intake.junk.messages == 3
@@ -149,7 +151,7 @@ async def test_what_nobody_signed_is_told_as_nobodys(run: str, tmp_path: Path) -
     await until(counted)
     await intake.junk.tell()
     [entry] = await region.replay(subjects.event("junk", "*"))
-    told = json.loads(entry.data)
+    told = {name: msgspec.json.decode(raw) for name, raw in event_of(entry.subject, entry.data).fields.items()}
     assert told["reasons"] == {"malformed": 1, "unsigned": 2}
     assert (told["senders"], told["unsigned_on_subjects_of"]) == ({"a": 1}, {"a": 2})
     await scene.end()
