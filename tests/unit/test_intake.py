@@ -130,8 +130,8 @@ async def test_what_nobody_signed_is_told_as_nobodys(run: str, tmp_path: Path) -
     broker, record, office = MemoryBroker(), run_record(run), SigningOffice(tmp_path, run)
     subjects, region = record.subjects, MemoryBus(run, broker)
     shard, learner = (
-        SignedBus(MemoryBus(run, broker), run, office.signatures(name, kind))
-        for name, kind in (("shard", "synchronizer"), ("a", "learner"))
+        SignedBus(MemoryBus(run, broker), run, signatures)
+        for signatures in (office.signatures("shard", "synchronizer"), office.signatures("a"))
     )
     await shard.provision(ROOM_BYTES)
     await shard.put_record(subjects.run_record, encode(record), expected=0)
