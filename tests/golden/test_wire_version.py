@@ -1,7 +1,7 @@
 """The bytes of wire versions, as they were written when each was young: today's code reads and writes the same.
 
 Versions 2 and 3 changed what a run record means, and no message. Version 4 has manifests that carry their frames.
-Version 5 has ledgers in which lives are folded; they are no messages.
+Version 5 has ledgers in which lives are folded; they are no messages. Version 6 has other names of chunks.
 """
 
 from __future__ import annotations

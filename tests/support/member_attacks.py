@@ -43,6 +43,7 @@ from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Beat, Contribution, Member, RunRecord, decode
 from atoll.wire.premerge import RegionAnswer
+from atoll.wire.subjects import PUSH_NONCE_BYTES
 from support.door_attacks import PREMERGER, VICTIM
 
 REGION: Final = PREMERGER.removesuffix("-premerge")
@@ -167,7 +168,9 @@ class Attacker:
         )
         first, *others = [bytes(encoder.piece(number)) for number in range(len(encoder))]
         upload = Upload(Segments([spoil(first) if spoil else first, *others]))
-        stem, frame = run.subjects.contribution_stem(self.name, fragment, self.member.incarnation, push), b""
+        nonce = secrets.token_hex(PUSH_NONCE_BYTES) if run.first_writer_wins else ""
+        stem = run.subjects.contribution_stem(self.name, fragment, self.member.incarnation, push, nonce)
+        frame = b""
         if is_inline(run, fragment) and not self.stores:
             upload.collision_free = True
             frame = bytes(upload.make(0))
@@ -523,8 +526,8 @@ BLOBS: Final = (
 
 def _numbered(manifest: Contribution, push: int) -> BlobRef:
     """Return where the chunks of a contribution were if it had another number."""
-    stem = manifest.blob.stem.rpartition("-")[0]
-    return msgspec.structs.replace(manifest.blob, stem=f"{stem}-{push}")
+    numbers = f".{manifest.incarnation}-{manifest.push}", f".{manifest.incarnation}-{push}"
+    return msgspec.structs.replace(manifest.blob, stem=manifest.blob.stem.replace(*numbers))
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------

@@ -16,13 +16,15 @@ from atoll.protocol.quarantine import OFFENCES
 from atoll.run.inline_frames import is_inline
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.contributions import REPLACED, PendingContribution, check_manifest, read_contribution
 from support.clocks import HandClock
 from support.founded_run import one_fragment_run
 
 SIZE = 1000
 PIECES = "up.c.>"
+NEIGHBOURS = (("b", 1, 1), ("a", 2, 1), ("a", 1, 2), ("a", 1, 11))
+"""Learner, incarnation and push of contributions that are not learner a's first."""
 
 
 def founded(codec: str = "f32", size: int = SIZE, schema: int = SCHEMA_NEWEST) -> RunRecord:
@@ -136,11 +138,29 @@ async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> N
     assert REPLACED not in OFFENCES
 
 
+@pytest.mark.parametrize("schema", [SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES])
+async def test_a_manifest_names_the_chunks_of_its_own_push_alone(schema: int) -> None:
+    """With the nonce that its learner drew, and in a run of an earlier version without one."""
+    run, theta = founded(schema=schema), drawn(2)
+    first, again = [await pushed(run, MemoryBus(run.run, MemoryBroker()), theta) for _ in range(2)]
+    own = run.subjects.contribution_stem("a", 0, 1, 1)
+    assert (first.blob.stem == again.blob.stem == own) == (schema < SCHEMA_NEWEST)
+    nonce = "0123456789abcdef"
+    foreign = [f"{own}-", f"{own}-{nonce[:-1]}", f"{own}-{nonce.upper()}", f"{own}-{nonce}-1"]
+    foreign += [run.subjects.contribution_stem(who, 0, life, push, nonce) for who, life, push in NEIGHBOURS]
+    foreign += [f"{own}-{nonce}" if schema < SCHEMA_NEWEST else own]
+    for stem in foreign:
+        blob = msgspec.structs.replace(first.blob, stem=stem)
+        with pytest.raises(PeerMisbehaved, match="foreign chunks"):
+            check_manifest(msgspec.structs.replace(first, blob=blob), run)
+
+
 async def test_a_frame_where_none_is_inline_is_no_manifest() -> None:
     """In a fragment of long frames, or in a run of an earlier version, no correct peer writes one."""
     manifest = await pushed(run := founded(), MemoryBus(run.run, MemoryBroker()), drawn(2))
     older = msgspec.structs.replace(run, schema=SCHEMA_OF_DERIVED_STATE)
+    stem = run.subjects.contribution_stem("a", 0, 1, 1)
     with pytest.raises(PeerMisbehaved, match="carries a frame"):
-        check_manifest(manifest, older)
+        check_manifest(msgspec.structs.replace(manifest, blob=msgspec.structs.replace(manifest.blob, stem=stem)), older)
     with pytest.raises(PeerMisbehaved):
         decode(Contribution, msgspec.json.encode(msgspec.structs.replace(manifest, frame=bytes(INLINE_BYTES_MAX + 1))))

@@ -25,6 +25,7 @@ from atoll.run.delta_chain import FrameReader
 from atoll.run.inline_frames import is_inline
 from atoll.wire.messages import Contribution, RunRecord
 from atoll.wire.premerge import CHUNKS_GONE
+from atoll.wire.subjects import is_push_nonce
 
 REPLACED: Final = "replaced"
 """The bytes under a contribution's name are not those that its manifest names."""
@@ -50,9 +51,10 @@ def check_manifest(manifest: Contribution, run: RunRecord) -> None:
         raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
     if manifest.layout != run.layout.fingerprint:
         raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
-    stem = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
-    if manifest.blob.stem != stem:
-        raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=stem)
+    own = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
+    named, allowed = manifest.blob.stem, f"{own}-<nonce>" if run.first_writer_wins else own
+    if not (is_push_nonce(named.removeprefix(f"{own}-")) if run.first_writer_wins else named == own):
+        raise PeerMisbehaved("a manifest that names foreign chunks", got=named, allowed=allowed)
     if manifest.frame and not is_inline(run, manifest.fragment):
         raise PeerMisbehaved(
             "a manifest that carries a frame", got=len(manifest.frame), allowed="chunks, in this fragment"

@@ -35,6 +35,7 @@ from atoll.base.errors import (
     PeerMisbehaved,
     StorageFull,
 )
+from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
@@ -85,7 +86,13 @@ class IslandDriver:
     """Drives one incarnation's `Island` on the running loop. Create it on that loop."""
 
     def __init__(
-        self, bus: Bus, run: RunRecord, member: Member, anchors: Mapping[int, GlobalFragment], clock: Clock
+        self,
+        bus: Bus,
+        run: RunRecord,
+        member: Member,
+        anchors: Mapping[int, GlobalFragment],
+        clock: Clock,
+        identity: Identity | None = None,
     ) -> None:
         """Start from the adopted frames."""
         self.bus = bus
@@ -119,7 +126,7 @@ class IslandDriver:
         self._loop = asyncio.get_running_loop()
         self.background, self._strange = BackgroundTasks(self._fail), itertools.count(1)
         self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
-        self.pusher = Pusher(bus, run, member, clock, self.steps)
+        self.pusher = Pusher(bus, run, member, clock, self.steps, identity)
         self._refusals = LocalRefusals(run.layout, clock)
         self._clipped = ClippedPushes(clock)
         self._encoder: Encoder | None = None

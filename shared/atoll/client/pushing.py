@@ -35,6 +35,7 @@ from atoll.base import scratch_arrays, spans
 from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import AccessDenied, BrokerUnavailable, BusError, StorageFull
+from atoll.base.identity import Identity, this_process
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.codec import Encoded, FrameEncoder, Framing, MeasuredFrame, Read
@@ -44,6 +45,7 @@ from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, Member, RunRecord, encode
 from atoll.wire.push_notes import PushNotes
+from atoll.wire.subjects import PUSH_NONCE_BYTES
 
 PUSH_PATIENCE_S = 60.0
 FAST_BYTES_PER_S = 128 << 20
@@ -75,8 +77,16 @@ class RoomWait:
 class Pusher:
     """Sends the pseudo-gradients of one incarnation."""
 
-    def __init__(self, bus: Bus, run: RunRecord, member: Member, clock: Clock, steps: StepTimes | None = None) -> None:
-        """Send nothing yet; `steps` are the learner's step times, which its manifests tell."""
+    def __init__(
+        self,
+        bus: Bus,
+        run: RunRecord,
+        member: Member,
+        clock: Clock,
+        steps: StepTimes | None = None,
+        identity: Identity | None = None,
+    ) -> None:
+        """Send nothing yet; `steps` are the learner's step times, which its manifests tell, and `identity` draws nonces."""
         self._bus = bus
         self._run = run
         self._member = member
@@ -84,6 +94,7 @@ class Pusher:
         self._subjects = run.subjects
         self._residues: dict[int, Any] = {}
         self._steps = steps
+        self._nonce = (identity or this_process()).nonce
         self._began_at_s = clock.wall()
         self._adopted: dict[int, tuple[tuple[int, float], ...]] = {}
         self._sends_inline = not member.region
@@ -188,8 +199,9 @@ class Pusher:
         return await self._stored(action, upload, kept)
 
     def _stem(self, action: Push) -> str:
-        member = self._member
-        return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push)
+        """Return where the chunks of a push go, once for each: nobody is to know before."""
+        member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES) if self._run.first_writer_wins else ""
+        return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push, nonce)
 
     async def _stored(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
         """Store the segments while sending may go on.

@@ -158,7 +158,8 @@ class Session:
                 return await fetch_frame(self.bus, self.run, heads[p])
 
         frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
-        self.driver = IslandDriver(self.bus, self.run, self.member, {f.fragment: f for f in frames}, self._clock)
+        anchors = {frame.fragment: frame for frame in frames}
+        self.driver = IslandDriver(self.bus, self.run, self.member, anchors, self._clock, self._identity)
         self.driver.adoption_log = AdoptionLog(each=self._request.log_adoptions)
         await self.driver.prove()
         self.leases = DataLeases(

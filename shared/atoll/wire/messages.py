@@ -53,7 +53,13 @@ from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
-from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK, SCHEMA_OF_DERIVED_STATE, check_spoken
+from atoll.wire.version import (
+    SCHEMA,
+    SCHEMA_OF_BULK,
+    SCHEMA_OF_DERIVED_STATE,
+    SCHEMA_OF_FIRST_WRITERS,
+    check_spoken,
+)
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 NORMS_MAX: Final = 1 << 16
@@ -127,6 +133,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def derives_state(self) -> bool:
         """Return whether outer state is derived from values where these tell it."""
         return self.schema >= SCHEMA_OF_DERIVED_STATE
+
+    @property
+    def first_writer_wins(self) -> bool:
+        """Return whether the chunks of each push have a nonce, and whoever writes a chunk first writes it for good."""
+        return self.schema >= SCHEMA_OF_FIRST_WRITERS
 
     @cached_property
     def subjects(self) -> Subjects:

@@ -4,7 +4,7 @@ All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold le
 `-`. A dot would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
 A nonce is two levels where a shard's owner writes, `<epoch>.<hash>`, one where a founder does, and `rebuilt.<founding>` of old.
 
-    up.c.<learner>.<fragment>.<incarnation>-<push>.<chunk>   contribution chunks          stream UPC
+    up.c.<learner>.<fragment>.<life>-<push>-<nonce>.<chunk>  contribution chunks          stream UPC
     up.c.sum.<fragment>.<region>.<base>-<nonce>.<chunk>      chunks of a region's sum      stream UPC
     up.m.<shard>.<fragment>.<learner>                        contribution manifests       stream UPM (work queue)
     up.m.<shard>.bye.<learner>                               goodbyes, behind the manifests
@@ -40,7 +40,10 @@ SUM: Final = "sum"
 _WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
 """What is kept with its fragment, as the levels between a run and the fragment's number."""
 _TOKEN = re.compile(ID)
-_PUSH = re.compile(r"[0-9]+-[0-9]+")
+PUSH_NONCE_BYTES: Final = 8
+"""Of the nonce of a contribution, which is written as hex."""
+_PUSH_NONCE = re.compile(rf"[0-9a-f]{{{2 * PUSH_NONCE_BYTES}}}")
+_PUSH = re.compile(rf"[0-9]+-[0-9]+(?:-{_PUSH_NONCE.pattern})?")
 _FILTER = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)\.)*(?:[A-Za-z0-9_-]+|\*|>)")
 
 
@@ -59,6 +62,11 @@ def token(value: str, what: str) -> str:
 def is_token(value: str) -> bool:
     """Return whether `value` is a valid level of a subject."""
     return _TOKEN.fullmatch(value) is not None
+
+
+def is_push_nonce(value: str) -> bool:
+    """Return whether a learner may have drawn this for the chunks of a contribution."""
+    return _PUSH_NONCE.fullmatch(value) is not None
 
 
 def filter_below(value: str, what: str) -> str:
@@ -118,9 +126,13 @@ class Subjects:
         """Refuse a run id that cannot be a subject token."""
         object.__setattr__(self, "prefix", f"atoll.{token(self.run, 'run id')}")
 
-    def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int) -> str:
-        """Return where the chunks of one contribution go."""
-        return f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}"
+    def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int, nonce: str = "") -> str:
+        """Return where the chunks of one contribution go.
+
+        Its learner draws the `nonce`, so that nobody else can write there first. Runs below wire version 6 have none.
+        """
+        stem = f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}"
+        return f"{stem}-{nonce}" if nonce else stem
 
     def partial_stem(self, region: str, fragment: int, base_version: int, nonce: str) -> str:
         """Return where the chunks of a region's sum go: nobody else may write below its name there."""

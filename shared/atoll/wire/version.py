@@ -25,7 +25,9 @@ SCHEMA_OF_INLINE_FRAMES: Final = 4
 """A run record whose manifests carry small frames (`atoll.run.inline_frames`)."""
 SCHEMA_OF_FORMER_LIVES: Final = 5
 """A run record whose shards fold the accounts of lives that are over (`atoll.protocol.former_lives`)."""
-SCHEMA_NEWEST: Final = SCHEMA_OF_FORMER_LIVES
+SCHEMA_OF_FIRST_WRITERS: Final = 6
+"""A run record whose learners draw a nonce for the chunks of each push, where the first writer wins (`RunRecord`)."""
+SCHEMA_NEWEST: Final = SCHEMA_OF_FIRST_WRITERS
 """The newest version that it speaks, in which it founds runs."""
 SCHEMA_OLDEST: Final = 1
 """The oldest version that it speaks."""
