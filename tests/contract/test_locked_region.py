@@ -33,6 +33,7 @@ POLL_S = 0.05
 REVOKED_S = 2.0
 HEARD_S = 1.0
 KINDS: dict[str, Kind] = {"shard": "synchronizer", "a": "learner", "b": "learner", "spy": "reader"}
+PLACES = {"home": "hub", "ours": "eu"}
 
 
 @pytest.fixture
@@ -104,6 +105,61 @@ async def test_nobody_writes_as_another_from_a_region(there: LockedRelayed, open
     heard = await beats.next(SOON_S)
     assert heard is not None
     assert heard.data == b"beat"
+
+
+@pytest.fixture
+async def placed(tmp_path: Path, run: str) -> AsyncIterator[LockedRelayed]:
+    """A hub and a region whose roll says of two learners where they are."""
+    kinds: dict[str, Kind] = {"shard": "synchronizer", "home": "learner", "ours": "learner", "free": "learner"}
+    async with locked_relayed(tmp_path, run, kinds, PLACES) as locked:
+        yield locked
+
+
+async def forged(region: Connection, refused: list[str], stored: list[str]) -> None:
+    """Write as a region on subjects that the hub shall refuse to it, and then on others; return when all have arrived."""
+    client = await region.ready(SOON_S)
+    for subject in refused:
+        await client.publish(subject, b"forged")
+    for subject in stored:
+        assert b'"seq"' in (await region.request(subject, b"forged", timeout_s=SOON_S)).data
+
+
+async def test_a_region_writes_for_its_own_learners_alone(placed: LockedRelayed) -> None:
+    """It took the two places of every learner of the run in the queue, and their pace fell to half."""
+    s, p = Subjects(placed.run), Subjects(placed.run).prefix
+
+    def options_of(name: str) -> BusOptions:
+        return BusOptions(credentials=placed.identity(name).credentials(), patience_s=PATIENCE_S)
+
+    def subjects_of(learner: str, number: int = 1) -> list[str]:
+        return [
+            s.contribution(0, number, learner),
+            f"{s.contribution_stem(learner, 0, 1, number)}.0",
+            s.member(learner),
+            s.event("joined", learner),
+        ]
+
+    async with opener(placed, options_of) as opened, as_the_region(placed) as region:
+        shard = await opened("shard", placed.hub)
+
+        async def stored() -> set[str]:
+            found = [await shard.count_stored(f"{p}.{part}.>", more_than=0) for part in ("up.c", "up.m", "mb", "ev")]
+            return {subject for counts in found for subject in counts.by_subject}
+
+        mine = [*subjects_of("ours"), *subjects_of("free")]
+        await region.call(forged(region, subjects_of("home"), mine))
+        assert await stored() == set(mine)
+        with pytest.raises(AccessDenied):
+            await opened("home", placed.leaf)
+
+        placed.keys.move("home", placed.run, "eu", time.time())
+        placed.keys.move("ours", placed.run, "us", time.time())
+        placed.keys.add("late", "learner", placed.run, time.time(), region="eu")
+        await asyncio.to_thread(placed.follow)
+        late = await opened("late", placed.leaf)
+        await late.publish(s.contribution(0, 1, "late"), b"manifest", msg_id="m")
+        await region.call(forged(region, subjects_of("ours", 2), subjects_of("home")))
+        assert await stored() == {*mine, *subjects_of("home"), s.contribution(0, 1, "late")}
 
 
 async def test_taps_show_what_a_region_sent_and_check_it(there: LockedRelayed, opened: Opened) -> None:

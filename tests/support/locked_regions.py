@@ -26,15 +26,26 @@ from support.regions import RelayedRegion
 REGION = "eu"
 ROOM_BYTES = 64 << 20
 PATIENCE_S = 20.0
+NOWHERE: Mapping[str, str] = {}
 
 Opened = Callable[[str, EmbeddedBroker], Awaitable[Bus]]
 """Opens a bus as one of the roll, at the hub or at the leaf."""
 
 
 class LockedRelayed(RelayedRegion):
-    """A locked hub and a locked region behind a relay, with everybody of `kinds` on the roll; `founders` may found."""
+    """A locked hub and a locked region behind a relay, with everybody of `kinds` on the roll.
 
-    def __init__(self, folder: Path, run: str, kinds: Mapping[str, Kind], founders: tuple[str, ...] = ()) -> None:
+    `founders` may found; `places` says of some learners where they are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        kinds: Mapping[str, Kind],
+        founders: tuple[str, ...] = (),
+        places: Mapping[str, str] = NOWHERE,
+    ) -> None:
         """Make keys and doors; nothing runs yet."""
         super().__init__(folder)
         self.run = run
@@ -42,7 +53,7 @@ class LockedRelayed(RelayedRegion):
         self.keys.create(["127.0.0.1"], time.time())
         everybody: dict[str, Kind] = {REGION: "region", **kinds}
         for name, kind in everybody.items():
-            self.keys.add(name, kind, run, time.time(), founds=name in founders)
+            self.keys.add(name, kind, run, time.time(), founds=name in founders, region=places.get(name, ""))
         self.hub_door = LockedDoor(self.keys, folder / "hub", hub=True)
         self.hub = EmbeddedBroker(folder / "hub", include=self.hub_door.config)
         self.hub.link = HubSide(self.port, self.hub_door.leaves)
@@ -72,9 +83,11 @@ class LockedRelayed(RelayedRegion):
 
 
 @asynccontextmanager
-async def locked_relayed(folder: Path, run: str, kinds: Mapping[str, Kind]) -> AsyncIterator[LockedRelayed]:
+async def locked_relayed(
+    folder: Path, run: str, kinds: Mapping[str, Kind], places: Mapping[str, str] = NOWHERE
+) -> AsyncIterator[LockedRelayed]:
     """Yield a locked hub and a locked region that run."""
-    locked = LockedRelayed(folder, run, kinds)
+    locked = LockedRelayed(folder, run, kinds, places=places)
     await asyncio.to_thread(locked.__enter__)
     try:
         yield locked

@@ -146,6 +146,9 @@ def test_each_place_has_its_own_identities_and_nothing_of_others(tmp_path: Path,
             held = read_identity(out / place / "services" / name / "identity.toml")
             assert (held.kind, held.name, held.run) == (kind, name, "ocean")
             assert held.founds == (kind == "learner" and place != "desk")
+            entry = KeyFolder(out / "keys").read().of("ocean", name)
+            assert entry is not None
+            assert entry.region == ("" if kind != "learner" else "asia" if place == "asia" else "hub")
     leaf = read_identity(out / "asia/services/asia-broker/identity.toml")
     assert (leaf.kind, leaf.name, leaf.founds) == ("region", "asia", True)
     assert (out / "asia/services/asia-broker/broker.key").read_bytes() != (

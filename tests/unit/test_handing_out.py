@@ -42,6 +42,11 @@ def test_a_region_is_provided_with_what_its_leaf_needs(tmp_path: Path) -> None:
     assert (held.kind, held.run, held.founds) == ("region", "demo", True)
     assert (into / "leaf-eu" / "roll.json").read_bytes() == (into / "broker" / "roll.json").read_bytes()
     assert "0 files changed" in atoll(*words, "--region", "leaf-eu", "--learner", "ada").stdout
+    for given, place in (("ada=leaf-eu", "leaf-eu"), ("ada", "leaf-eu"), ("ada=hub", "hub")):
+        assert atoll(*words, "--region", "leaf-eu", "--learner", given).returncode == 0
+        ada = KeyFolder(into / "leaf-eu").read().of("demo", "ada")
+        assert ada is not None
+        assert ada.region == place
     assert atoll(*words, "--region", "us=us.example.org,10.0.0.7").returncode == 0
     assert set(hosts_of(KeyFolder(into / "us").shown(time.time()).certificate)) == {
         "us.example.org",

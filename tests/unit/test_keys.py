@@ -24,8 +24,10 @@ from atoll.keys.certificates import ends_at_s
 from atoll.keys.doors import doors
 from atoll.keys.identity import learner_identity, read_identity, run_credentials, write_identity
 from atoll.keys.locked import LockedDoor
-from atoll.keys.rights import KINDS, Kind, at_leaf, premerger_of, rights_of
+from atoll.keys.rights import KINDS, Kind, Rights, at_leaf, carried, premerger_of, rights_of
 from atoll.keys.roll import KeyFolder
+from atoll.keys.roll_stamp import stamp_of
+from atoll.wire.subjects import Subjects, matches
 from support.command_line import atoll
 
 NOW_S = 1_000_000.0
@@ -255,6 +257,35 @@ def test_at_a_leaf_a_founder_creates_streams_of_the_hub_and_a_premerger_reads_wh
     assert not any("UPC" in subject for subject in (*premerger.asks, *premerger.reads))
 
 
+@pytest.mark.parametrize("founds", [False, True])
+def test_the_hub_takes_of_a_region_what_its_own_may_write_and_nothing_of_others(*, founds: bool) -> None:
+    """Its learners, its evaluators and its premerger write as ever; of who is elsewhere, or on no roll, nothing is taken."""
+    taken = carried(rights_of("region", "demo", "eu", founds=founds), "demo", "eu", ["ours", "free"], founds=founds)
+    mine = [rights_of("learner", "demo", one, founds=founds) for one in ("ours", "free")]
+    mine += [rights_of("evaluator", "demo", "eye"), rights_of("premerger", "demo", premerger_of("eu"))]
+    others = [rights_of("learner", "demo", one) for one in ("theirs", "stranger")]
+    others.append(rights_of("premerger", "demo", premerger_of("us")))
+
+    def covered(rights: Rights) -> set[str]:
+        wanted = {*rights.stores, *rights.tells} - {Subjects("demo").data}
+        return {subject for subject in wanted if any(matches(one, subject) for one in (*taken.stores, *taken.tells))}
+
+    for rights in mine:
+        assert covered(rights) == {*rights.stores, *rights.tells} - {Subjects("demo").data}
+    assert [covered(rights) for rights in others] == [set()] * len(others)
+    assert Subjects("demo").data in taken.stores
+
+
+def test_who_was_moved_makes_another_roll(keys: KeyFolder) -> None:
+    """Or nodes that follow two rolls would look alike, and nobody could say which is the newer one."""
+    keys.add("ada", "learner", "demo", NOW_S)
+    before = stamp_of(keys.read())
+    keys.move("ada", "demo", "eu", NOW_S + HOUR_S)
+    assert stamp_of(keys.read()) > before
+    keys.rotate("ada", "demo", NOW_S, overlap_s=0.0)
+    assert keys.read().entrants(NOW_S)[-1].region == "eu"
+
+
 @pytest.mark.parametrize("damage", ['{"entries": 3}', "", '{"entries": [{"name": "x"}]}', '{"people": []}'])
 def test_a_damaged_roll_is_told(keys: KeyFolder, damage: str) -> None:
     """By its path, not with a traceback."""
@@ -370,6 +401,9 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
         ("operator", "valid", 1),
         ("ada", "valid", 4),
     ]
+    moved = atoll("keys", "move", folder, "ada", "--run", "demo", "--region", "eu").stdout
+    assert "the roll has no region eu of run demo yet" in moved
+    assert json.loads(atoll("keys", "list", folder, "--json").stdout)[1]["region"] == "eu"
     revoked = atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
     assert "revoked ada" in revoked
     assert "stays at the broker" in revoked
@@ -398,6 +432,13 @@ def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
         (("new", "{nowhere}", "--host", "a b"), "no name of a host"),
         (("revoke", "{keys}", "ada", "--run", "demo"), "no identity of this name"),
         (("rotate", "{keys}", "ada", "--run", "demo"), "no identity of this name"),
+        (("move", "{keys}", "ada", "--run", "demo", "--region", "eu"), "no identity of this name"),
+        (("move", "{keys}", "operator", "--region", "eu"), "only a learner is in a region"),
+        (("add", "{keys}", "ada", "--run", "demo", "--region", "a.b"), "a learner cannot be there"),
+        (
+            ("add", "{keys}", "eye", "--run", "demo", "--kind", "reader", "--region", "eu"),
+            "only a learner is in a region",
+        ),
     ],
 )
 def test_a_mistake_is_told_and_changes_nothing(keys: KeyFolder, words: tuple[str, ...], told: str) -> None:

@@ -34,6 +34,9 @@ Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
 Name = Annotated[str, typer.Argument(help="Name of the identity; for a learner its id.")]
 OfRun = Annotated[str, typer.Option("--run", help="Run that the identity is of.")]
 Names = Annotated[list[str], typer.Option(help="Name of an identity of this kind; repeatable.")]
+Place = Annotated[
+    str, typer.Option("--region", help="Region that a learner is in, or hub for who connects to the hub itself.")
+]
 Days = Annotated[float, typer.Option(help="Days until the key ends; 0 for no end.", min=0.0, max=36500.0)]
 Hosts = Annotated[
     list[str], typer.Option("--host", help="Name or address by which clients reach the broker; repeatable.")
@@ -47,6 +50,7 @@ def register(app: typer.Typer) -> None:
     keys.command(name="add", help="Let an identity in, and write the file to hand to its holder.")(add)
     keys.command(name="provide", help="Make what is missing, and copy each identity into a folder of its own.")(provide)
     keys.command(name="list", help="List who may enter: kind, run, state, when their keys end.")(list_keys)
+    keys.command(name="move", help="Say where a learner is: only its region's broker may then write for it.")(move)
     keys.command(name="revoke", help="Let an identity in no more; if it is connected, it is cut off.")(revoke)
     keys.command(name="rotate", help="Give an identity a new key; the former one holds for a while.")(rotate)
     keys.command(name="certificate", help="Give the broker a new certificate, for these hosts.")(certificate)
@@ -61,7 +65,7 @@ def new(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"]) -> None:  # n
     say(f"next: atoll keys add {folder} NAME --run RUN, then atoll broker --keys {folder}")
 
 
-def add(
+def add(  # noqa: PLR0913  (one option each)
     folder: Folder,
     name: Name,
     *,
@@ -73,6 +77,7 @@ def add(
     founds: Annotated[
         bool, typer.Option("--founds", help="A learner, or a region of one, that may also begin the run.")
     ] = False,
+    region: Place = "",
     days: Days = 0.0,
 ) -> None:
     """Let an identity in."""
@@ -91,8 +96,11 @@ def add(
     if not run and kind != "operator":
         raise SettingsError("an identity is of one run", got=f"--kind {kind} without --run", todo="give --run")
     now_s = time.time()
-    path = _folder(folder).add(name, kind, run, now_s, founds=founds, until_s=now_s + days * DAY_S if days else 0.0)
+    until_s = now_s + days * DAY_S if days else 0.0
+    keys = _folder(folder)
+    path = keys.add(name, kind, run, now_s, founds=founds, until_s=until_s, region=region)
     say(f"{kind} {name}: {path}")
+    _mind_region(keys, run, region)
     say(
         f"hand this file to its holder over a private channel, then delete it here; use: ATOLL_BROKER__IDENTITY={path.name}"
     )
@@ -110,7 +118,10 @@ def provide(  # noqa: PLR0913  (one option each)
     region: Annotated[
         list[str], typer.Option(help="NAME or NAME=HOST,HOST of a region, and where its broker is reached; repeatable.")
     ] = [],  # noqa: B006
-    learner: Names = [],  # noqa: B006
+    learner: Annotated[
+        list[str],
+        typer.Option(help="Name of a learner, or NAME=REGION, or NAME=hub, which says where it is; repeatable."),
+    ] = [],  # noqa: B006
     synchronizer: Names = [],  # noqa: B006
     evaluator: Names = [],  # noqa: B006
     reader: Names = [],  # noqa: B006
@@ -122,9 +133,10 @@ def provide(  # noqa: PLR0913  (one option each)
 
     named = (each.partition("=") for each in region)
     regions = {name: reached.split(",") if reached else [name] for name, _, reached in named}
+    at = {name: place for name, said, place in (each.partition("=") for each in learner) if said}
     kinds: dict[str, Kind] = {
         **dict.fromkeys(regions, "region"),
-        **dict.fromkeys(learner, "learner"),
+        **dict.fromkeys((each.partition("=")[0] for each in learner), "learner"),
         **dict.fromkeys(synchronizer, "synchronizer"),
         **dict.fromkeys(evaluator, "evaluator"),
         **dict.fromkeys(reader, "reader"),
@@ -132,7 +144,7 @@ def provide(  # noqa: PLR0913  (one option each)
     }
     keys = _folder(folder)
     try:
-        ensure(keys, run, kinds, hosts)
+        ensure(keys, run, kinds, hosts, regions=at)
         changed = hand_out(keys, run, kinds, into, regions)
     except OSError as error:
         raise EnvironmentFault(
@@ -155,6 +167,7 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
     if json:
         rows = [
             {"name": one.name, "kind": one.kind, "run": one.run, "founds": one.founds, "state": one.state(now_s)}
+            | {"region": one.region or None}
             | {"keys": [{"public": key.public, "until_s": key.until_s or None} for key in one.keys]}
             for one in entries
         ]
@@ -168,6 +181,25 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
         return
     hosts, left = ", ".join(hosts_of(certificate)), as_time(ends_at_s(certificate) - now_s)
     say(f"these may enter; the broker's certificate is for {hosts} and holds for {left}")
+
+
+def move(
+    folder: Folder,
+    name: Name,
+    *,
+    run: OfRun = "",
+    region: Annotated[str, typer.Option(help="Region that it is in, hub for none, or empty where nobody knows.")],
+) -> None:
+    """Say where a learner is."""
+    keys = _folder(folder)
+    keys.move(name, run, region, time.time())
+    if region:
+        what = "no region's broker" if region == "hub" else f"of regions' brokers {region} alone"
+        say(f"{name} is in {region}: the hub takes what it writes from itself, and from {what}")
+    else:
+        say(f"nobody knows where {name} is: the hub takes what it writes from the broker of any region of its run")
+    say("the brokers of regions let it in or out when they have the new roll.json")
+    _mind_region(keys, run, region)
 
 
 def revoke(folder: Folder, name: Name, run: OfRun = "", broker: Broker = None) -> None:
@@ -265,6 +297,15 @@ def certificate(folder: Folder, hosts: Hosts) -> None:
     say("copy it to all nodes of a cluster in one go: they take no other certificate than their own")
 
 
+def _mind_region(keys: KeyFolder, run: str, region: str) -> None:
+    """Say so if a learner is in a region that has no broker: its name may be misspelt."""
+    there = keys.read().of(run, region)
+    if region not in ("", "hub") and (there is None or there.kind != "region"):
+        say(
+            f"the roll has no region {region} of run {run} yet: atoll keys add {keys.path} {region} --kind region --run {run}"
+        )
+
+
 def _folder(path: Path) -> KeyFolder:
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
@@ -278,14 +319,14 @@ def _show(entries: tuple[RollEntry, ...], now_s: float) -> None:
     from atoll.base.units import as_time  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("run", "name", "kind", "state", "keys end"):
+    for heading in ("run", "name", "kind", "region", "state", "keys end"):
         table.add_column(heading)
     for one in entries:
         ends = [
             "never" if not key.until_s else f"in {as_time(key.until_s - now_s)}" for key in one.keys if key.holds(now_s)
         ]
         kind = f"{one.kind}, founds" if one.founds else one.kind
-        table.add_row(one.run, one.name, kind, one.state(now_s), ", ".join(ends) or "-")
+        table.add_row(one.run, one.name, kind, one.region or "-", one.state(now_s), ", ".join(ends) or "-")
     console = Console()
     if not console.is_terminal:
         console.width = 200

@@ -42,6 +42,7 @@ from atoll.deploy.services import (
     identities,
     kinds,
     leaf_of,
+    learners_at,
     places,
     services,
 )
@@ -191,7 +192,12 @@ def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -
     folder = KeyFolder(out / KEYS)
     before = {one.name for one in folder.read().entries} if folder.roll_path.exists() else set()
     everybody = {name: kind for place in places(described) for name, kind in identities(described, place).items()}
-    ensure(folder, described.run, everybody, hosts_of_broker(described), founders=founders(described))
+    at = {
+        name: HUB if leaf_of(described, place) is None else place
+        for place in places(described)
+        for name in learners_at(described, place)
+    }
+    ensure(folder, described.run, everybody, hosts_of_broker(described), founders(described), at)
     if new := [name for name in everybody if name not in before]:
         done.notes.append(f"new keys: {few(new, 8)}")
     shown = set(hosts_of(read_text(folder.certificate_path)))

@@ -40,6 +40,7 @@ from atoll.keys.rights import (
     Kind,
     Rights,
     at_leaf,
+    carried,
     check_name,
     region_hears,
     region_publishes,
@@ -74,6 +75,8 @@ class Entrant:
     run: str
     keys: tuple[str, ...]
     founds: bool = False
+    region: str = ""
+    """Where a learner is: in this region, or at the `HUB`; empty where nobody has said it."""
 
     @property
     def account(self) -> str:
@@ -81,6 +84,10 @@ class Entrant:
         if self.kind == "region":
             return f"{self.run}/{self.name}/{self.keys[0]}"
         return f"{self.run}/{self.name}" if self.kind in ISOLATED else CORE
+
+    def may_be_in(self, region: str) -> bool:
+        """Return whether a learner may be in a region, as far as the roll says."""
+        return self.kind == "learner" and self.region in ("", region)
 
 
 def check_entrants(entrants: Sequence[Entrant]) -> None:
@@ -120,12 +127,17 @@ def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str
         isolated += [replace(one, keys=(key,)) for one in trusted if one.kind == "region" for key in one.keys]
         trusted = [one for one in trusted if one.kind != "region"]
     granted = {one.account: rights_of(one.kind, one.run, one.name, founds=one.founds) for one in isolated}
+    for one in isolated:
+        if one.kind == "region":
+            learners = [other.name for other in entrants if other.run == one.run and other.may_be_in(one.name)]
+            granted[one.account] = carried(granted[one.account], one.run, one.name, learners, founds=one.founds)
     if domain:
         granted |= {one.account: at_leaf(one.run, granted[one.account], domain) for one in isolated}
+    apart = _apart(isolated, granted)
     accounts = [
         *([] if domain else [_system()]),
         _core(_users(trusted), granted, asks_nodes=not domain),
-        *(_isolated(one, _heard_of(one, isolated, granted)) for one in isolated),
+        *(_isolated(one, apart[one.account]) for one in isolated),
     ]
     return f"{_tls(certificate, key)}accounts {{\n{''.join(accounts)}}}\n"
 
@@ -198,21 +210,28 @@ class Apart:
     """Accounts by subject."""
 
 
-def _heard_of(one: Entrant, everybody: Sequence[Entrant], granted: dict[str, Rights]) -> Apart:
-    """Return what an isolated identity needs beside the others."""
-    rights = granted[one.account]
-    told = [(other.account, subject) for other in everybody for subject in granted[other.account].tells]
-    listeners = [other.account for other in everybody if other.kind != "region"]
-    hearing = {
-        subject: [account for account in listeners if _hears(granted[account], subject)] for subject in rights.tells
-    }
-    return Apart(
-        rights,
-        ()
-        if one.kind == "region"
-        else tuple((account, subject) for account, subject in told if _hears(rights, subject)),
-        {subject: accounts for subject, accounts in hearing.items() if accounts},
-    )
+def _apart(everybody: Sequence[Entrant], granted: dict[str, Rights]) -> dict[str, Apart]:
+    """Return what each isolated account needs beside the others, by account; a region hears of `core` alone."""
+    tellers: dict[str, list[str]] = {}
+    for one in everybody:
+        for subject in granted[one.account].tells:
+            tellers.setdefault(subject, []).append(one.account)
+    matching: dict[str, list[str]] = {}
+    heard: dict[str, dict[str, list[str]]] = {one.account: {} for one in everybody}
+    apart = {}
+    for one in everybody:
+        rights = granted[one.account]
+        hears: dict[tuple[str, str], None] = {}
+        for pattern in rights.hears if one.kind != "region" else ():
+            if pattern not in matching:  # each of a thousand learners hears subjects of its own, and all tell
+                wild = "*" in pattern or ">" in pattern
+                matching[pattern] = [subject for subject in tellers if matches(pattern, subject)] if wild else [pattern]
+            found = [(account, subject) for subject in matching[pattern] for account in tellers.get(subject, ())]
+            hears |= dict.fromkeys(found)
+        for account, subject in hears:
+            heard[account].setdefault(subject, []).append(one.account)
+        apart[one.account] = Apart(rights, tuple(hears), heard[one.account])
+    return apart
 
 
 def _isolated(one: Entrant, apart: Apart) -> str:
@@ -228,17 +247,14 @@ def _isolated(one: Entrant, apart: Apart) -> str:
     ]
     exports = [f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in apart.heard.items()]
     if one.kind == "region":
-        publishes, hears, setting = region_publishes(rights), region_hears(rights), f"mappings: {{ {FAR} }}"
+        link = rights_of(one.kind, one.run, one.name, founds=one.founds)
+        publishes, hears, setting = region_publishes(link), region_hears(link), f"mappings: {{ {FAR} }}"
     else:
         most = {"max_connections": CONNECTIONS_MAX, "max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
         publishes, hears = (*_services(rights), *rights.reads, *rights.own), rights.hears
         setting = f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
     users = [_user(key, (*publishes, f"{inbox(key)}.>"), (*hears, f"{inbox(key)}.>")) for key in one.keys]
     return _account(one.account, setting, users, exports=exports, imports=imports)
-
-
-def _hears(rights: Rights, subject: str) -> bool:
-    return any(matches(pattern, subject) for pattern in rights.hears)
 
 
 def _by_subject(

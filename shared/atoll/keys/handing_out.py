@@ -31,6 +31,7 @@ BROKER: Final = "broker"
 IDENTITY: Final = "identity.toml"
 FOUNDS: Final = ("learner", "region")
 LOOPBACK: Final = ("localhost", "127.0.0.1")
+NOWHERE: Final[Mapping[str, str]] = {}
 RENEWED_S: Final = 30 * DAY_S
 """A region's certificate that ends within so long is replaced."""
 
@@ -41,11 +42,12 @@ def ensure(
     kinds: Mapping[str, Kind],
     hosts: Sequence[str],
     founders: Collection[str] | None = None,
+    regions: Mapping[str, str] = NOWHERE,
 ) -> None:
     """Make the folder of keys, and the identities of a run that are not on its roll yet; `kinds` by name.
 
     Those learners may found the run that `founders` names, themselves or through their region; without it all may, and any may
-    be first. Who was revoked stays so.
+    be first. `regions` says of learners where they are, also of those that are on the roll. Who was revoked stays so.
 
     Raises:
         SettingsError: a name is on the roll as another kind.
@@ -57,11 +59,14 @@ def ensure(
     for name, kind in kinds.items():
         there = roll.of(run, name) or roll.of(EVERY_RUN, name)
         if there is None:
-            folder.add(name, kind, run, now_s, founds=kind in FOUNDS and (founders is None or name in founders))
+            founds = kind in FOUNDS and (founders is None or name in founders)
+            folder.add(name, kind, run, now_s, founds=founds, region=regions.get(name, ""))
         elif there.kind != kind:
             raise SettingsError(
                 f"the roll has {name!r} as another kind", got=kind, allowed=there.kind, todo="choose another name"
             )
+        elif there.region != regions.get(name, there.region):
+            folder.move(name, run, regions[name], now_s)
 
 
 def hand_out(

@@ -69,7 +69,7 @@ class LockedDoor:
         """Read the roll and write the doors.
 
         Those between nodes too if the broker is a `node` of a cluster, those for leaves if it is a `hub` of regions. The leaf
-        of a `region` lets in who is isolated, of that run, and of premergers its own.
+        of a `region` lets in who is isolated, of that run: of premergers its own, of learners none that is elsewhere.
 
         Raises:
             SettingsError: the folder holds no keys, or a roll or a certificate that cannot be used.
@@ -252,7 +252,9 @@ class LockedDoor:
 
 def _belongs(one: Entrant, region: str) -> bool:
     """Return whether an identity of its run is let in at the leaf of a region."""
-    return one.kind in ISOLATED and (one.kind != "premerger" or premerged(one.name) == region)
+    if one.kind == "premerger":
+        return premerged(one.name) == region
+    return one.may_be_in(region) if one.kind == "learner" else one.kind in ISOLATED
 
 
 def names_of(entrants: list[Entrant]) -> set[str]:

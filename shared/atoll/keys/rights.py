@@ -18,7 +18,8 @@ may do everything in every run.
 
 A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
 together, for whom it does it, and copy the global stream, to subjects of its own. Nothing that it writes itself is believed.
-Its name is the region's, so it hears what shards ask this region, and no other.
+Its name is the region's, so it hears what shards ask this region, and no other. It writes on the subjects of those learners
+alone that the roll has in it, and of those of which it does not say where they are (`carried`).
 
 A `premerger` is the synchronizer of a region (`atoll synchronizer --region`): it hears what shards ask its region, answers,
 stores sums, and reads what they are made of. At its region's leaf those are the chunks that stay there, at the hub all
@@ -28,7 +29,8 @@ contributions. It can neither queue a manifest, nor write a head, nor change a s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal, get_args
 
@@ -130,6 +132,26 @@ def _written_by(kind: Kind, run: str, name: str, *, founds: bool) -> tuple[str, 
 def region_publishes(rights: Rights) -> tuple[str, ...]:
     """Return what a region with these rights may send over its link, in JetStream's words for who is behind a leaf."""
     return (*rights.stores, *rights.tells, *(far(subject) for subject in (*rights.asks, *rights.reads)))
+
+
+def carried(rights: Rights, run: str, region: str, learners: Sequence[str], *, founds: bool = False) -> Rights:
+    """Return what of a region's rights the hub takes: for these learners what they may write, and nothing for any other.
+
+    Its account imports these subjects. Its link may still send on whole subtrees (`region_publishes`): permissions of a link
+    stand until the leaf connects again, and imports follow the roll at once.
+    """
+    s = Subjects(run)
+    evaluator, premerger = rights_of("evaluator", run, EVALUATOR), _premerger(run, region)
+    own = (
+        subject
+        for one in learners
+        for subject in (f"{s.prefix}.up.c.{one}.>", f"{s.prefix}.up.m.*.*.{one}", s.member(one), s.event("*", one))
+    )
+    return replace(
+        rights,
+        stores=(*evaluator.stores, *premerger.stores, s.data, *((f"{s.prefix}.gl.>",) if founds else ()), *own),
+        tells=(*premerger.tells, s.region_answer(region, "*"), *(s.beat(one) for one in learners)),
+    )
 
 
 def region_hears(rights: Rights) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from atoll.keys.doors import Entrant
 from atoll.keys.identity import FOLDER_MODE, HeldIdentity, new_key, write_identity, write_secret
 from atoll.keys.rights import EVERY_RUN, Kind, check_name
 from atoll.keys.signatures import Root, Voucher, signing_public
+from atoll.wire.region_names import ALLOWED, HUB, is_region_name
 
 OPERATOR: Final = "operator"
 ROLL: Final = "roll.json"
@@ -71,6 +72,10 @@ class RollEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyEntry, ...]
     founds: bool = False
     revoked_at_s: float = 0.0
+    region: str = ""
+    """Where a learner is: in this region, or at the `HUB`; empty where nobody has said it."""
+    moved_at_s: float = 0.0
+    """When that was changed last."""
 
     def state(self, now_s: float) -> str:
         """Return `valid`, `revoked` or `expired`."""
@@ -96,7 +101,7 @@ class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def entrants(self, now_s: float) -> list[Entrant]:
         """Return who may enter now."""
         return [
-            Entrant(one.name, one.kind, one.run, keys, founds=one.founds)
+            Entrant(one.name, one.kind, one.run, keys, founds=one.founds, region=one.region)
             for one in self.entries
             if (keys := tuple(key.public for key in one.keys if key.holds(now_s))) and not one.revoked_at_s
         ]
@@ -119,6 +124,20 @@ class Shown(NamedTuple):
     certificate: str
     key: str
     authority: str = ""
+
+
+def check_place(kind: Kind, region: str) -> None:
+    """Raise `SettingsError` unless an identity of this kind can be said to be there."""
+    if region and kind != "learner":
+        raise SettingsError(
+            "only a learner is in a region", got=f"region {region!r} of kind {kind}", todo="leave the region away"
+        )
+    if region and region != HUB and not is_region_name(region):
+        raise SettingsError(
+            "a learner cannot be there",
+            got=repr(region),
+            allowed=f"{HUB}, for who connects to the hub itself, or the name of a region: {ALLOWED}",
+        )
 
 
 class KeyFolder:
@@ -238,14 +257,25 @@ class KeyFolder:
             )
         return Shown(certificate, key, self._authority())
 
-    def add(self, name: str, kind: Kind, run: str, now_s: float, *, founds: bool = False, until_s: float = 0.0) -> Path:
-        """Let a new identity in and return the file that makes its holder that one.
+    def add(  # noqa: PLR0913  (one for each column of the roll)
+        self,
+        name: str,
+        kind: Kind,
+        run: str,
+        now_s: float,
+        *,
+        founds: bool = False,
+        until_s: float = 0.0,
+        region: str = "",
+    ) -> Path:
+        """Let a new identity in and return the file that makes its holder that one; `region` says where a learner is.
 
         Raises:
-            SettingsError: the name or run cannot be part of a subject, or the name is taken or reserved.
+            SettingsError: the name or run cannot be part of a subject, the name is taken or reserved, or the place is none.
         """
         run = EVERY_RUN if kind == "operator" else run
         check_name(kind, run, name)
+        check_place(kind, region)
         with self._changing():
             roll = self.read()
             if (there := roll.of(run, name)) is not None:
@@ -254,7 +284,7 @@ class KeyFolder:
                     got=f"{there.kind} {name!r}, {there.state(now_s)}",
                     todo="choose another name, or give it a new key (`atoll keys rotate`)",
                 )
-            entry = RollEntry(name, kind, run, (), founds or kind == "operator")
+            entry = RollEntry(name, kind, run, (), founds or kind == "operator", region=region)
             return self._issue(roll, entry, now_s, until_s)
 
     def rotate(
@@ -281,6 +311,17 @@ class KeyFolder:
             )
             kept = former if overlap_s > 0.0 else ()
             return self._issue(roll, msgspec.structs.replace(entry, keys=kept, revoked_at_s=0.0), now_s, until_s)
+
+    def move(self, name: str, run: str, region: str, now_s: float) -> None:
+        """Say where a learner is from now on: in a region, at the `HUB`, or with "" that nobody knows.
+
+        Raises:
+            SettingsError: there is none of this name, it is no learner, or there is no such place.
+        """
+        with self._changing():
+            roll, entry = self._found(name, run)
+            check_place(entry.kind, region)
+            self._write_roll(roll.replaced(msgspec.structs.replace(entry, region=region, moved_at_s=now_s)))
 
     def revoke(self, name: str, run: str, now_s: float) -> None:
         """Let an identity in no more; its keys are forgotten, its name is kept."""

@@ -32,7 +32,7 @@ class RollStamp:
 
 def stamp_of(roll: Roll) -> RollStamp:
     """Return the stamp of a roll."""
-    times = [entry.revoked_at_s for entry in roll.entries]
+    times = [max(entry.revoked_at_s, entry.moved_at_s) for entry in roll.entries]
     times += [key.made_at_s for entry in roll.entries for key in entry.keys]
     said = "\n".join(
         repr(
@@ -42,6 +42,7 @@ def stamp_of(roll: Roll) -> RollStamp:
                 one.kind,
                 one.founds,
                 one.revoked_at_s,
+                one.region,
                 *((key.public, key.until_s) for key in one.keys),
             )
         )
