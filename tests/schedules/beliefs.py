@@ -74,23 +74,22 @@ class Beliefs:
 
     def see(self, shard: Shard, event: Fact, actions: list[Command]) -> None:
         """Check what a shard made of a fact."""
-        now_s, graced = self.world.loop.now_s, []
-        for action in actions:
+        armed = [each.name for each in actions if isinstance(each, ArmTimer) and each.name.startswith("grace/")]
+        now_s, graced = self.world.loop.now_s, [int(name.partition("/")[2]) for name in armed]
+        samples, self._samples = self._samples, []
+        for average, sample in samples:
+            if average is shard.quorum:
+                self._check_sample("quorum", sample, [self._began_s.get((id(shard), "call", p), now_s) for p in graced])
+            elif average is shard.sync and isinstance(event, Committed):
+                self._check_sample("commit", sample, [self._began_s[id(shard), "commit", event.fragment]])
+        for action in actions:  # what one fact ends and begins at once has been looked at
             if isinstance(action, PublishCall) and action.attempt == 1:
                 self._began_s[id(shard), "call", action.fragment] = now_s
             elif isinstance(action, Commit):
                 self._began_s[id(shard), "commit", action.fragment] = now_s
                 self._check_quorum(shard, action)
-            elif isinstance(action, ArmTimer) and action.name.startswith("grace/"):
-                graced.append(int(action.name.partition("/")[2]))
             elif isinstance(action, Finish) and action.reason != "drained":
                 self.world.check_end("a shard")
-        samples, self._samples = self._samples, []
-        for average, sample in samples:
-            if average is shard.quorum:
-                self._check_sample("quorum", sample, [self._began_s[id(shard), "call", p] for p in graced])
-            elif average is shard.sync and isinstance(event, Committed):
-                self._check_sample("commit", sample, [self._began_s[id(shard), "commit", event.fragment]])
         if isinstance(event, LearnerBeat):
             self._check_pace(shard.step_s())
 
