@@ -11,9 +11,10 @@ segmentation fault (msgspec 0.22, two islands that joined from two threads). So 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import msgspec.inspect
@@ -39,35 +40,32 @@ def parsed(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
 
 def exhausted_counter(message: msgspec.Struct) -> str:
     """Return which counter of a message leaves too little room to count on from it, or the empty string."""
-    return next(_exhausted(message, msgspec.inspect.type_info(type(message))), "")
+    return next(_exhausted(message), "")
 
 
-def _exhausted(value: Any, kind: Any) -> Iterator[str]:  # noqa: ANN401  (what was parsed, and its type as msgspec sees it)
-    for name, bound, inner in _counters(kind):
+def _exhausted(value: msgspec.Struct) -> Iterator[str]:
+    for name, bound in _counters(type(value)):
         found = getattr(value, name)
-        if inner is not None:
+        if bound is None:
             for each in found:
-                yield from _exhausted(each, inner)
+                yield from _exhausted(each)
         elif found > bound // COUNTED_SHARE:
             yield f"{name} {found}, above {bound // COUNTED_SHARE}"
 
 
-_known_counters: Final[dict[type, list[tuple[str, int, Any]]]] = {}
-
-
-def _counters(kind: msgspec.inspect.StructType) -> list[tuple[str, int, Any]]:
-    """Return the counters of a struct: each with its bound, or a list of structs that have some with their type."""
-    if kind.cls not in _known_counters:
-        found: list[tuple[str, int, Any]] = []
-        for field in kind.fields:
-            if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("counted"):
-                found.append((field.name, field.type.type.le, None))  # type: ignore[attr-defined]
-            elif isinstance(field.type, msgspec.inspect.VarTupleType):
-                item = field.type.item_type
-                if isinstance(item, msgspec.inspect.StructType) and _counters(item):
-                    found.append((field.name, 0, item))
-        _known_counters[kind.cls] = found
-    return _known_counters[kind.cls]
+# Every record that is read passes here, and msgspec takes milliseconds to describe its type.
+@functools.cache
+def _counters(kind: type[msgspec.Struct]) -> list[tuple[str, int | None]]:
+    """Return the fields of a struct that count, with their bounds, and with None those that list structs which count."""
+    found: list[tuple[str, int | None]] = []
+    for field in cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind)).fields:
+        if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("counted"):
+            found.append((field.name, cast("msgspec.inspect.IntType", field.type.type).le))
+        elif isinstance(field.type, msgspec.inspect.VarTupleType):
+            item = field.type.item_type
+            if isinstance(item, msgspec.inspect.StructType) and _counters(item.cls):
+                found.append((field.name, None))
+    return found
 
 
 def fault_of(error: msgspec.MsgspecError) -> str:
