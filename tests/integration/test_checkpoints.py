@@ -224,7 +224,8 @@ def test_a_disk_that_fails_in_the_middle_is_told_in_one_line_too(tmp_path: Path)
     saves = ENDLESS_SAVES.replace("10_000", "2")
     program = bound + saves.replace("np.full(1 << 20, step, np.float32)", "np.random.default_rng(i).random(1 << 20)")
     done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path],
+        # Without bytecode: Python would cut that of a large module at the bound, and no process could load the module again.
+        [sys.executable, "-B", "-c", program, tmp_path],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
