@@ -119,9 +119,9 @@ def acknowledge_when_ready(self: Shard, event: Fact) -> list[Command]:
     return [*early, *actions]
 
 
-def fold_twice(self: FragmentRound, offer: Offer, cause_id: str) -> Command:
+def fold_twice(self: FragmentRound, offer: Offer, *more: Any) -> Command:  # noqa: ANN401  (as `FragmentRound.fold`)
     """A folded contribution is listed twice."""
-    command = FOLD(self, offer, cause_id)
+    command = FOLD(self, offer, *more)
     self.shares.append(self.shares[-1])
     return command
 
