@@ -38,7 +38,7 @@ from support.founded_run import (
     run_record,
 )
 
-MakeObjectStore = Callable[[], ArchiveStore]
+MakeStoreOf = Callable[[str], ArchiveStore]
 
 
 @pytest.fixture(scope="session")
@@ -65,20 +65,24 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
-def object_store(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> ArchiveStore:
-    """An empty archive store of each kind."""
-    if request.param == "folder":
-        return open_archive((tmp_path / "archive").as_uri())
-    if request.param == "memory":
-        return S3Archive(MemoryStore(), "memory")
-    return open_archive(f"{request.getfixturevalue('bucket')}/{run}")
-
-
 @pytest.fixture
-async def founded(object_store: ArchiveStore, run: str) -> FoundedRun:
-    """A founded run that archives to the store."""
-    founded = FoundedRun(run_record(run), object_store, TurnedClock())
+def store_of(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> MakeStoreOf:
+    """A function of a kind, which gives an empty archive store of it."""
+
+    def made(kind: str) -> ArchiveStore:
+        if kind == "folder":
+            return open_archive((tmp_path / "archive").as_uri())
+        if kind == "memory":
+            return S3Archive(MemoryStore(), "memory")
+        return open_archive(f"{request.getfixturevalue('bucket')}/{run}")
+
+    return made
+
+
+@pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.second_tier)])
+async def founded(request: pytest.FixtureRequest, store_of: MakeStoreOf, run: str) -> FoundedRun:
+    """A founded run that archives to a store."""
+    founded = FoundedRun(run_record(run), store_of(request.param), TurnedClock())
     await founded.found()
     return founded
 
@@ -86,8 +90,10 @@ async def founded(object_store: ArchiveStore, run: str) -> FoundedRun:
 # --- the archive store --------------------------------------------------------------------------------------------
 
 
-def test_a_store_gives_back_what_was_put(object_store: ArchiveStore) -> None:
+@pytest.mark.parametrize("kind", ["folder", "memory", "s3"])
+def test_a_store_gives_back_what_was_put(store_of: MakeStoreOf, kind: str) -> None:
     """Whole objects, replaced by name, listed by prefix, removed without complaint."""
+    object_store = store_of(kind)
     object_store.put("run/a/one", b"1")
     object_store.put("run/a/one", b"uno")
     object_store.put("run/b/two", b"2")

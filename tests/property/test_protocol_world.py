@@ -176,7 +176,13 @@ def test_no_storm_breaks_a_promise_of_lives_that_are_folded_at_once(monkeypatch:
     """No life that is over keeps an account of its own: what comes late, twice, or to an heir still has one fate."""
     monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
     run_state_machine_as_test(ProtocolFaults, settings=PROFILE)
-    for seed in range(20):
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.second_tier)], ids=str)
+def test_many_lives_that_are_folded_at_once_leave_exact_books(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    """Storms that last: hundreds of lives of three learners, and what comes late of each."""
+    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    for seed in seeds:
         world = many_short_lives(seed)
         settled = world.heal()
         assert settled.exact, (seed, settled.errors, world.log[-30:])

@@ -473,7 +473,7 @@ def test_a_ledger_with_former_lives_in_pages_is_the_same_ledger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "lives"), [(1, 12_000), (2, 12_000), pytest.param(1, 100_000, marks=pytest.mark.second_tier)]
+    ("shards", "lives"), [(1, 4_800), (2, 4_800), pytest.param(1, 100_000, marks=pytest.mark.second_tier)]
 )
 def test_what_a_commit_costs_does_not_grow_with_the_lives_that_ever_were(shards: int, lives: int) -> None:
     """Many thousands of honest lives: the ledgers of a commit are as large, and take as many calls, as after the first few."""
