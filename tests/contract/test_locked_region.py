@@ -11,21 +11,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from atoll.base.clock import SystemClock
 from atoll.base.errors import AccessDenied, PeerMisbehaved, RunReplaced
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Bus, Record, Subscription
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import JetStream
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
+from atoll.client.pushing import Pusher
 from atoll.keys.locked import LockedDoor, LockedRegion
 from atoll.keys.rights import Kind, region_publishes, rights_of
 from atoll.local import brokers
-from atoll.wire.messages import RunRecord, decode
+from atoll.protocol.events import Push
+from atoll.run.stream_room import places_of
+from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
 from support.bus_contract_data import MIB, SOON_S, noise
+from support.founded_run import run_record
 from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_relayed, opener
 
 pytestmark = pytest.mark.connected
@@ -252,6 +259,52 @@ async def test_no_answer_to_a_region_is_a_command_to_the_hub(there: LockedRelaye
     assert await shard.get_record(s.head(0)) is None
     told = await shard.get_records(s.member("*"))
     assert [record.subject for record in told] == [s.member("b")]
+
+
+async def test_a_region_writes_over_no_chunk_of_another_learner(there: LockedRelayed, opened: Opened) -> None:
+    """Nobody tells it where they will lie, and where they lie the first ones stay: the shard reads the contribution whole."""
+    run, shard, learner = run_record(there.run), await opened("shard", there.hub), await opened("b", there.hub)
+    await shard.fit(places_of(run))
+    consumer = await shard.consume(run.subjects.contributions_of(0), durable="shard")
+    member = Member(learner="b", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0, region="us")
+    size = run.layout.fragment_sizes()[0]
+    push = Push(fragment=0, push=1, base_version=0, tokens=8, steps=1, trained_tokens=8, cause_id="c")
+
+    async def loss() -> None:
+        return None
+
+    theta = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+    await Pusher(learner, run, member, SystemClock()).push(
+        push, np.zeros(size, np.float32), lambda start, stop: theta[start:stop], loss
+    )
+    delivery = await consumer.next(SOON_S)
+    assert delivery is not None
+    manifest = decode(Contribution, delivery.data)
+    assert manifest.blob.chunks == 1
+    async with as_the_region(there) as region:
+        mine = JetStream(region)
+        with pytest.raises(Unanswered):
+            await region.call(mine.once(f"{mine.root}.STREAM.INFO.atoll_{there.run}_UPC", b"", timeout_s=HEARD_S))
+        with pytest.raises(ApiRefusal) as refused:
+            await region.call(mine.once(f"{manifest.blob.stem}.0", b"forged"))
+        assert refused.value.is_kept_first
+    check_manifest(manifest, run)
+    assert isinstance(await read_contribution(shard, run, manifest), PendingContribution)
+
+
+async def test_a_reader_in_a_region_sees_how_full_all_streams_are_but_that_of_chunks(
+    there: LockedRelayed, opened: Opened
+) -> None:
+    """Who asks for it is told the names of what lies there, too, before a contribution is whole."""
+    await opened("shard", there.hub)
+    found = []
+    for broker in (there.hub, there.leaf):
+        options = BusOptions(credentials=there.identity("spy").credentials(), patience_s=PATIENCE_S)
+        spy = await open_jetstream(broker.url, there.run, name="spy", options=options)
+        found.append({state.kind for state in await spy.stream_states()})
+        await spy.close()
+    assert found[0] - found[1] == {"UPC"}
+    assert found[1] >= {"UPM", "GL", "EV"}
 
 
 async def test_a_region_goes_on_when_the_hub_reads_its_doors_again(there: LockedRelayed, opened: Opened) -> None:

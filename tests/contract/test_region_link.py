@@ -194,6 +194,21 @@ async def test_who_has_something_in_the_outbox_sends_nothing_past_it(regional: R
     assert await shard.get_blob(ref, 16 * MIB) == noise(16 * MIB)
 
 
+async def test_what_the_hub_has_already_does_not_hold_up_the_outbox(regional: Regional) -> None:
+    """Chunks whose answers a cut took go into the outbox, too. The hub keeps the first ones, and what follows comes."""
+    shard = await regional.begin()
+    learner = await regional.learner()
+    await regional.push(learner, 0)
+    stem = regional.subjects.contribution_stem("a", 1, 1, 1)
+    ref = await shard.put_blob(stem, noise(2 * MIB, 1))
+    await regional.link.cut()
+    await learner.put_blob(stem, noise(2 * MIB, 2))
+    await learner.publish(regional.subjects.contribution(0, 1, "a"), b"1", msg_id="push-1")
+    regional.link.heal()
+    assert await taken(shard, regional.run, 2) == [b"0", b"1"]
+    assert await shard.get_blob(ref, 2 * MIB) == noise(2 * MIB, 1)
+
+
 async def test_what_waits_outlives_the_broker_of_the_region(regional: Regional) -> None:
     """It is on its disk, and a keeper that begins goes on with it."""
     shard = await regional.begin()

@@ -396,8 +396,8 @@ class ScheduleBus(MemoryBus):
                         return
                     number, piece = made[0], bytes(made[1])
                     subject = f"{stem}.{number}"
-                    store = self._on(subject).store
-                    await self.request(partial(store, subject, piece, f"c{next(self._broker.nonces)}", info={}))
+                    store = self._on(subject).store_piece
+                    await self.request(partial(store, subject, piece, f"c{next(self._broker.nonces)}"))
                     self._count_up(piece)
                     self.stats.blob_bytes_up += len(piece)
                     upload.stored.add(number)

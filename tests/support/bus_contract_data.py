@@ -117,6 +117,28 @@ class BlobContract:
         with pytest.raises(ProtocolMisuse):
             await bus.publish(s.contribution(0, 0, "m"), noise(1 << 16), msg_id="3")
 
+    async def test_the_first_writer_of_a_chunk_of_a_contribution_wins(self, make_bus: MakeBus, run: str) -> None:
+        """Other bytes change nothing, the same ones sent again are stored, and where it was removed others may lie."""
+        bus, other = await make_bus(), await make_bus()
+        stem, data, foreign = Subjects(run).contribution_stem("a", 0, 1, 1), noise(2 * MIB), noise(2 * MIB, seed=9)
+        ref = await bus.put_blob(stem, data)
+
+        await other.put_blob(stem, foreign)
+        assert await other.get_blob(ref, 2 * MIB) == data
+        assert await bus.put_blob(stem, data) == ref
+        assert await other.get_blob(ref, 2 * MIB) == data
+
+        await bus.purge(f"{stem}.*")
+        assert await bus.get_blob(await other.put_blob(stem, foreign), 2 * MIB) == foreign
+
+    async def test_in_a_run_of_an_earlier_version_the_newest_chunk_counts(self, make_bus: MakeBus, run: str) -> None:
+        """Its stems may be given out again, with other bytes: whoever serves it has the streams replace them, or not."""
+        bus, stem, refs = await make_bus(), Subjects(run).contribution_stem("a", 0, 1, 1), []
+        for written, (keeps_first, there) in enumerate(((False, 0), (False, 1), (True, 1), (False, 3))):
+            await bus.fit(Places((0,), 1, keeps_first=keeps_first))
+            refs.append(await bus.put_blob(stem, noise(100, seed=written)))
+            assert await bus.get_blob(refs[there], 100) == noise(100, seed=there)
+
     async def test_a_foreign_chunk_is_found_out(self, make_bus: MakeBus, run: str) -> None:
         """Bytes that do not match the digest are never returned."""
         bus, stem = await make_bus(), Subjects(run).global_stem(0, 1, "n")

@@ -14,6 +14,7 @@ from atoll.codec import frame_bytes
 from atoll.protocol.events import Push
 from atoll.protocol.quarantine import OFFENCES
 from atoll.run.inline_frames import is_inline
+from atoll.run.stream_room import places_of
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_OF_FORMER_LIVES
@@ -125,9 +126,10 @@ async def test_an_inline_frame_that_is_not_what_its_manifest_says_is_refused() -
 
 
 async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> None:
-    """Whoever runs a region's broker can write where others' chunks lie: three such bytes isolated an honest learner."""
+    """Whoever runs a broker can write where others' chunks lie: three such bytes isolated an honest learner."""
     run = founded(schema=SCHEMA_OF_DERIVED_STATE)
     bus = MemoryBus(run.run, MemoryBroker())
+    await bus.fit(places_of(run))
     manifest = await pushed(run, bus, drawn(2))
     honest = bytes(await bus.get_blob(manifest.blob, manifest.blob.size_bytes))
     assert not isinstance(await read_contribution(bus, run, manifest), str)

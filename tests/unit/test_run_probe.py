@@ -78,7 +78,7 @@ def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued
         norms=(1.0,),
         layout=record.layout.fingerprint,
         run_nonce=run_nonce,
-        blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9), 1, 10, "d" * 32),
+        blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9, "0" * 16), 1, 10, "d" * 32),
     )
     return Queued(subjects.contribution(0, 0, "a"), encode(manifest))
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
@@ -16,6 +17,7 @@ from atoll.run.stream_room import SHARE, ChunkShares, places_of
 from atoll.wire.event_log import event_of
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from atoll_synchronizer.share_keeper import LOOK_S, ShareKeeper
@@ -29,9 +31,9 @@ def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def made() -> tuple[MemoryBus, RunRecord, ShareKeeper]:
+def made(schema: int = SCHEMA_NEWEST) -> tuple[MemoryBus, RunRecord, ShareKeeper]:
     """Return a bus, its run and who keeps its shares."""
-    run = run_record(unique_run())
+    run = msgspec.structs.replace(run_record(unique_run()), schema=schema)
     bus, clock = MemoryBus(run.run, MemoryBroker()), LoopClock(asyncio.get_running_loop())
     context = ShardContext(bus, run, 0, clock)
     return bus, run, ShareKeeper(context, EventLog(bus, run.subjects, context.name, clock))
@@ -106,6 +108,26 @@ def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
         with pytest.raises(ProtocolMisuse):  # a share of the queue is so many messages, and of so many bytes
             await bus.publish(subjects.contribution(0, 0, "m"), b"x" * (1 << 16), msg_id="large")
         await bus.publish(subjects.contribution(0, 0, "m"), b"{}", msg_id="small")
+
+    in_virtual_time(work())
+
+
+@pytest.mark.parametrize("schema", [SCHEMA_OF_FORMER_LIVES, SCHEMA_NEWEST])
+def test_a_chunk_is_written_once_unless_the_run_is_of_an_earlier_version(schema: int) -> None:
+    """There learners draw no nonce, and a rebuilt run may give a stem out again."""
+
+    async def work() -> None:
+        bus, run, keeper = made(schema)
+        keeping = asyncio.create_task(keeper.keep())
+        await asyncio.sleep(2 * LOOK_S)
+        keeping.cancel()
+        stem = run.subjects.contribution_stem("ada", 0, 1, 1)
+        for written in (b"first", b"second"):
+            await bus.put_blob(stem, written)
+
+        chunk = await bus.get_record(f"{stem}.0")
+        assert chunk is not None
+        assert chunk.data == (b"first" if schema == SCHEMA_NEWEST else b"second")
 
     in_virtual_time(work())
 

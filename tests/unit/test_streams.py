@@ -23,15 +23,16 @@ def test_only_the_event_log_forgets_and_only_it_is_append_only() -> None:
     assert {"EV"} == {name for name, config in configs().items() if config["deny_delete"] and config["deny_purge"]}
 
 
-def test_a_work_queue_refuses_per_subject_and_records_replace() -> None:
-    """Two unread manifests per subject are a bound; one record per subject is a last value."""
-    queue, heads = configs()["UPM"], configs()["GL"]
+def test_what_learners_send_is_refused_per_subject_and_records_replace() -> None:
+    """Two unread manifests per subject are a bound, a chunk is written once; one record per subject is a last value."""
+    queue, chunks, heads = configs()["UPM"], configs()["UPC"], configs()["GL"]
 
     assert (
         queue["retention"],
         queue["max_msgs_per_subject"],
         queue["discard_new_per_subject"],
     ) == ("workqueue", 2, True)
+    assert (chunks["discard"], chunks["max_msgs_per_subject"], chunks["discard_new_per_subject"]) == ("new", 1, True)
     assert (heads["retention"], heads["max_msgs_per_subject"], heads["discard_new_per_subject"]) == ("limits", 1, False)
 
 

@@ -97,7 +97,8 @@ async def read_contribution(
 async def _is_as_signed(bus: Bus, manifest: Contribution) -> bool:
     """Return whether the bytes of a contribution are those that its manifest names; nobody is to blame for others.
 
-    A region's broker can write where any learner's chunks lie. Bytes that end in the middle of a frame were never compared.
+    Whoever runs the broker can write others, and in runs below wire version 6 who runs a region's.
+    Bytes that end in the middle of a frame were never compared.
     """
     if not manifest.frame:
         with contextlib.suppress(BlobGone, PeerMisbehaved):

@@ -168,9 +168,10 @@ class Bus(Protocol):
 
         The caller hands bytes down: the bus cuts a buffer into pieces, and an `Upload` yields its missing pieces.
 
-        Idempotent: storing the same bytes under the same stem again changes nothing. A failed `Upload` continues where
-        it was when the caller passes it again. Raises `StorageFull` if the stream still has no room after retries, and
-        any error from making a piece.
+        Idempotent: storing the same bytes under the same stem again changes nothing. Where the first writer wins
+        (contributions of a run of wire version 6), other bytes change nothing either, and only a reader's check of
+        the digest tells. A failed `Upload` continues where it was when the caller passes it again. Raises
+        `StorageFull` if the stream still has no room after retries, and any error from making a piece.
         """
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
@@ -184,7 +185,7 @@ class Bus(Protocol):
         """
 
     async def fit(self, places: Places) -> int:
-        """Narrow the run's streams to its `places`, and give those of a former release today's bounds; return how many changed.
+        """Narrow the run's streams to its `places`, and give those of a former release today's rules; return how many changed.
 
         For the owner of a shard. Raises `AccessDenied` behind the door of a former release.
         """

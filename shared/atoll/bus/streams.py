@@ -11,8 +11,8 @@ streams.
 
 A broker remembers the id of every message for the stream's window, and an id may have 60 kB. So what it remembers for a
 permitted writer is the window times what a link carries, and every window is short (`DEDUP_S`). Nothing rests on it: a record
-is written by compare-and-set, a chunk replaces its equal, a manifest is merged once by its key, and readers of the event log
-skip what is stored twice (`atoll.wire.event_log`).
+is written by compare-and-set, a chunk of a contribution is stored once and any other replaces its equal, a manifest is merged
+once by its key, and readers of the event log skip what is stored twice (`atoll.wire.event_log`).
 
 A learner may write below its name for any shard and fragment, since who makes keys knows no run. Which there are is the
 run's: the owner of shard 0 narrows the streams to them (`Places`, `Bus.fit`), and the broker refuses all others. In the queue
@@ -55,6 +55,7 @@ KEPT_AGE_S = 2 * 3600.0
 class StreamPlan:
     """One stream: `per_subject` bounds a subject's stored messages (0: none), `tap` is the subtree that it republishes.
 
+    In a subject that has as many the oldest makes room for a new one, unless the stream `keeps_first`: then that is refused.
     An empty `tap` stands for all that the stream keeps. `message_bytes_max` bounds a message with its headers (0: the broker's
     own bound). `copies` names another stream and one of its subjects, kept here too.
     """
@@ -64,6 +65,7 @@ class StreamPlan:
     retention: Literal["limits", "workqueue"] = "limits"
     discard: Literal["old", "new"] = "new"
     per_subject: int = 0
+    keeps_first: bool = False
     bytes_max: int = 256 * MIB
     age_max_s: float = 0.0
     dedup_s: float = DEDUP_S
@@ -77,10 +79,14 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a learner of a run may write: the shard of each fragment, and the most slices that a fragment has."""
+    """Where a learner of a run may write: the shard of each fragment, and the most slices that a fragment has.
+
+    `keeps_first` says whether whoever writes a chunk of a contribution first writes it for good.
+    """
 
     shard_of: tuple[int, ...]
     slices_max: int
+    keeps_first: bool = True
 
     def queues(self, run: str) -> tuple[str, ...]:
         """Return the filters of the manifests of each fragment, and of the farewells to each shard."""
@@ -105,7 +111,7 @@ class Places:
 def fitted_plan(run: str, places: Places) -> tuple[StreamPlan, ...]:
     """Return the streams of `run`, narrowed to its places; bounds of bytes and copies are the founder's."""
     plans = {plan.name.rpartition("_")[2]: plan for plan in stream_plan(run)}
-    plans["UPC"] = replace(plans["UPC"], subjects=places.chunks(run))
+    plans["UPC"] = replace(plans["UPC"], subjects=places.chunks(run), keeps_first=places.keeps_first)
     plans["UPM"] = replace(plans["UPM"], subjects=places.queues(run), message_bytes_max=places.manifest_bytes_max)
     return tuple(plans.values())
 
@@ -124,11 +130,14 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
             f"atoll_{run}_UPC",
             (f"{p}.up.c.>",),
             per_subject=1,
+            keeps_first=True,
             bytes_max=bytes_max,
             age_max_s=2 * hours,
             message_bytes_max=CHUNK_BYTES + HEADERS_BYTES,
         ),
-        StreamPlan(f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, tap="up.m"),
+        StreamPlan(
+            f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, keeps_first=True, tap="up.m"
+        ),
         StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
         StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1, tap="mb.learner"),

@@ -180,7 +180,7 @@ def at_leaf(run: str, rights: Rights, domain: str) -> Rights:
         stores=(*rights.stores, *later, *stays),
         tells=rights.tells,
         asks=(
-            *(there(subject) for subject in rights.asks),
+            *(there(subject) for subject in _without_names(run, rights.asks)),
             # Without this one, nats-server 2.15 answers the others with "JetStream not enabled for account".
             "$JS.API.INFO",
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in kept),
@@ -204,6 +204,15 @@ def _may_wait(s: Subjects, subject: str) -> bool:
 
 def _may_stay(s: Subjects, subject: str) -> bool:
     return subject.startswith(f"{s.prefix}.up.c.") and not subject.startswith(f"{s.prefix}.up.c.{SUM}.")
+
+
+def _without_names(run: str, asks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return requests without the one that names the chunks which others are storing, unless they create that stream.
+
+    A region may write below the name of every learner. What it may not know is the nonce of a push.
+    """
+    create, names = (f"$JS.API.STREAM.{verb}.{_stream(run, 'UPC')}" for verb in ("CREATE", "INFO"))
+    return asks if create in asks else tuple(subject for subject in asks if subject != names)
 
 
 def synchronizer_publishes(run: str) -> tuple[str, ...]:
@@ -281,7 +290,7 @@ def _region(run: str, name: str, *, founds: bool) -> Rights:
     return Rights(
         stores=tuple(subject for plan in stream_plan(run) if plan.name.endswith(kinds) for subject in plan.subjects),
         tells=(*learner.tells, *premerger.tells, s.region_answer(name, "*")),
-        asks=tuple(dict.fromkeys((*learner.asks, *evaluator.asks, *copying))),
+        asks=_without_names(run, tuple(dict.fromkeys((*learner.asks, *evaluator.asks, *copying)))),
         reads=tuple(dict.fromkeys((*learner.reads, *evaluator.reads))),
         hears=tuple(
             dict.fromkeys(

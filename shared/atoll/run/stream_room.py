@@ -54,7 +54,8 @@ def places_of(run: RunRecord) -> Places:
     layout, protocol = run.layout, run.protocol
     fragments = range(len(layout.fragment_sizes()))
     slices = max(len(layout.slices(fragment)) for fragment in fragments)
-    return Places(tuple(protocol.shard_of(fragment) for fragment in fragments), slices)
+    shards = tuple(protocol.shard_of(fragment) for fragment in fragments)
+    return Places(shards, slices, keeps_first=run.first_writer_wins)
 
 
 @dataclass(frozen=True, slots=True)

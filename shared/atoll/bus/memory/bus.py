@@ -57,7 +57,11 @@ class MemoryBroker:
         for plan in fitted_plan(run, places):
             stream = self.streams[plan.name]
             fitted = replace(
-                stream.plan, subjects=plan.subjects, dedup_s=plan.dedup_s, message_bytes_max=plan.message_bytes_max
+                stream.plan,
+                subjects=plan.subjects,
+                dedup_s=plan.dedup_s,
+                message_bytes_max=plan.message_bytes_max,
+                keeps_first=plan.keeps_first,
             )
             changed += fitted != stream.plan
             stream.plan = fitted
@@ -231,7 +235,7 @@ class MemoryBus:
         async with contextlib.aclosing(upload.pieces()) as pieces:
             async for number, piece in pieces:
                 subject = f"{stem}.{number}"
-                stream.store(subject, bytes(piece), f"c{next(self._broker.nonces)}", info={})
+                stream.store_piece(subject, bytes(piece), f"c{next(self._broker.nonces)}")
                 self._count_up(piece)
                 self.stats.blob_bytes_up += len(piece)
                 upload.stored.add(number)

@@ -8,6 +8,7 @@ closes).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -94,6 +95,11 @@ class MemoryStream:
         self.wake(subject)
         return kept.sequence
 
+    def store_piece(self, subject: str, data: bytes, msg_id: str) -> None:
+        """Store a piece of a blob; where the stream keeps the first one, that is there already."""
+        with contextlib.suppress(QueueFull):
+            self.store(subject, data, msg_id, info={})
+
     def _make_room(self, kept: StoredMessage) -> None:
         """Apply the bounds, or refuse."""
         plan = self.plan
@@ -106,7 +112,7 @@ class MemoryStream:
             )
         of_subject = self._by_subject.get(kept.subject, [])
         crowded = bool(plan.per_subject) and len(of_subject) >= plan.per_subject
-        if crowded and plan.retention == "workqueue" and plan.discard == "new":
+        if crowded and plan.keeps_first:
             raise QueueFull(
                 "the queue holds its bound for this subject",
                 got=kept.subject,

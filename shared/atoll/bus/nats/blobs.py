@@ -1,10 +1,10 @@
 """Blobs over JetStream: written with a window of pieces in flight, read back by subject.
 
-A piece's subject is `stem.<i>`, and its stream keeps one message per subject, so writing twice replaces equal by equal.
-So pieces carry no message id: a retry changes nothing, and a broker would remember each id for the length of its window,
-millions of them in a large run. (Worse, one that it remembered from before a purge would make it acknowledge a piece that it
-no longer has.) The reader requests explicit subjects, a bounded number at a time, so that it depends on no wildcard and no
-limit on matching subjects.
+A piece's subject is `stem.<i>`, and its stream keeps one message per subject: writing twice replaces equal by equal, or is
+refused where the first writer wins, which counts as stored. So pieces carry no message id: a retry changes nothing, and a
+broker would remember each id for the length of its window, millions of them in a large run. (Worse, one that it remembered from
+before a purge would make it acknowledge a piece that it no longer has.) The reader requests explicit subjects, a bounded number
+at a time, so that it depends on no wildcard and no limit on matching subjects.
 
 The window follows the link. A late acknowledgement means that the piece waited behind our own. Sending more at once
 then fills queues, until an acknowledgement takes so long that the piece is sent again for nothing. So a slow answer
@@ -104,7 +104,7 @@ async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, up
                 await window.enter(now_s)
                 began_s = now_s()
                 try:
-                    await next(bulk).store(subject, piece, {})
+                    await next(bulk).store(subject, piece, {}, first_wins=True)
                 finally:
                     ended_s = now_s()
                     window.leave(ended_s - began_s, ended_s)

@@ -66,13 +66,18 @@ class ApiRefusal(Exception):
         return self.err_code == _STORE_FAILED or self.err_code in _NO_ROOM or "no space left" in self.description
 
     @property
+    def is_kept_first(self) -> bool:
+        """Return whether the subject has all that it takes, so that the broker keeps what it has."""
+        return self.err_code == _STORE_FAILED and "per subject" in self.description
+
+    @property
     def is_passing(self) -> bool:
         """Return whether the same request may succeed later."""
         return self.is_full or self.code in (429, 503) or self.err_code in _BETWEEN_LEADERS
 
     def public(self, subject: str) -> AtollError:
         """Return the error for a caller of the bus."""
-        if self.err_code == _STORE_FAILED and "per subject" in self.description:
+        if self.is_kept_first:
             return QueueFull("the queue holds its bound for this subject", got=subject, allowed=self.description)
         if self.is_full:
             return StorageFull(
@@ -204,9 +209,11 @@ class JetStream:
                     raise
                 await patience.after(subject, reason)
 
-    async def store(self, subject: str, payload: Buffer, headers: dict[str, str]) -> None:
+    async def store(self, subject: str, payload: Buffer, headers: dict[str, str], *, first_wins: bool = False) -> None:
         """Publish under the id in `headers` until acknowledged.
 
+        With `first_wins` it counts as stored where the broker has one and keeps that: it is ours, if its answer was lost, else
+        who reads it finds out by the digest.
         Behind a leaf a message waits for the link where we see no bytes move, and sending it again would only fill the link.
         """
         patience = JetStreamPatience(self.connection)
@@ -215,10 +222,11 @@ class JetStream:
             try:
                 await self.once(subject, payload, headers, patience.attempts, timeout_s)
             except (Unanswered, ApiRefusal) as reason:
-                await patience.after(subject, reason)
-            else:
-                self.connection.stats.bytes_up += len(payload)
-                return
+                if not (first_wins and isinstance(reason, ApiRefusal) and reason.is_kept_first):
+                    await patience.after(subject, reason)
+                    continue
+            self.connection.stats.bytes_up += len(payload)
+            return
 
     async def newest_there(self, stream: str, subject: str, *, once: bool = False) -> StoredEvent | None:
         """Return the newest message of a subject as a copy of the stream has it, None if it has none.

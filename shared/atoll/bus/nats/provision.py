@@ -48,21 +48,20 @@ VERSION_MIN = (2, 12)
 HEADROOM_BYTES = 64 << 10
 _NS = 1_000_000_000
 _OVERLAP = 10065
-FITTED = ("subjects", "duplicate_window", "max_msg_size")
-"""What a stream takes over from a run that is served (`fit`): a former release's are wider."""
+FITTED = ("subjects", "duplicate_window", "max_msg_size", "discard_new_per_subject")
+"""What a stream takes over from a run that is served (`fit`): a former release's are wider, or let anybody write again."""
 _NO_PEERS, _NO_CLUSTER = 10005, 10074
 _PEERS_PAUSE_S = 0.25
 
 
 def stream_config(plan: StreamPlan, prefix: str, *, bodies: bool = True) -> dict[str, Any]:
     """Return `plan` as JetStream writes it; `prefix` is that of the run's subjects, and `bodies` says what its tap has."""
-    refuses = plan.discard == "new"
     config: dict[str, Any] = {
         "name": plan.name,
         "subjects": list(plan.subjects),
         "retention": plan.retention,
         "discard": plan.discard,
-        "discard_new_per_subject": refuses and plan.retention == "workqueue" and plan.per_subject > 0,
+        "discard_new_per_subject": plan.keeps_first,
         "max_msgs_per_subject": plan.per_subject or -1,
         "max_bytes": plan.bytes_max,
         "max_msg_size": plan.message_bytes_max or -1,

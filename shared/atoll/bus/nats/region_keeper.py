@@ -7,8 +7,8 @@ It runs beside the leaf, in the process of `atoll broker --leaf-of`, and serves 
   hear of deletions, so it has bounds of its own: the hub's bound of size, `MIRROR_AGE_S`, and what is oldest goes first.
 * **The outbox** keeps what could not be sent, in the order of writing, under `out.<region>.`. It is forwarded from its
   beginning: up to `WINDOW` chunks at once, and whatever has a message id (manifests, events) only after all before it are at
-  the hub. What the hub has acknowledged is removed here. So a keeper that dies sends at most one window again: chunks replace
-  themselves, and ids are known to the hub for ten minutes and to the shards for ever.
+  the hub. What the hub has acknowledged is removed here. So a keeper that dies sends at most one window again: the first chunk
+  of each counts, and ids are known to the hub for a moment and to the shards for ever.
 
 * **What stays** (`KEEP`) are the chunks of contributions that the region folds itself. A shard that cannot have their sum asks
   for them by name, and they are sent. One that has settled a contribution has its chunks dropped. Both come on a subject on
@@ -194,7 +194,8 @@ class KeptRun:
             return 0
         here, sent, after = self._subjects.kept(self._domain, stem), 0, 0
         while (message := await stored(self._near, self._kept.name, _next(after, f"{here}.*"))) is not None:
-            await next(self._bulk).store(f"{stem}{message.subject.removeprefix(here)}", message.data, {})
+            there = f"{stem}{message.subject.removeprefix(here)}"
+            await next(self._bulk).store(there, message.data, {}, first_wins=True)
             sent, after = sent + 1, message.seq
         log.info("region.sent_kept", run=self.run, stem=stem, chunks=sent)
         return sent
@@ -224,7 +225,7 @@ class KeptRun:
         headers = headers_of(message)
         kept = {name: value for name, value in headers.items() if name == _ID or not name.startswith(_OURS)}
         try:
-            await next(self._bulk).store(subject, message.data, kept)
+            await next(self._bulk).store(subject, message.data, kept, first_wins=_ID not in kept)
         except ProtocolMisuse as reason:
             log.warning("region.dropped", run=self.run, subject=subject, reason=str(reason))
         except BrokerUnavailable:
