@@ -28,7 +28,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.open import open_jetstream
-from atoll.bus.streams import GIB
+from atoll.bus.streams import GIB, Places
 from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
 from atoll.client.join import join
@@ -148,6 +148,7 @@ def obey(
     async def orders() -> None:
         bus = await open_jetstream(scene.url, scene.bare, name="bare")
         await bus.provision(8 * GIB)
+        await bus.fit(Places((0,), 1, keeps_first=False))  # each round writes the same stems again
         wire.send("ready")
         while True:
             order = await asyncio.to_thread(wire.recv)
