@@ -13,6 +13,9 @@ Behind a locked door a learner says itself whose region it is, and its region's 
 A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads the
 contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: a contribution that it does
 not take is read here, and the shard finds the reason itself. So a region with bad memory isolates none of its learners.
+
+While a region is at work, what its learners sent grows old. It may say that it is at work for ever, or send each sum when it is
+too late to count. So it has a *credit* of such time (`RegionCredit`): in the long run it may lose `LOST_SHARE` of it.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ SILENT_S: Final = 10.0
 WORK_S: Final = 180.0
 AWAY_S: Final = 10.0
 AWAY_DOUBLINGS: Final = 6
+LOST_SHARE: Final = 0.05
+"""Of its learners' time a region may lose so much in the long run."""
 BACK_S: Final = 120.0
 """After so long without a word the contributions of a region are too old as a rule, whatever comes back."""
 BACK_S_MAX: Final = 600.0
@@ -88,6 +93,33 @@ class Batch:
     manifests: dict[PushKey, Contribution] = field(default_factory=dict)
     full: asyncio.Event = field(default_factory=asyncio.Event)
     made: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    began_s: float = 0.0
+    """When its region was asked for the first time."""
+
+
+@dataclass(slots=True)
+class RegionCredit:
+    """The time of its learners that a region may still lose, as of `at_s`, and until when it is left alone.
+
+    Time is lost where no sum comes of it, or one that comes later than an interval. Questions that wait at one time lose it once.
+    """
+
+    left_s: float
+    at_s: float
+    lost_until_s: float = 0.0
+    in_vain: int = 0
+    """How often it was asked in vain since the last sum that came in time."""
+    away_until_s: float = 0.0
+
+    def grow(self, now_s: float, most_s: float) -> float:
+        """Return what is left at `now_s`, never more than `most_s`."""
+        self.left_s, self.at_s = min(most_s, self.left_s + LOST_SHARE * (now_s - self.at_s)), now_s
+        return self.left_s
+
+    def lose(self, since_s: float, now_s: float) -> None:
+        """Take off the time since then, as far as it was not yet lost."""
+        self.left_s -= max(0.0, now_s - max(since_s, self.lost_until_s))
+        self.lost_until_s = max(self.lost_until_s, now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +156,7 @@ class RegionReader:
         self._sizes = context.run.layout.fragment_sizes()
         self._open: dict[SumKind, Batch] = {}
         self._heard: dict[SumKind, set[str]] = {}
-        self._away_until_s: dict[str, float] = {}
-        self._vain: Counter[str] = Counter()
-        """How often a region was asked in vain since its last answer."""
+        self._credits: dict[str, RegionCredit] = {}
         self._folding: Counter[tuple[str, int]] = Counter()
         self._abandoned: set[tuple[str, int]] = set()
         """Of which region and fragment a sum may be stored that nobody has waited for."""
@@ -178,21 +208,24 @@ class RegionReader:
 
         If not, the caller reads it.
         """
-        p, run = key.fragment, self._run
-        if self._context.clock.monotonic() < self._away_until_s.get(region, 0.0):
+        p, run, began_s = key.fragment, self._run, self._context.clock.monotonic()
+        if began_s < self._credit_of(region).away_until_s:
             return False
         # The bounds of a sum and the length of a contribution follow from what its learner claims. A claim that cannot be is
         # refused where contributions are read.
         plausible = are_plausible(manifest.norms, run.layout.slices(p), run.protocol.of(p).norm_max)
         if not plausible or not is_partial(run.protocol, p, self._sizes[p]):
             return False
-        read = await self._ask(region, RegionAsk(verb="read", run_nonce=run.nonce, manifest=manifest))
-        if read is None or read.reason:
+        read = await self._ask(region, RegionAsk(verb="read", run_nonce=run.nonce, manifest=manifest), began_s)
+        if read is None:
+            return False
+        if read.reason:
+            self._lose(region, began_s)
             return False
         kind = SumKind(region, p, manifest.base_version, manifest.final)
         batch = self._open.get(kind)
         if batch is None:
-            batch = self._open[kind] = Batch()
+            batch = self._open[kind] = Batch(began_s=began_s)
             self._around.spawn(self._settle(kind, batch, cause_id))
         batch.manifests[key] = manifest
         self._note(kind, key.learner, batch)
@@ -268,11 +301,16 @@ class RegionReader:
             await self._garbage_collector.remove(sums)
         self._folding[place] += 1
         try:
-            answer = await self._ask(kind.region, asked)
+            answer = await self._ask(kind.region, asked, batch.began_s)
             if answer is not None:
-                return await self._received(kind, answer, batch, pushes)
+                partial = await self._received(kind, answer, batch, pushes)
+                if self._context.clock.monotonic() > batch.began_s + self._interval_s():
+                    self._lose(kind.region, batch.began_s)
+                else:
+                    self._credit_of(kind.region).in_vain = 0
+                return partial
         except (FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt) as error:
-            self._leave_alone(kind.region, str(error))
+            self._leave_alone(kind.region, str(error), batch.began_s)
         finally:
             self._folding[place] -= 1
         # The region may be at it still, so its sums are removed now, and before it is asked for the next one.
@@ -306,55 +344,85 @@ class RegionReader:
         lengths = [SliceLength(*one) for one in answer.lengths]
         return shape.received(reader.frame.vector, reader.frame.norms(), lengths, shares)
 
-    async def _ask(self, region: str, asked: RegionAsk) -> RegionAnswer | None:
-        """Return what a region answers when it is done, None if it does not."""
+    async def _ask(self, region: str, asked: RegionAsk, since_s: float) -> RegionAnswer | None:
+        """Return what a region answers when it is done, None if it does not; its learners have waited `since_s`."""
         bus, clock, subjects = self._context.bus, self._context.clock, self._run.subjects
-        began_s = heard_s = clock.monotonic()
-        patience_s = self._patience_s()
-        reason = "it is at work for too long"
+        heard_s = clock.monotonic()
+        until_s = max(heard_s + ASK_S, since_s + self._patience_s(region))
+        credit, reason = self._credit_of(region), "it is at work for too long"
         try:
             data = encode(asked)
-            while (asked_s := clock.monotonic()) < began_s + patience_s:
+            while credit.away_until_s <= (asked_s := clock.monotonic()) < until_s:
                 answer_at = subjects.premerge_answer(region, self._new_nonce())
                 told = await bus.ask(subjects.premerge(region), data, timeout_s=ASK_S, answer_at=answer_at)
                 now_s = clock.monotonic()
                 if told is not None:
                     answer, heard_s = decode(RegionAnswer, told), now_s
                     if answer.done:
-                        del self._vain[region]
                         return answer
                 # An answer of nobody comes at once: then nobody listens there.
                 elif now_s - asked_s < TURN_S or now_s - heard_s >= SILENT_S:
                     reason = "no answer"
                     break
                 await asyncio.sleep(max(0.0, asked_s + TURN_S - clock.monotonic()))
-        except (BusError, BrokerUnavailable, PeerMisbehaved, ProtocolMisuse) as error:
+        except (BusError, BrokerUnavailable) as error:  # of our own broker: the region loses nothing by it
+            reason, since_s = str(error), clock.monotonic()
+        except (PeerMisbehaved, ProtocolMisuse) as error:
             reason = str(error)
-        self._leave_alone(region, reason)
+        self._leave_alone(region, reason, since_s)
         return None
 
-    def _patience_s(self) -> float:
-        """Return how long a region may be at work: while what it reads is not too old yet, at a run's own pace."""
-        settings = self._run.protocol
-        interval_s = settings.interval_steps * self._around.step_s()
-        return min(WORK_S, max(ASK_S, settings.age_max * interval_s))
+    def _patience_s(self, region: str) -> float:
+        """Return how long a region may be at work: while what it reads is not too old yet, and as far as its credit goes."""
+        fresh_s = max(ASK_S, self._run.protocol.age_max * self._interval_s())
+        return min(WORK_S, fresh_s, self._credit_of(region).left_s)
+
+    def _interval_s(self) -> float:
+        """Return how long an interval lasts at a run's own pace."""
+        return self._run.protocol.interval_steps * self._around.step_s()
+
+    def _credit_of(self, region: str) -> RegionCredit:
+        """Return the credit of a region as of now; a new one may lose all that makes a contribution too old, once."""
+        now_s = self._context.clock.monotonic()
+        most_s = min(WORK_S, max(2.0 * SILENT_S, self._run.protocol.age_max * self._interval_s()))
+        credit = self._credits.setdefault(region, RegionCredit(most_s, now_s))
+        credit.grow(now_s, most_s)
+        return credit
+
+    def _lose(self, region: str, since_s: float) -> None:
+        """Note the time since then as lost; leave a region alone whose credit does not last for an interval."""
+        credit, now_s = self._credit_of(region), self._context.clock.monotonic()
+        credit.lose(since_s, now_s)
+        if self._owed_s(credit) > 0.0:
+            self._leave_alone(region, "what it makes comes too late", now_s)
+
+    def _owed_s(self, credit: RegionCredit) -> float:
+        """Return for how long a region must lose nothing until it may be at work for an interval again."""
+        return (min(WORK_S, max(ASK_S, self._interval_s())) - credit.left_s) / LOST_SHARE
 
     def _new_nonce(self) -> str:
         """Return what no question has had: an answer to another one is none."""
         return f"{self._nonce}-{next(self._asked)}"
 
-    def _leave_alone(self, region: str, reason: str) -> None:
-        """Ask a region no more for a while, each time in a row for twice as long, and say so once.
+    def _leave_alone(self, region: str, reason: str, since_s: float) -> None:
+        """Ask a region no more for a while, each time in a row for twice as long, and say so once; note the time as lost.
 
-        While it is asked, what its learners sent grows old: a region that never answers would cost them that again and again.
+        Questions that waited beside the first one end with it.
         """
-        now_s, for_s = self._context.clock.monotonic(), AWAY_S * 2 ** min(self._vain[region], AWAY_DOUBLINGS)
-        self._vain[region] += 1
-        if now_s >= self._away_until_s.get(region, 0.0):
-            log.warning(
-                "region.away", region=region, for_s=for_s, reason=reason, instead="its contributions are read here"
-            )
-        self._away_until_s[region] = now_s + for_s
+        credit, now_s = self._credit_of(region), self._context.clock.monotonic()
+        credit.lose(since_s, now_s)
+        if now_s < credit.away_until_s:
+            return
+        for_s = max(AWAY_S * 2 ** min(credit.in_vain, AWAY_DOUBLINGS), self._owed_s(credit))
+        credit.in_vain += 1
+        credit.away_until_s = now_s + for_s
+        log.warning(
+            "region.away",
+            region=region,
+            for_s=round(for_s, 1),
+            reason=reason,
+            instead="its contributions are read here",
+        )
 
 
 def _norm(manifest: Contribution) -> float:
