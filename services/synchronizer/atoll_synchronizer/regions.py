@@ -101,7 +101,7 @@ class Batch:
 class RegionCredit:
     """The time of its learners that a region may still lose, as of `at_s`, and until when it is left alone.
 
-    Time is lost where no sum comes of it, or one that comes later than an interval. Questions that wait at one time lose it once.
+    Time is lost where no sum comes of it, or one that comes later than an interval. Questions that wait together lose it once.
     """
 
     left_s: float
