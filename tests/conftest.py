@@ -55,8 +55,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # what was awaited, so it must run out before this does.
 LONG_TEST_S = 1200
 
-# Where most tests start processes or wait: their modules are the longest.
-FIRST = {"integration", "installed", "test_documents.py", "contract", "sim"}
+# Where most tests start processes or wait, and the modules that are long by themselves: one that began last would keep one
+# worker, and one core, alone at the end.
+FIRST = {
+    *("integration", "installed", "contract", "sim", "property", "test_documents.py"),
+    *("test_formats.py", "test_kernels.py", "test_learner_model.py", "test_device_encoding.py", "test_former_lives.py"),
+    *("test_what_if.py", "test_archives_that_others_write_to.py", "test_deploy_render.py", "test_compiling.py"),
+    *("test_keras_callback.py", "test_member_rows.py", "test_uncaught.py", "test_recovery_moments.py"),
+}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -74,8 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Say which tests run, in which order, and how long one may take.
 
-    The longest modules and pages come first. They would keep one worker alone at the end. Another hook shuffles, so the order
-    is made after all hooks.
+    The longest modules and pages come first. Another hook shuffles, so the order is made after all hooks.
     """
     for item in items:
         long = any(item.get_closest_marker(tier) for tier in ("second_tier", "cluster_faults"))

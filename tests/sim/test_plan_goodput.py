@@ -17,15 +17,15 @@ from atoll_simulator.planner import failures
     ("chips", "values"),
     [
         (1_200_000, {"admission_s": 0.0}),
-        (2_400_000, {"admission_s": 0.0}),
         (150_000, {"upscale_s": 300.0}),
-        (1_200_000, {"return_s": 604_800.0}),
         (64_000, {"mtbi_days": 1.0}),
         (300_000, {"upscale_s": 0.0, "downscale_s": 21.0}),
         (1_200_000, {"slice_chips": 4096}),
         (1_200_000, {"notice_s": 10.0}),
-        (2_400_000, {"notice_s": 60.0}),
         (1_200_000, {"stall_again": 1.0}),
+        pytest.param(2_400_000, {"admission_s": 0.0}, marks=pytest.mark.second_tier),
+        pytest.param(2_400_000, {"notice_s": 60.0}, marks=pytest.mark.second_tier),
+        pytest.param(1_200_000, {"return_s": 604_800.0}, marks=pytest.mark.second_tier),
     ],
 )
 def test_the_planners_form_holds_for_other_constants_too(chips: int, values: dict[str, float]) -> None:
