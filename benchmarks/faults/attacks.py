@@ -1,10 +1,10 @@
 """What gets through a locked door while a run trains, and what a member can do: `make attacks`.
 
 Runs of three paced learners and two shards: `atoll up` on a locked broker of the bench's own, on a locked cluster of three,
-and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). A
-learner, a reader and a region's synchronizer with identities of their own, on the roll of the same run, play the whole table of
-`support.door_attacks` while that learner plays the table of `support.member_attacks`. Then another one fills what the broker
-keeps for learners, until `atoll keys revoke` ends that.
+and with the broker that it locks itself; and the services of `docker-compose.yml` as processes (`support.composed_run`). With
+identities of their own, on the roll of the same run, a learner, a reader, and the synchronizer and the broker of a region play
+the whole table of `support.door_attacks`, while that learner plays the table of `support.member_attacks`. Then another one
+fills what the broker keeps for learners, until `atoll keys revoke` ends that.
 
 An operator watches what each attack aims at, and what becomes of the honest learners (`support.honest_watch`). The versions in
 the heads give the pace before, meanwhile and afterwards.
@@ -51,7 +51,20 @@ from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 from support.composed_run import BROKERS, ComposedRun, composed_service
 from support.composed_run import RUN as COMPOSED
-from support.door_attacks import ATTACKS, INTRUDER, PREMERGER, SPY, VICTIM, DoorAttack, DoorWitness, connected, witness
+from support.door_attacks import (
+    ATTACKS,
+    INTRUDER,
+    LEAF,
+    PREMERGER,
+    SPY,
+    SWALLOWED,
+    VICTIM,
+    VICTIMS_PLACE,
+    DoorAttack,
+    DoorWitness,
+    connected,
+    witness,
+)
 from support.honest_watch import HonestWatch
 from support.locked_brokers import LockedBroker
 from support.member_attacks import EVENTS, IDS_KEPT, MEMBER_ATTACKS, Attacker, MemberAttack
@@ -82,6 +95,7 @@ INTRUDERS: Final[dict[str, Kind]] = {
     FILLER: "learner",
     SPY: "reader",
     PREMERGER: "premerger",
+    LEAF: "region",
 }
 ATTACKERS: Final = frozenset({INTRUDER, FILLER})
 
@@ -131,7 +145,8 @@ class AttackedDoor:
     def admit(self) -> None:
         """Let the intruders and their victim in."""
         for name, kind in INTRUDERS.items():
-            self.keys.add(name, kind, self.run, time.time())
+            place = VICTIMS_PLACE if name == VICTIM else ""
+            self.keys.add(name, kind, self.run, time.time(), region=place)
 
     def revoke(self, name: str) -> None:
         """Let one in no more, as an operator does: with what it has stored."""
@@ -308,7 +323,7 @@ def step_back() -> None:
 async def attack(door: AttackedDoor, part_s: float) -> AttackOutcome:
     """Play both tables at least once, fill the broker, revoke the filler, and let the run train on for a part."""
     outcome = AttackOutcome(began_s=time.monotonic())
-    intruders = {name: door.identity(name) for name in (INTRUDER, SPY, PREMERGER)}
+    intruders = {name: door.identity(name) for name in (INTRUDER, SPY, PREMERGER, LEAF)}
     async with witness(door.url, door.run, door.operator, intruders) as doors, member_of(door) as member:
         watch = HonestWatch(doors.reader, member.run, ATTACKERS)
         looking = asyncio.create_task(watch.keep_looking(LOOK_EVERY_S))
@@ -393,6 +408,7 @@ async def member_of(door: AttackedDoor) -> AsyncIterator[Attacker]:
         await regions.close()
 
 
+_SILENT: Final = "its link may carry that, and the hub takes it from no region"
 _ALLOWED: Final = {
     "reroute": "allowed, and its answer went to the intruder alone",
     "mislead": "stored, and refused by all who read the event log: panels, page, metrics and stories were drawn each time",
@@ -411,7 +427,7 @@ def figures(
     for each, tried in outcome.tried.items():
         got_in = outcome.got_in.get(each, "")
         refused = outcome.refused[each]
-        told = f"refused {refused} times" if refused else _ALLOWED.get(each.verb, "")
+        told = f"refused {refused} times" if refused else _SILENT if each in SWALLOWED else _ALLOWED.get(each.verb, "")
         how = got_in or f"tried {tried} times by a {INTRUDERS[each.who]}; {told}"
         found.append(Figure(f"{each.verb}: {each.name}", float(bool(got_in)), "got in", "0", not got_in, how))
     for row in outcome.sent:

@@ -21,7 +21,20 @@ from atoll.keys.roll import KeyFolder
 from atoll.wire.event_log import EVENT_WRITERS
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.subjects import Subjects
-from support.door_attacks import ATTACKS, INTRUDER, NOWHERE, PREMERGER, SPY, VICTIM, DoorAttack, DoorWitness, witness
+from support.door_attacks import (
+    ATTACKS,
+    INTRUDER,
+    LEAF,
+    NOWHERE,
+    PREMERGER,
+    SPY,
+    SWALLOWED,
+    VICTIM,
+    VICTIMS_PLACE,
+    DoorAttack,
+    DoorWitness,
+    witness,
+)
 from support.locked_brokers import HOST, LockedBroker
 
 pytestmark = pytest.mark.connected
@@ -39,8 +52,10 @@ def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A locked broker, of one node and of several, with a founder, learners, a reader, an evaluator and both synchronizers."""
     with LockedBroker(tmp_path_factory.mktemp("locked"), request.param) as made:
         made.add(RUN, "founder", founds=True)
-        for name in (INTRUDER, VICTIM, WORKER):
+        for name in (INTRUDER, WORKER):
             made.add(RUN, name)
+        made.add(RUN, VICTIM, region=VICTIMS_PLACE)
+        made.add(RUN, LEAF, "region")
         made.add(RUN, SPY, "reader")
         made.add(RUN, PREMERGER, "premerger")
         made.add(RUN, "meter", "evaluator")
@@ -68,7 +83,7 @@ async def founded(locked: LockedBroker) -> AsyncIterator[JetStreamBus]:
 @pytest.fixture
 async def seen(locked: LockedBroker, founded: JetStreamBus) -> AsyncIterator[DoorWitness]:
     """The operator and the intruders, connected."""
-    intruders = {name: locked.identity(RUN, name) for name in (INTRUDER, SPY, PREMERGER)}
+    intruders = {name: locked.identity(RUN, name) for name in (INTRUDER, SPY, PREMERGER, LEAF)}
     async with witness(locked.url, founded.subjects.run, locked.operator, intruders) as made:
         yield made
 
@@ -84,7 +99,7 @@ async def test_nothing_gets_in(
     before = locked.said()
     breach = await seen.play(attack)
     assert breach.got_in == ""
-    if attack.verb not in ("reroute", "mislead") and attack not in NOWHERE:
+    if attack.verb not in ("reroute", "mislead") and attack not in (*NOWHERE, *SWALLOWED):
         assert "permissions violation" in breach.told
         assert any(f"{RUN}/{attack.who}/" in now[len(then) :] for then, now in zip(before, locked.said(), strict=True))
     record = await founded.get_record(S.run_record)
@@ -99,6 +114,8 @@ async def test_the_witness_sees_what_does_get_in(seen: DoorWitness) -> None:
     """Otherwise the table above would prove nothing: what each may do arrives, and is taken for a breach."""
     own = (
         DoorAttack("its own manifest", "publish", "{p}.up.m.0.1.{me}"),
+        DoorAttack("the manifest of a learner that may be there", "publish", f"{{p}}.up.m.0.0.{INTRUDER}", who=LEAF),
+        DoorAttack("the heartbeat of a learner that may be there", "publish", f"{{p}}.hb.{INTRUDER}", who=LEAF),
         DoorAttack("its own account facts", "ask", "$JS.API.INFO", ""),
         DoorAttack(
             "its own farewell",

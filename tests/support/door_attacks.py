@@ -8,7 +8,8 @@ A learner may write events of its own, so it also writes there what no learner o
 words in the name of others (`MISLEADING`). The broker stores them. Whoever reads the event log must refuse each, say whose it
 was, draw the run, and do so again at every later start (`atoll.wire.event_log`).
 
-The victim is on the roll and never connects, so honest traffic has no part in what the operator sees.
+The victim is on the roll, at the hub, and never connects, so honest traffic has no part in what the operator sees. An intruder
+with the key of a region's broker may send over its link what learners may, and the hub takes of it what its own learners may.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from atoll_monitor.dashboard.scene import RunScene
 from atoll_monitor.records.sampling import named
 from atoll_monitor.watched import Watched
 
-INTRUDER, VICTIM, SPY, PREMERGER = "mallory", "victim", "spy", "far-premerge"
+INTRUDER, VICTIM, SPY, PREMERGER, LEAF = "mallory", "victim", "spy", "far-premerge", "far"
+VICTIMS_PLACE: Final = "hub"
 SETTLE_S: Final = 0.25
 STORED_S: Final = 60.0
 NO_RESPONDERS: Final = "503"
@@ -57,7 +59,8 @@ class DoorAttack:
     """One row: what is tried on which subject, and where its answer is sent.
 
     `{p}` stands for the prefix of the run's subjects, `{run}` for the run, `{me}` and `{victim}` for the two learners,
-    `{inbox}` for the operator's inbox. `who` is the intruder: a learner, a reader (`spy`), or the synchronizer of a region.
+    `{inbox}` for the operator's inbox. `who` is the intruder: a learner, a reader (`spy`), or the synchronizer or the broker of
+    a region.
     """
 
     name: str
@@ -222,6 +225,64 @@ WRITING_REGION: Final = (
         PREMERGER,
     ),
 )
+SWALLOWED: Final = _publishes(
+    LEAF,
+    {
+        "the manifest of a learner elsewhere": "{p}.up.m.0.0.{victim}",
+        "the farewell of a learner elsewhere": "{p}.up.m.0.bye.{victim}",
+        "a chunk of a learner elsewhere": "{p}.up.c.{victim}.0.1-1.0",
+        "the heartbeat of a learner elsewhere": "{p}.hb.{victim}",
+        "the member record of a learner elsewhere": "{p}.mb.learner.{victim}",
+        "an event of a learner elsewhere": "{p}.ev.left.{victim}",
+        "the manifest of nobody": "{p}.up.m.0.0.nobody",
+        "a chunk of nobody": "{p}.up.c.nobody.0.1-1.0",
+        "a sum of another region, as its broker": "{p}.up.c.sum.0.near.1-abcd.0",
+        "a commit, as a region's broker": "{p}.ev.round.shard-0",
+        "another record beside the members'": "{p}.mb.other",
+    },
+)
+"""What the link of a region may carry, and its account at the hub does not import: nobody is told, and nobody hears it."""
+CARRYING_REGION: Final = (
+    *SWALLOWED,
+    *_publishes(
+        LEAF,
+        {
+            "a head, as a region's broker": "{p}.gl.head.0",
+            "the run record, as a region's broker": "{p}.gl.run",
+            "a keyframe of version 0, as a region's broker": "{p}.gl.c.0.0.abcd.0",
+            "a call, as a region's broker": "{p}.call.0",
+            "a verdict, as a region's broker": "{p}.ctl.{victim}.verdict",
+            "a command to all, as a region's broker": "{p}.ctl.all",
+            "a presence, as a region's broker": "{p}.sy.host",
+            "a lent state, as a region's broker": "{p}.ps.c.{victim}.1-abcd.0",
+            "an answer of another region's synchronizer": "{p}.pm.near.abcd",
+        },
+    ),
+    DoorAttack(
+        "purges contributions, as a region's broker", "ask", "$JS.API.STREAM.PURGE.atoll_{run}_UPC", "", who=LEAF
+    ),
+    DoorAttack("deletes a stream, as a region's broker", "ask", "$JS.API.STREAM.DELETE.atoll_{run}_GL", "", who=LEAF),
+    DoorAttack(
+        "creates a consumer, as a region's broker", "ask", "$JS.API.CONSUMER.CREATE.atoll_{run}_UPM", _PUSHED, who=LEAF
+    ),
+    DoorAttack(
+        "a page as a head, as a region's broker",
+        "reroute",
+        "$JS.API.DIRECT.GET.atoll_{run}_GL",
+        _GET_RUN,
+        "{p}.gl.head.0",
+        LEAF,
+    ),
+    DoorAttack(
+        "a page as a manifest from elsewhere",
+        "reroute",
+        "$JS.API.DIRECT.GET.atoll_{run}_GL",
+        _GET_RUN,
+        "{p}.up.m.0.0.{victim}",
+        LEAF,
+    ),
+    DoorAttack("contributions, as a region's broker", "hear", "{p}.up.>", reply="{p}.up.m.0.0.{victim}", who=LEAF),
+)
 
 
 def _misleads(name: str, on: str, kind: str = "", who: str = "@me", at_s: float = 1.0, **fields: Any) -> DoorAttack:  # noqa: ANN401
@@ -280,6 +341,7 @@ ATTACKS: Final = (
     *EAVESDROPPING,
     *WRITING_READER,
     *WRITING_REGION,
+    *CARRYING_REGION,
     *MISLEADING,
 )
 
