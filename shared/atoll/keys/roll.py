@@ -63,8 +63,11 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.until_s == 0.0 or now_s < self.until_s
 
 
-class RollEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One identity of the roll; a revoked one has no keys and keeps its name."""
+class RollEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One identity of the roll; a revoked one has no keys and keeps its name.
+
+    What nobody has said is not written: a broker of a former release refuses an entry with a field that it does not know.
+    """
 
     name: str
     kind: Kind
