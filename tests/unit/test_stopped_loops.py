@@ -40,7 +40,9 @@ def told_by_the_page() -> str:
 def test_a_loop_leaves_on_sigterm_if_it_says_so(handles: bool, code: int) -> None:  # noqa: FBT001
     """Without the page's lines the process is killed where it is; Atoll takes no signal of somebody else's process."""
     program = LOOP.format(before=told_by_the_page() if handles else "")
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         said = ""
         while "stepped" not in said:
