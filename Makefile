@@ -75,7 +75,7 @@ $(READY): uv.lock pyproject.toml infra/bootstrap.txt infra/setup.sh
 demo: $(READY)  ## train across three islands on this machine and write a report
 	$(VENV)/bin/atoll up --again --out $(or $(OUT),runs/demo)
 
-test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; six minutes on two cores
+test: $(READY)  ## run the first tier of the tests: every module, every contract, a run, a takeover; five minutes on two cores
 	$(SCHEDULED) $(call PYTEST,4) -m "not second_tier and not cluster_faults"
 
 test-all: $(READY)  ## run the second tier: the tests that `make test` leaves out, but for those of `make test-cluster`

@@ -183,10 +183,10 @@ async def end(island: IslandProcess, learners: list[str]) -> None:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of some modules of the standard library."""
+    from atoll_learner.data.prepare import prepare  # noqa: PLC0415  (only sessions that train load it)
+
     out = tmp_path_factory.mktemp("data") / "corpus"
-    texts = [str(path) for path in sorted(Path(os.__file__).parent.glob("*.py"))[:40]]
-    words = [sys.executable, "-m", "atoll.cli", "data", "prepare", *texts, "--out", str(out)]
-    subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
+    prepare(sorted(Path(os.__file__).parent.glob("*.py"))[:40], out)
     return out
 
 
