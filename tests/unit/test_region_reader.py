@@ -15,7 +15,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Head, decode, encode
-from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
+from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
 from atoll_synchronizer import regions
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -241,6 +241,30 @@ async def test_a_live_learner_that_does_not_push_is_not_waited_for_long(
 
     assert verbs(one.bus) == ["read", "fold"]
     assert [push.learner for push in decode(RegionAsk, one.bus.asked[-1][1]).pushes] == ["a"]
+
+
+async def test_a_keeper_is_asked_while_the_hub_is_searched(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast loop has taken several intervals by the time at which a reader gives chunks up."""
+    one, found, answers = desk(b"+1"), asyncio.Event(), [("", 2.0)]
+    ask = one.bus.ask
+
+    async def sending(*words: Any, **options: Any) -> bytes | None:  # noqa: ANN401  (as `ask`)
+        found.set()
+        return await ask(*words, **options)
+
+    async def fetch(_self: Aggregator, _key: PushKey, _manifest: Contribution) -> tuple[str, float]:
+        async with asyncio.timeout(SOON_S):
+            await found.wait()
+        return answers.pop(0)
+
+    monkeypatch.setattr(one.bus, "ask", sending)
+    monkeypatch.setattr(Aggregator, "fetch", fetch)
+    assert await one.reader.read("eu", KEY, one.manifest) == ("", 2.0)
+    answers[:] = [(CHUNKS_GONE, 0.0), ("", 2.0)]
+    assert await one.reader.read("eu", KEY, one.manifest) == ("", 2.0), "they came after all"
+    answers[:] = [("", 2.0)]
+    assert await one.reader.read("", KEY, one.manifest) == ("", 2.0)
+    assert len(one.bus.asked) == 2, "nobody is asked for what is in no region"
 
 
 async def test_a_keeper_that_sends_is_waited_for(desk: Opened) -> None:

@@ -49,7 +49,7 @@ from atoll.protocol.events import ContributionReady, Fact, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.messages import Contribution, Head, decode, encode
-from atoll.wire.premerge import NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
+from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.shard_context import ShardContext
@@ -161,6 +161,23 @@ class RegionReader:
         self._abandoned: set[tuple[str, int]] = set()
         """Of which region and fragment a sum may be stored that nobody has waited for."""
         self._nonce, self._asked = secrets.token_hex(8), itertools.count()
+
+    async def read(self, region: str, key: PushKey, manifest: Contribution) -> tuple[str, float]:
+        """Read a contribution at the hub, as `Aggregator.fetch`; what stays in its `region` is sent meanwhile.
+
+        A reader looks for missing chunks for a while before it calls them gone. A fast loop takes several intervals by then, so
+        the keeper is asked at once.
+        """
+        if not region or manifest.frame:
+            return await self._aggregator.fetch(key, manifest)
+        sent = asyncio.create_task(self.fetch_back(region, manifest))
+        try:
+            reason, norm = await self._aggregator.fetch(key, manifest)
+            if reason == CHUNKS_GONE and await sent:
+                reason, norm = await self._aggregator.fetch(key, manifest)
+        finally:
+            sent.cancel()
+        return reason, norm
 
     async def fetch_back(self, region: str, manifest: Contribution) -> bool:
         """Have the keeper of a region send a contribution's chunks that stay there; return False if it has none.

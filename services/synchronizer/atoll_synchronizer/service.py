@@ -52,7 +52,6 @@ from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Call, RunRecord, encode
-from atoll.wire.premerge import CHUNKS_GONE
 from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
@@ -323,9 +322,7 @@ class ShardService:
         sums = region and not manifest.frame and not action.apart
         if sums and await self.regions.take(region, action.key, manifest, action.cause_id):
             return
-        reason, norm = await self.aggregator.fetch(action.key, manifest)
-        if reason == CHUNKS_GONE and region and await self.regions.fetch_back(region, manifest):
-            reason, norm = await self.aggregator.fetch(action.key, manifest)
+        reason, norm = await self.regions.read(region, action.key, manifest)
         now_s = self.clock.monotonic()
         if (held := self.pending.contributions.get(action.key)) is not None:
             held.ready_s = now_s

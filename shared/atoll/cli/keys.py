@@ -194,8 +194,8 @@ def move(
     keys = _folder(folder)
     keys.move(name, run, region, time.time())
     if region:
-        what = "no region's broker" if region == "hub" else f"of regions' brokers {region} alone"
-        say(f"{name} is in {region}: the hub takes what it writes from itself, and from {what}")
+        what = "from no region's broker" if region == "hub" else f"from the broker of {region}, of no other region"
+        say(f"{name} is in {region}: the hub takes what it writes from itself, and {what}")
     else:
         say(f"nobody knows where {name} is: the hub takes what it writes from the broker of any region of its run")
     say("the brokers of regions let it in or out when they have the new roll.json")

@@ -128,8 +128,10 @@ class Admission:
                 got=self._who(),
                 allowed="an identity on its roll"
                 if mine is None
-                else "an identity that is not revoked and whose key has not ended",
-                todo=ASK_FOR_ONE if mine is None else "ask its operator for a new key (`atoll keys rotate`)",
+                else "an identity that is not revoked, not in another region, and whose key has not ended",
+                todo=ASK_FOR_ONE
+                if mine is None
+                else "ask its operator: `atoll keys list` says where it is, and `atoll keys rotate` makes a new key",
             )
         if isinstance(error, ssl.SSLCertVerificationError):
             if error.verify_code in OTHER_TIME:

@@ -197,7 +197,7 @@ class KeptRun:
             there = f"{stem}{message.subject.removeprefix(here)}"
             await next(self._bulk).store(there, message.data, {}, first_wins=True)
             sent, after = sent + 1, message.seq
-        log.info("region.sent_kept", run=self.run, stem=stem, chunks=sent)
+        log.debug("region.sent_kept", run=self.run, stem=stem, chunks=sent)
         return sent
 
     async def drop_kept(self, stem: str) -> None:
