@@ -273,3 +273,25 @@ async def test_a_keeper_that_sends_is_waited_for(desk: Opened) -> None:
     assert await one.reader.fetch_back("eu", one.manifest) is True
     assert len(one.bus.asked) == 6
     assert await desk(NOTHING_KEPT).reader.fetch_back("eu", one.manifest) is False
+
+
+async def test_a_learner_that_is_not_there_costs_its_region_nothing(
+    desk: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says itself where it is: a permitted learner of elsewhere had the sums of all others of a region given up."""
+    one = desk(said(done=True, reason="chunks_gone"))
+    ask = one.bus.ask
+
+    async def searching(*words: Any, **options: Any) -> bytes | None:  # noqa: ANN401  (as `ask`)
+        await asyncio.sleep(regions.TURN_S)
+        return await ask(*words, **options)
+
+    monkeypatch.setattr(one.bus, "ask", searching)
+    for _ in range(200):
+        assert await one.take() is False
+    asked = len(one.bus.asked)
+    assert asked < 100, "after a while it is as one that is in no region"
+
+    other = msgspec.structs.replace(one.manifest, learner="b")
+    assert await one.reader.take("eu", PushKey("b", 1, 0, 1), other, "cause") is False
+    assert len(one.bus.asked) == asked + 1, "the region is asked for the contributions of others, as ever"

@@ -156,7 +156,8 @@ class RegionReader:
         self._sizes = context.run.layout.fragment_sizes()
         self._open: dict[SumKind, Batch] = {}
         self._heard: dict[SumKind, set[str]] = {}
-        self._credits: dict[str, RegionCredit] = {}
+        self._credits: dict[tuple[str, str], RegionCredit] = {}
+        """By region and learner; "" stands for what all learners of a region lose."""
         self._folding: Counter[tuple[str, int]] = Counter()
         self._abandoned: set[tuple[str, int]] = set()
         """Of which region and fragment a sum may be stored that nobody has waited for."""
@@ -226,7 +227,7 @@ class RegionReader:
         If not, the caller reads it.
         """
         p, run, began_s = key.fragment, self._run, self._context.clock.monotonic()
-        if began_s < self._credit_of(region).away_until_s:
+        if began_s < max(self._credit_of(region).away_until_s, self._credit_of(region, key.learner).away_until_s):
             return False
         # The bounds of a sum and the length of a contribution follow from what its learner claims. A claim that cannot be is
         # refused where contributions are read.
@@ -236,8 +237,8 @@ class RegionReader:
         read = await self._ask(region, RegionAsk(verb="read", run_nonce=run.nonce, manifest=manifest), began_s)
         if read is None:
             return False
-        if read.reason:
-            self._lose(region, began_s)
+        if read.reason:  # a learner says itself where it is: what is not there costs the others of that region nothing
+            self._lose(region, began_s, key.learner)
             return False
         kind = SumKind(region, p, manifest.base_version, manifest.final)
         batch = self._open.get(kind)
@@ -324,7 +325,8 @@ class RegionReader:
                 if self._context.clock.monotonic() > batch.began_s + self._interval_s():
                     self._lose(kind.region, batch.began_s)
                 else:
-                    self._credit_of(kind.region).in_vain = 0
+                    for whose in ("", *(key.learner for key in batch.manifests)):
+                        self._credit_of(kind.region, whose).in_vain = 0
                 return partial
         except (FrameRejected, PeerMisbehaved, BlobGone, BlobCorrupt) as error:
             self._leave_alone(kind.region, str(error), batch.began_s)
@@ -398,20 +400,24 @@ class RegionReader:
         """Return how long an interval lasts at a run's own pace."""
         return self._run.protocol.interval_steps * self._around.step_s()
 
-    def _credit_of(self, region: str) -> RegionCredit:
-        """Return the credit of a region as of now; a new one may lose all that makes a contribution too old, once."""
+    def _credit_of(self, region: str, learner: str = "") -> RegionCredit:
+        """Return the credit of a region as of now; a new one may lose all that makes a contribution too old, once.
+
+        With a learner, it is of what that one sends and its region does not take.
+        """
         now_s = self._context.clock.monotonic()
         most_s = min(WORK_S, max(2.0 * SILENT_S, self._run.protocol.age_max * self._interval_s()))
-        credit = self._credits.setdefault(region, RegionCredit(most_s, now_s))
+        credit = self._credits.setdefault((region, learner), RegionCredit(most_s, now_s))
         credit.grow(now_s, most_s)
         return credit
 
-    def _lose(self, region: str, since_s: float) -> None:
+    def _lose(self, region: str, since_s: float, learner: str = "") -> None:
         """Note the time since then as lost; leave a region alone whose credit does not last for an interval."""
-        credit, now_s = self._credit_of(region), self._context.clock.monotonic()
+        credit, now_s = self._credit_of(region, learner), self._context.clock.monotonic()
         credit.lose(since_s, now_s)
         if self._owed_s(credit) > 0.0:
-            self._leave_alone(region, "what it makes comes too late", now_s)
+            reason = "it does not take what this learner sends" if learner else "what it makes comes too late"
+            self._leave_alone(region, reason, now_s, learner)
 
     def _owed_s(self, credit: RegionCredit) -> float:
         """Return for how long a region must lose nothing until it may be at work for an interval again."""
@@ -421,12 +427,12 @@ class RegionReader:
         """Return what no question has had: an answer to another one is none."""
         return f"{self._nonce}-{next(self._asked)}"
 
-    def _leave_alone(self, region: str, reason: str, since_s: float) -> None:
+    def _leave_alone(self, region: str, reason: str, since_s: float, learner: str = "") -> None:
         """Ask a region no more for a while, each time in a row for twice as long, and say so once; note the time as lost.
 
         Questions that waited beside the first one end with it.
         """
-        credit, now_s = self._credit_of(region), self._context.clock.monotonic()
+        credit, now_s = self._credit_of(region, learner), self._context.clock.monotonic()
         credit.lose(since_s, now_s)
         if now_s < credit.away_until_s:
             return
@@ -439,6 +445,7 @@ class RegionReader:
             for_s=round(for_s, 1),
             reason=reason,
             instead="its contributions are read here",
+            **({"learner": learner} if learner else {}),
         )
 
 

@@ -206,13 +206,16 @@ class Host:
 
     async def _listen(self) -> None:
         """Hear the other hosts; give up what exceeds our share, and look at leases when a host gives one up."""
-        feed = await patiently(lambda: self._bus.listen(self._subjects.presence("*")), "presence")
+        refused, feed = 0, await patiently(lambda: self._bus.listen(self._subjects.presence("*")), "presence")
         try:
             async for core_message in feed:
                 try:
                     heard = decode(Presence, core_message.data)
                 except PeerMisbehaved as error:
-                    log.warning("presence.refused", subject=core_message.subject, reason=str(error))
+                    refused += 1
+                    if refused & (refused - 1) == 0:  # told at powers of two: junk must not fill the log
+                        subject = core_message.subject
+                        log.warning("presence.refused", subject=subject, reason=str(error), refused=refused)
                     continue
                 self._on_presence(heard)
         finally:
