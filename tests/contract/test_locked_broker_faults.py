@@ -27,6 +27,7 @@ from atoll.bus.streams import stream_plan
 from atoll.keys.certificates import broker_certificate, new_authority
 from atoll.keys.doors import CONNECTIONS_MAX
 from atoll.keys.identity import HeldIdentity
+from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.local import brokers
 from atoll.local.broker_watches import RoomWatch
@@ -180,11 +181,14 @@ async def test_a_learner_may_read_much_at_once_and_nobody_lets_more_pile_up(lock
         await bus.close()
 
 
-async def test_a_learner_has_so_many_connections_and_no_more(locked: LockedBroker) -> None:
-    """Enough for two processes of three; the ninth is closed, and others enter as before."""
-    held = [await deaf(locked, "ada") for _ in range(CONNECTIONS_MAX)]
+@pytest.mark.parametrize(("name", "kind"), [("ada", "learner"), ("eu", "region")])
+async def test_one_key_has_so_many_connections_and_no_more(locked: LockedBroker, name: str, kind: Kind) -> None:
+    """Enough for two processes of three; the ninth is closed, others enter as before. A region's key opens this door, too."""
+    if kind == "region":
+        locked.add(RUN, name, kind)
+    held = [await deaf(locked, name) for _ in range(CONNECTIONS_MAX)]
     with pytest.raises((AssertionError, OSError)):
-        await deaf(locked, "ada")
+        await deaf(locked, name)
     locked.add(RUN, "bob")
     held.append(await deaf(locked, "bob"))
     for each in held:

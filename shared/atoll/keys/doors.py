@@ -58,6 +58,8 @@ CONNECTIONS_MAX = 8
 overlap when one takes over from the other, and the server sees the end of a connection that was cut only after seconds."""
 SUBSCRIPTIONS_MAX = 1000
 """Of one connection. A process of ours has some tens: one for each feed, and one for each answer that it waits for."""
+REGION_SUBSCRIPTIONS_MAX = 20_000
+"""Of the link of a region: some for each learner there. The hub keeps 2.8 kB of each, so this is 56 MB."""
 PAYLOAD_MAX = CHUNK_BYTES + (1 << 14)
 """A chunk with its headers: of larger messages fewer would fill what waits for those who hear them."""
 PENDING_MAX = "max_pending: 64MB\n"
@@ -248,11 +250,13 @@ def _isolated(one: Entrant, apart: Apart) -> str:
     exports = [f"{{ stream: {_text(subject)}, accounts: {_list(to)} }}" for subject, to in apart.heard.items()]
     if one.kind == "region":
         link = rights_of(one.kind, one.run, one.name, founds=one.founds)
-        publishes, hears, setting = region_publishes(link), region_hears(link), f"mappings: {{ {FAR} }}"
+        publishes, hears, setting = region_publishes(link), region_hears(link), f"mappings: {{ {FAR} }}\n    "
+        most = {"max_leafnodes": CONNECTIONS_MAX, "max_subscriptions": REGION_SUBSCRIPTIONS_MAX}
     else:
-        most = {"max_connections": CONNECTIONS_MAX, "max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
-        publishes, hears = (*_services(rights), *rights.reads, *rights.own), rights.hears
-        setting = f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
+        publishes, hears, setting = (*_services(rights), *rights.reads, *rights.own), rights.hears, ""
+        most = {"max_subscriptions": SUBSCRIPTIONS_MAX, "max_payload": PAYLOAD_MAX}
+    most["max_connections"] = CONNECTIONS_MAX
+    setting += f"limits: {{ {', '.join(f'{what}: {bound}' for what, bound in most.items())} }}"
     users = [_user(key, (*publishes, f"{inbox(key)}.>"), (*hears, f"{inbox(key)}.>")) for key in one.keys]
     return _account(one.account, setting, users, exports=exports, imports=imports)
 
