@@ -57,7 +57,8 @@ class StreamPlan:
 
     In a subject that has as many the oldest makes room for a new one, unless the stream `keeps_first`: then that is refused.
     An empty `tap` stands for all that the stream keeps. `message_bytes_max` bounds a message with its headers (0: the broker's
-    own bound). `copies` names another stream and one of its subjects, kept here too.
+    own bound), and `consumers_max` its consumers (0: none); the copy of a region is a consumer that does not count. `copies`
+    names another stream and one of its subjects, kept here too.
     """
 
     name: str
@@ -75,6 +76,7 @@ class StreamPlan:
     storage: Literal["file", "memory"] = "file"
     append_only: bool = False
     replicas: int = 1
+    consumers_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,14 @@ def _plans(run: str, bytes_max: int) -> tuple[StreamPlan, ...]:
         StreamPlan(
             f"atoll_{run}_UPM", (f"{p}.up.m.>",), retention="workqueue", per_subject=2, keeps_first=True, tap="up.m"
         ),
-        StreamPlan(f"atoll_{run}_GL", (f"{p}.gl.>",), per_subject=1, bytes_max=bytes_max, tap="gl.head"),
+        StreamPlan(
+            f"atoll_{run}_GL",
+            (f"{p}.gl.>",),
+            per_subject=1,
+            bytes_max=bytes_max,
+            tap="gl.head",
+            consumers_max=1,
+        ),
         StreamPlan(f"atoll_{run}_ST", (f"{p}.st.>",), per_subject=1, bytes_max=bytes_max),
         StreamPlan(f"atoll_{run}_MB", (f"{p}.mb.>",), per_subject=1, tap="mb.learner"),
         StreamPlan(

@@ -63,6 +63,7 @@ def stream_config(plan: StreamPlan, prefix: str, *, bodies: bool = True) -> dict
         "discard": plan.discard,
         "discard_new_per_subject": plan.keeps_first,
         "max_msgs_per_subject": plan.per_subject or -1,
+        "max_consumers": plan.consumers_max or -1,
         "max_bytes": plan.bytes_max,
         "max_msg_size": plan.message_bytes_max or -1,
         "max_age": int(plan.age_max_s * _NS),
@@ -268,7 +269,7 @@ async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) 
         raise reason.public(name) from reason
     # Bounds, more copies than we need, and whether taps have bodies are the first founder's; shard 0 fits the rest.
     copies = max(int(found.get("num_replicas") or 1), int(wanted["num_replicas"]))
-    bounds = {"max_bytes": found.get("max_bytes"), "num_replicas": copies}
+    bounds = {**{each: found.get(each) for each in ("max_bytes", "max_consumers")}, "num_replicas": copies}
     if all(any(matches(ours, theirs) for ours in wanted["subjects"]) for theirs in found.get("subjects") or ()):
         bounds |= {each: found.get(each) for each in FITTED}
     if _is_tap_of(found.get("republish"), wanted.get("republish")):
