@@ -5,7 +5,7 @@ Each answer rests on figures of the event log and names them. Where the event lo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean, median
@@ -46,6 +46,7 @@ REASONS: Final = {
 
 JUMP_MIN: Final = 0.02
 """A rise of the loss by this share is called a jump."""
+NEAR_ZERO: Final = 0.05
 QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
 """A row for the grace that this share of the contributions that missed their round would have needed."""
 OFTEN_LATE: Final = 0.25
@@ -220,15 +221,24 @@ def clips_told(history: History, learner: str | None) -> list[str]:
 
 def loss(history: History) -> list[str]:
     """Answer why the loss jumped: where it rose most, and what happened in that time."""
-    curve = [(each.at_s, each.fields.bits_per_byte) for each in history.validations]
-    what = "bits per byte on held-out text"
-    if len(curve) < 2:  # a rise is between two points
-        curve = [(line.at_s, mean) for line in history.rounds if (mean := _mean_loss(line)) is not None]
-        what = "mean training loss of a round's learners"
-    if len(curve) < 2:
+    curves = defaultdict[str, list[tuple[float, float]]](list)
+    if len(history.validations) > 1:  # a rise is between two points
+        points = [(each.at_s, each.fields.bits_per_byte) for each in history.validations]
+        curves["bits per byte on held-out text"] = points
+    else:  # of each learner by itself: their data differ, and from round to round those that contribute do
+        for line in history.rounds:
+            for share in line.round.contributors:
+                if share.loss is not None:
+                    curves[f"training loss of {share.learner}"].append((line.at_s, share.loss))
+    rises = [
+        (_rise(before[1], after[1], max(abs(value) for _, value in curve)), before, after, what)
+        for what, curve in curves.items()
+        for before, after in pairwise(curve)
+    ]
+    if not rises:
         return [f"{SILENT} the loss: no validation, and no contribution that notes one"]
     clock = history.clock
-    rise, before, after = max((_rise(before[1], after[1]), before, after) for before, after in pairwise(curve))
+    rise, before, after, what = max(rises)
     if rise < JUMP_MIN:
         return [f"the loss did not jump: the {what} never rose by more than {max(rise, 0.0):.1%} between two points"]
     by = f" by {rise:.1%}" if isfinite(rise) else ""
@@ -339,19 +349,15 @@ def _missed(history: History, line: RoundLine, share: Contributor) -> str:
     return f"    {push}: missed {commit} by {late_s:.3g} s"
 
 
-def _rise(before: float, after: float) -> float:
+def _rise(before: float, after: float, largest: float) -> float:
     """Return by which share of itself a loss rose, negative if it fell; infinite for a rise from 0, which has no share.
 
-    A loss of a loop of one's own may be 0, or negative (a log-likelihood).
+    One that was near 0 beside the `largest` of its curve rose by a share of `NEAR_ZERO` of that: such a loss is noise. A loss
+    of a loop of one's own may be 0, or negative (a log-likelihood).
     """
     if before:
-        return (after - before) / abs(before)
+        return (after - before) / max(abs(before), NEAR_ZERO * largest)
     return inf if after > before else 0.0
-
-
-def _mean_loss(line: RoundLine) -> float | None:
-    known = [share.loss for share in line.round.contributors if share.loss is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _beside(own: float | None, others: float | None) -> str:
