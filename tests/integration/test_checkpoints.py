@@ -47,7 +47,7 @@ for step in range(1, 10_000):
     arrays = {f"array-{i}": np.full(1 << 20, step, np.float32) for i in range(8)}
     checkpoints.save(arrays, msgspec.structs.replace(LIFE, steps=step))
     checkpoints.finish(60.0)
-    print(step, file=sys.stderr, flush=True)
+    print(step, flush=True)
 """
 
 
@@ -271,15 +271,15 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_former_checkpoint(tmp_path: P
         folder = tmp_path / str(attempt)
         command = [sys.executable, "-c", ENDLESS_SAVES, str(folder)]
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parent
         )
         try:
-            assert process.stderr is not None
-            saved = int(process.stderr.readline())
+            assert process.stdout is not None
+            saved = int(process.stdout.readline())
             wait_for_a_save(folder / "run.nonce" / "a")
         finally:
             process.send_signal(signal.SIGKILL)
-            _, rest = process.communicate(timeout=DEADLINE_S)
+            rest, _ = process.communicate(timeout=DEADLINE_S)
         saved = max([saved, *(int(line) for line in rest.split())])
         interrupted += bool(unfinished(folder / "run.nonce" / "a"))
         loaded = Checkpoints(folder, LIFE).load(like)

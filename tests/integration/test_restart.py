@@ -35,8 +35,8 @@ class OwnLoops:
         with (self.folder / f"{name}.log").open("wb") as log, (self.folder / f"{name}.told").open("wb") as told:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *words],
-                stdout=log,
-                stderr=told,
+                stdout=told,
+                stderr=log,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "ATOLL_BROKER__URL": self.url, "PYTHONUNBUFFERED": "1"},
             )

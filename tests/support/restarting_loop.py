@@ -76,9 +76,9 @@ def main(url: str, run: str, learner: str, folder: Path, *, fresh: bool) -> None
 
 
 def say(told: dict[str, Any]) -> None:
-    """Write a line of JSON to standard error, where nobody else writes: the log has standard output."""
-    sys.stderr.write(json.dumps(told) + "\n")
-    sys.stderr.flush()
+    """Write a line of JSON to standard output, where nobody else writes: the log has standard error."""
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
