@@ -78,7 +78,10 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
         monkeypatch.setattr(regions, name, getattr(regions, name) / 100)
 
     def open_desk(
-        *answers: bytes | None, norms: tuple[float, ...] | None = None, live: frozenset[str] = frozenset("a")
+        *answers: bytes | None,
+        norms: tuple[float, ...] | None = None,
+        live: frozenset[str] = frozenset("a"),
+        step_s: float = 0.01,
     ) -> RegionDesk:
         run = run_record(unique_run())
         bus, clock = AnsweringBus(run.run, *answers), SystemClock()
@@ -95,7 +98,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
             tell=facts.append,
             region_of=lambda _: "eu",
             live_of=lambda _: set(live),
-            step_s=lambda: 0.01,
+            step_s=lambda: step_s,
             head_of=lambda _: head,
             norm_of=lambda _: 1.0,
         )
@@ -163,8 +166,9 @@ async def test_a_region_that_is_not_done_is_asked_at_a_pace(desk: Opened) -> Non
 async def test_silence_is_borne_for_a_while(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer may wait behind megabytes on a link; one that comes after all is taken, here "gone"."""
     short_s = regions.SILENT_S
-    monkeypatch.setattr(regions, "SILENT_S", SOON_S)  # a busy machine answers late, too
-    one = desk(None, None, said(done=False), None, said(done=True, reason="chunks_gone"))
+    for name in ("SILENT_S", "WORK_S"):  # a busy machine answers late, too
+        monkeypatch.setattr(regions, name, SOON_S)
+    one = desk(None, None, said(done=False), None, said(done=True, reason="chunks_gone"), step_s=SOON_S)
     assert await one.take() is False
     assert len(one.bus.asked) == 5
     monkeypatch.setattr(regions, "SILENT_S", short_s)
