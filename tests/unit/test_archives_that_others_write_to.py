@@ -76,7 +76,7 @@ async def test_an_empty_file_rolls_no_archive_back(founded: FoundedRun, capsys: 
     for number, epoch in ((4, 999_999_999), (0, 2)):
         founded.object_store.put(opening(founded.record, number, 0, epoch), b"")
     await on_schedule(founded, 4)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
 
     assert newest_number(founded) == 6 * EVERY_S
     assert said.count("archive.manifest_unreadable") == 2
@@ -91,10 +91,10 @@ async def test_in_an_open_run_a_shard_says_that_its_checkpoints_do_not_count(
     founded.signatures = None
     founded.archivists = {shard: founded.archivist(shard) for shard in range(SHARDS)}
     await on_schedule(founded)
-    assert "archive.not_counted" not in capsys.readouterr().out
+    assert "archive.not_counted" not in capsys.readouterr().err
     founded.object_store.put(opening(founded.record, 4, 0, 999_999_999), b"")
     await on_schedule(founded)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
 
     assert said.count("archive.not_counted") == 1
     assert "who else can write there" in said
@@ -109,7 +109,7 @@ async def test_a_junk_manifest_of_a_far_number_moves_no_number_and_removes_no_ch
         for number in range(FAR, FAR + 5):
             founded.object_store.put(manifest_path(founded, number, shard=shard), junk)
     await on_schedule(founded, 6)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     checkpoints = founded.checkpoint_store.checkpoints()
     named = {
         digest for part in checkpoints[-1].parts.values() for digest in founded.checkpoint_store.read(part).objects
@@ -137,7 +137,7 @@ async def test_in_an_open_run_junk_that_may_be_of_another_version_keeps_its_obje
     assert newest_number(founded) == 6 * EVERY_S
     assert before <= founded.checkpoint_store.objects(0)
     assert old not in {part.path for part in founded.checkpoint_store.parts()}
-    assert MAYBE_ANOTHER_VERSION in capsys.readouterr().out
+    assert MAYBE_ANOTHER_VERSION in capsys.readouterr().err
 
 
 async def test_a_flood_of_junk_is_told_in_a_few_lines(founded: FoundedRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ async def test_a_flood_of_junk_is_told_in_a_few_lines(founded: FoundedRun, capsy
     for number in range(FAR, FAR + 100):
         founded.object_store.put(manifest_path(founded, number), b"junk")
     founded.checkpoint_store.checkpoints()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
 
     assert said.count("archive.manifest_unreadable") == REFUSED_TOLD + 1
     assert f"more={100 - REFUSED_TOLD}" in said
@@ -157,9 +157,9 @@ async def test_show_tells_with_an_identity_what_a_rebuilding_sees(
     """Without one it believes names: a shard that somebody shut out is missing in what it made since."""
     founded.object_store.put(opening(founded.record, EVERY_S, 0, 999_999_999), b"")
     show(founded.object_store.where)
-    unsigned = capsys.readouterr().out
+    unsigned = "".join(capsys.readouterr())
     show(founded.object_store.where, identity=keys.path / "identities" / RUN / "shard.toml")
-    signed = capsys.readouterr().out
+    signed = "".join(capsys.readouterr())
 
     assert f"checkpoint {2 * EVERY_S:>8}  lacks shards 0" in unsigned
     assert f"checkpoint {2 * EVERY_S:>8}  complete" in signed
@@ -177,7 +177,7 @@ async def test_what_is_removed_while_it_is_looked_at_is_no_junk(
             return super().get(path, size_bytes_max)
 
     assert CheckpointStore(Slow(founded.object_store), RUN, founded.signatures).believed() == []
-    assert "archive.manifest_unreadable" not in capsys.readouterr().out
+    assert "archive.manifest_unreadable" not in capsys.readouterr().err
 
 
 async def test_honest_manifests_in_other_places_count_for_nothing(founded: FoundedRun) -> None:
@@ -234,7 +234,7 @@ async def test_a_name_with_odd_characters_is_nobodys(
     after = founded.checkpoint_store.parts()
     await on_schedule(founded)
     show(founded.object_store.where)
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
 
     assert before == after
     assert newest_number(founded) == 3 * EVERY_S
@@ -325,7 +325,7 @@ async def test_the_operator_signs_what_he_trusts(
     founded.object_store.put(manifest_path(founded, FAR), b"junk")
     founded.signatures = signatures
     sign(founded.object_store.where, run=RUN, identity=keys.path / "identities" / RUN / "shard.toml")
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
 
     assert newest_number(founded) == 4 * EVERY_S
     assert [(part.shard, part.epoch) for part in founded.checkpoint_store.believed() if part.opened] == [(1, 2)]
@@ -386,7 +386,7 @@ def test_a_store_follows_no_link_and_leaves_no_folder(tmp_path: Path, capsys: py
 
     assert [name.path for name in store.names("")] == ["run/one"]
     assert [name.path for name in store.names("run")] == ["run/one"]
-    assert capsys.readouterr().out.count("archive.link") == 2
+    assert capsys.readouterr().err.count("archive.link") == 2
     store.put("run/file", b"new")
     assert store.get("run/file", 3) == b"new"
     assert file.read_bytes() == b"dear"
@@ -429,7 +429,7 @@ async def test_a_manifest_is_bounded_before_it_is_read(founded: FoundedRun, caps
     await on_schedule(founded)
 
     assert newest_number(founded) == 3 * EVERY_S
-    assert "too large" in capsys.readouterr().out
+    assert "too large" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("piece", ["frame", "state", "fragment_ledger"])

@@ -103,7 +103,7 @@ async def test_a_founding_that_sorts_later_crowds_nothing_out(
     assert theirs <= {part.path for part in parts}
     ours = {part.number for part in parts if part.founding == founding(record)}
     assert len(ours) >= founded.keep
-    assert "archive.foreign" in capsys.readouterr().out
+    assert "archive.foreign" in capsys.readouterr().err
 
 
 async def test_a_shard_whose_marks_are_never_complete_says_so(
@@ -113,12 +113,12 @@ async def test_a_shard_whose_marks_are_never_complete_says_so(
     await founded.checkpoint()
     founded.later()
     await founded.checkpoint(0)
-    assert "archive.incomplete" not in capsys.readouterr().out
+    assert "archive.incomplete" not in capsys.readouterr().err
     for _ in range(INCOMPLETE_MAX):
         founded.later()
         await founded.checkpoint(0)
 
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "archive.incomplete" in said
     assert "missing=[1]" in said
 
@@ -153,7 +153,7 @@ async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
         object_store.release_pages.set()
 
     assert (last.checkpoints, last.failures) == (0, 1)
-    assert "archive.checkpoint_failed" in capsys.readouterr().out
+    assert "archive.checkpoint_failed" in capsys.readouterr().err
 
 
 async def test_a_last_mark_is_given_more_time_the_larger_it_is(
@@ -231,7 +231,7 @@ async def test_objects_of_a_manifest_that_we_cannot_read_are_kept(
     await founded.checkpoint()
 
     assert theirs <= founded.checkpoint_store.objects(0)
-    assert "archive.manifest_unreadable" in capsys.readouterr().out
+    assert "archive.manifest_unreadable" in capsys.readouterr().err
 
 
 async def test_a_manifest_that_nobody_could_read_is_not_written(

@@ -204,7 +204,7 @@ async def test_no_reader_ends_or_believes(
         assert read.refused == {"mallory": 1}
         assert b"tell-tale" not in read.drawn
         assert b'"a"' in read.drawn
-    assert "messages.refused" in capsys.readouterr().out
+    assert "messages.refused" in capsys.readouterr().err
 
 
 async def test_a_story_passes_over_what_is_forged(bus: MemoryBus) -> None:
@@ -360,7 +360,7 @@ async def test_a_scene_that_fails_ends_no_other(
     making.cancel()
     await asyncio.gather(making, return_exceptions=True)
     assert blind.missed == 0
-    assert capsys.readouterr().out.count("scene.failed") == 1
+    assert capsys.readouterr().err.count("scene.failed") == 1
 
 
 @pytest.mark.parametrize("state", ["\n\x1b[2J", "x" * 100_000])

@@ -82,7 +82,7 @@ def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys
     folder.unlink()
     with contextlib.suppress(RuntimeError):  # some releases of JAX keep the session that could not be written
         jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
-    assert "profile.unwritten" in capsys.readouterr().out
+    assert "profile.unwritten" in capsys.readouterr().err
     assert spans.policy.log is None
 
 

@@ -86,6 +86,7 @@ def restored() -> Iterator[None]:
     """Leave logging, at the end of the block, as it was at its start."""
     root = logging.getLogger()
     handlers, threshold, events = root.handlers[:], root.level, structlog.get_config()
+    configured = structlog.is_configured()
     last_word_as_json = outlet.last_word_as_json
     try:
         yield
@@ -93,7 +94,9 @@ def restored() -> Iterator[None]:
         outlet.last_word_as_json = last_word_as_json
         root.handlers[:] = handlers
         root.setLevel(threshold)
-        structlog.configure(**events)
+        structlog.reset_defaults()
+        if configured:
+            structlog.configure(**events)
 
 
 @contextlib.contextmanager
