@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from atoll.base.parsing import FAULT_CHARS_MAX
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOKENS_MAX, TOTAL_MAX
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.step_boundary import LossReader
+from atoll.protocol.claims import CLOCKS_APART_S, steps_possible
 from atoll.run import timeline as timelines
 from atoll.run import view as views
 from atoll.run.event_fields import EVENT_FIELDS, RoundView, fields_of
@@ -36,6 +38,7 @@ from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scene import RunScene
 from atoll_monitor.watched import Watched
 from support.door_attacks import MISLEADING, DoorAttack, read_all
+from support.founded_run import run_record
 from support.watched_runs import beat
 
 S = Subjects("r")
@@ -239,6 +242,43 @@ async def test_a_heartbeat_in_the_name_of_another_is_not_shown(bus: MemoryBus) -
     assert view.strange.keys() == {"mallory", "q"}
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+class UnbentClock(SystemClock):
+    """A clock whose wall time is right: a reader's is within an hour of the founder's."""
+
+    wall = staticmethod(time.time)
+
+
+async def test_nobody_is_shown_to_have_trained_more_than_can_be(bus: MemoryBus) -> None:
+    """A shard drops such a heartbeat; a report that believes it shows tokens that nobody trained, and none has a fate."""
+    view, clock = RunView(), UnbentClock()
+    founded = run_record("r")
+    settings = msgspec.structs.replace(founded.protocol, step_tokens_max=100)
+    founded = msgspec.structs.replace(founded, protocol=settings, founded_at_s=clock.wall())
+    await bus.put_record(S.run_record, encode(founded), expected=0)
+    for name in ("a", "liar", "sampler", "leaver", "goer"):
+        member = Member(learner=name, incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
+        await bus.put_record(S.member(name), encode(member), expected=0)
+    lie = {"incarnation": 1, "tokens": 1 << 47}
+    for kind, who, steps in (("sample", "sampler", {"step": 1 << 39}), ("left", "leaver", {"steps": 1 << 39})):
+        await write(bus, S.event(kind, who), encode(event(kind, who, clock.wall(), **lie, **steps)))
+    following = asyncio.create_task(Watch(bus, "r", view, clock).follow())
+    async with asyncio.timeout(DEADLINE_S):
+        while "a" not in view.learners or not {"liar", "sampler"} <= view.strange.keys():
+            for told in (beat("liar", step=1 << 39), beat("goer", state="left", step=1 << 39), beat("a")):
+                await bus.tell(S.beat(told.learner), encode(told))
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    most = steps_possible(settings, CLOCKS_APART_S + DEADLINE_S) * settings.step_tokens_max
+    tokens = {name: learner.tokens for name, learner in view.learners.items()}
+    assert tokens["a"] == beat("a").tokens
+    assert tokens.keys() == {"a", "leaver", "goer"}
+    assert 0 < tokens["leaver"] <= most
+    assert 0 < tokens["goer"] <= most
+    assert view.learners["leaver"].has_left
+    assert view.learners["goer"].has_left
 
 
 def test_invented_learners_put_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:

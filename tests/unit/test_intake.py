@@ -16,7 +16,7 @@ from atoll.bus.interface import Bus, CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
 from atoll.client.membership import claim, release
-from atoll.protocol.claims import AT_ONCE_S
+from atoll.protocol.claims import AT_ONCE_S, CLOCKS_APART_S
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Ledger
@@ -25,7 +25,7 @@ from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import hearsay
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import CLOCKS_APART_S, FactIntake, MessageFailed, digest_of
+from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
 from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest

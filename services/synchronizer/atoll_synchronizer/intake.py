@@ -18,22 +18,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
-
-import msgspec
 
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
-from atoll.protocol.claims import Claim, ClaimJudge, PushClaim
+from atoll.protocol.claims import ClaimJudge, PushClaim, lived_since_s
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
+from atoll.run.reports import claim_of, with_claim
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.contributions import check_manifest
@@ -47,8 +45,6 @@ log = get(__name__)
 QUEUE_POLL_S = 0.5
 QUEUE_ASK_S = 2.0
 """How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
-CLOCKS_APART_S = 3600.0
-"""The wall clocks of a run's founder and of its shards may be so far apart."""
 BATCH = 256
 BEATS_EVERY_S = 0.02
 BEATS_AT_ONCE = 128
@@ -262,15 +258,9 @@ class FactIntake:
         return LifeStanding.OVER if self._roll.is_over(learner, incarnation) else LifeStanding.MEMBER
 
     def _lived_s(self, learner: str, incarnation: int) -> float:
-        """Return for how long a life can have lasted: since the members were read without it, or since the founding.
-
-        The founding is by another machine's clock: where both are found to disagree by more than an hour, nobody knows.
-        """
+        """Return for how long a life can have lasted: since the members were read without it, or since the founding."""
         lived_s = self._roll.lived_s(learner, incarnation)
-        if lived_s is not None:
-            return lived_s
-        lived_s = self._context.clock.wall() - self._context.run.founded_at_s + CLOCKS_APART_S
-        return lived_s if lived_s >= 0.0 else math.inf
+        return lived_since_s(self._context.run.founded_at_s, self._context.clock.wall()) if lived_s is None else lived_s
 
     def _arrived(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
@@ -326,25 +316,18 @@ class FactIntake:
         if beat is None:
             return None
         life = beat.learner, beat.incarnation
-        if fault := self._claims.fault(*life, _claim(beat), self._context.clock.monotonic(), self._lived_s(*life)):
+        if fault := self._claims.fault(*life, claim_of(beat), self._context.clock.monotonic(), self._lived_s(*life)):
             raise PeerMisbehaved("a claim that cannot be", got=fault)
         return beat
 
     def _last_report(self, beat: Beat) -> Beat:
         """Return a farewell with its totals as far as they are believed: whatever it says, its life has ended."""
-        life, claim = (beat.learner, beat.incarnation), _claim(beat)
+        life, claim = (beat.learner, beat.incarnation), claim_of(beat)
         now = self._claims.last_claim(*life, claim, self._context.clock.monotonic(), self._lived_s(*life))
         if now == claim:
             return beat
         log.debug("farewell.cut", learner=beat.learner, incarnation=beat.incarnation, got=claim, allowed=now)
-        return msgspec.structs.replace(
-            beat,
-            step=now.steps,
-            tokens=now.tokens,
-            pushed=now.pushed,
-            superseded=now.superseded,
-            refused_local=now.refused_local,
-        )
+        return with_claim(beat, now)
 
     def _read(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
         """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is over.
@@ -357,10 +340,6 @@ class FactIntake:
             raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
         standing = self._standing(beat.learner, beat.incarnation, settled=settled)
         return beat if standing is LifeStanding.MEMBER else None
-
-
-def _claim(beat: Beat) -> Claim:
-    return Claim(beat.step, beat.tokens, beat.pushed, beat.superseded, beat.refused_local)
 
 
 def sender_of(subject: str) -> str:

@@ -18,6 +18,8 @@ The first claim of a life that an owner hears is bounded by the time that the li
 read the members without it, or since the run was founded, by clocks that may be an hour apart. The claims after it are bounded
 by the time since it.
 
+A reader of the run that judges nothing else (`atoll.run.reports`) has only the founding: it takes what could be by now.
+
 A learner keeps the same bound from its own side (`StepAllowance`): it holds a faster loop, and says so. So nothing of an
 honest loop is beyond belief, whichever owner hears it, and whenever.
 """
@@ -40,6 +42,8 @@ HELD_AHEAD_S: Final = 30.0
 """A loop may be ahead of the allowed pace by the steps of so long; messages may be on their way for the rest of `AT_ONCE_S`."""
 HELD_SHARE: Final = 0.99
 """A loop is held to so much of the allowed pace: its clock may be a little faster than a shard's."""
+CLOCKS_APART_S: Final = 3600.0
+"""The founding of a run is dated by another machine's clock."""
 BATCHES_MAX: Final = 16
 """How many times the founder's tokens per step, or the others', a step may have, where the run does not say it."""
 INTERVALS_MAX: Final = 16
@@ -124,6 +128,40 @@ class PushClaim:
     trained_tokens: int
 
 
+def lived_since_s(founded_at_s: float, wall_s: float) -> float:
+    """Return for how long a life of a run founded then can have lasted by now, both by clocks of machines (s).
+
+    Where both are found to disagree by more than `CLOCKS_APART_S`, nobody knows: infinity.
+    """
+    lived_s = wall_s - founded_at_s + CLOCKS_APART_S
+    return lived_s if lived_s >= 0.0 else math.inf
+
+
+def claim_fault(settings: ProtocolSettings, claim: Claim, steps_max: float) -> str:
+    """Return why totals of a learner that can have taken so many steps are not believed, or the empty string."""
+    most = settings.step_tokens_max
+    if claim.spent > settings.fragments * claim.tokens:
+        return f"{claim.spent} token-fragments of {claim.tokens} tokens"
+    if 0 < most * claim.steps < claim.tokens:
+        return f"{claim.tokens} tokens in {claim.steps} steps, of {most} tokens at most"
+    if claim.steps > steps_max:
+        return f"{claim.steps} steps, {steps_max:.0f} of them possible"
+    return ""
+
+
+def cut_claim(settings: ProtocolSettings, claim: Claim, steps_max: float) -> Claim:
+    """Return what is believed of the totals in a farewell of a learner that can have taken so many steps."""
+    steps = int(min(claim.steps, steps_max))
+    most = settings.step_tokens_max
+    tokens = min(claim.tokens, most * steps) if most else claim.tokens
+    return claim.cut(steps, tokens, settings.fragments * tokens)
+
+
+def steps_possible(settings: ProtocolSettings, lived_s: float) -> float:
+    """Return the most steps that a life can have taken which has lasted so long: one at any moment, then so many a second."""
+    return 1 + settings.steps_per_s_max * (AT_ONCE_S + lived_s)
+
+
 class ClaimJudge:
     """Judges the claims of one owner's time; it knows what each learner claimed when it was heard first."""
 
@@ -137,14 +175,9 @@ class ClaimJudge:
 
         By then its life had lasted `lived_s` at most.
         """
-        most = self._settings.step_tokens_max
-        if claim.spent > self._settings.fragments * claim.tokens:
-            return f"{claim.spent} token-fragments of {claim.tokens} tokens"
-        if 0 < most * claim.steps < claim.tokens:
-            return f"{claim.tokens} tokens in {claim.steps} steps, of {most} tokens at most"
         steps_max = self._steps_max(learner, incarnation, at_s, lived_s)
-        if claim.steps > steps_max:
-            return f"{claim.steps} steps, {steps_max:.0f} of them possible"
+        if fault := claim_fault(self._settings, claim, steps_max):
+            return fault
         known = self._first.get(learner)
         if known is None or incarnation > known[0]:
             self._first[learner] = (incarnation, at_s, claim.steps)
@@ -167,16 +200,13 @@ class ClaimJudge:
         """Return what is believed of the totals in a farewell: a life that ends has no later report that could be right."""
         if not self.fault(learner, incarnation, claim, at_s, lived_s):
             return claim
-        steps = int(min(claim.steps, self._steps_max(learner, incarnation, at_s, lived_s)))
-        most = self._settings.step_tokens_max
-        tokens = min(claim.tokens, most * steps) if most else claim.tokens
-        return claim.cut(steps, tokens, self._settings.fragments * tokens)
+        return cut_claim(self._settings, claim, self._steps_max(learner, incarnation, at_s, lived_s))
 
     def _steps_max(self, learner: str, incarnation: int, at_s: float, lived_s: float) -> float:
-        """Return the most steps that this life of a learner can have taken: one at any moment, and then so many a second."""
+        """Return the most steps that this life of a learner can have taken."""
         known = self._first.get(learner)
         heard, since_s = (known[2], at_s - known[1]) if known and known[0] == incarnation else (0, lived_s)
-        return heard + 1 + self._settings.steps_per_s_max * (AT_ONCE_S + since_s)
+        return heard + steps_possible(self._settings, since_s)
 
 
 class StepAllowance:

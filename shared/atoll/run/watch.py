@@ -1,6 +1,7 @@
 """Keeps a `RunView` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
-It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others. A heartbeat, a presence and
+It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others, and of each learner what
+can be since the founding (`atoll.run.reports`), so heartbeats count once the event log was read. A heartbeat, a presence and
 an event count only if they stand on the subject of who they are of (`atoll.wire.event_log`).
 
 It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
@@ -19,6 +20,8 @@ from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
 from atoll.run.member_roll import MemberRoll, Strangers
+from atoll.run.record import read_run
+from atoll.run.reports import ReportJudge
 from atoll.run.view import RunView
 from atoll.wire.event_log import Repeats, event_of
 from atoll.wire.messages import Beat, M, Presence, decode
@@ -47,6 +50,7 @@ class Watch:
         """When the broker last gave all entries of the event log, by the clock of the view's arrivals."""
         self._roll = MemberRoll(bus, self._subjects)
         self._strangers = Strangers[Beat]()
+        self._judge: ReportJudge | None = None
         self._named: set[str] = set()
 
     def region_of(self, learner: str) -> str:
@@ -70,6 +74,7 @@ class Watch:
     async def catch_up(self) -> None:
         """Apply the new entries of the event log; raises what the bus raises."""
         async with self._reading:
+            self._judge = self._judge or await self._judge_of_run()
             while True:
                 entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_ENTRIES)
                 for entry in entries:
@@ -77,7 +82,8 @@ class Watch:
                     if self._repeats.repeats(entry.subject, entry.data):
                         continue
                     try:
-                        self.view.on_event(event_of(entry.subject, entry.data, entry.stored_s))
+                        event = event_of(entry.subject, entry.data, entry.stored_s)
+                        self.view.on_event(event if self._judge is None else self._judge.event(event))
                     except PeerMisbehaved as error:
                         self._refuse(entry.subject, error)
                 self._name_strange()
@@ -85,11 +91,19 @@ class Watch:
                     self.answered_s = self._clock.monotonic()
                     return
 
+    async def _judge_of_run(self) -> ReportJudge | None:
+        """Return who judges reports, None without a record that can be read: then whoever watches is told so elsewhere."""
+        try:
+            run = await read_run(self._bus, self._subjects)
+        except PeerMisbehaved:
+            return None
+        return None if run is None else ReportJudge(run)
+
     def _on_beat(self, beat: Beat, at_s: float) -> None:
         """Show a member's heartbeat; a stranger's waits until the members were read. None was sent after it arrived."""
         beat = msgspec.structs.replace(beat, at_s=min(beat.at_s, self._clock.wall()))
         if self._roll.admits(beat.learner, beat.incarnation):
-            self.view.on_beat(beat, at_s)
+            self._show(beat, at_s)
         else:
             self._strangers.put(beat.learner, beat)
             self._roll.ask()
@@ -98,9 +112,19 @@ class Watch:
         taken = False
         for beat in self._strangers.before(began_s):
             if self._roll.admits(beat.learner, beat.incarnation):
-                self.view.on_beat(beat, self._clock.monotonic())
+                self._show(beat, self._clock.monotonic())
                 taken = True
         return taken
+
+    def _show(self, beat: Beat, at_s: float) -> None:
+        """Let the view take a member's heartbeat, unless what it says cannot be."""
+        if self.answered_s is None:
+            return
+        try:
+            self.view.on_beat(beat if self._judge is None else self._judge.beat(beat, self._clock.wall()), at_s)
+        except PeerMisbehaved as error:
+            self._refuse(self._subjects.beat(beat.learner), error)
+            self._name_strange()
 
     async def _follow_events(self) -> None:
         told = ""
