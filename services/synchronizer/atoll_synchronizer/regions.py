@@ -111,10 +111,9 @@ class RegionCredit:
     """How often it was asked in vain since the last sum that came in time."""
     away_until_s: float = 0.0
 
-    def grow(self, now_s: float, most_s: float) -> float:
-        """Return what is left at `now_s`, never more than `most_s`."""
+    def grow(self, now_s: float, most_s: float) -> None:
+        """Add what was earned until `now_s`; it is never more than `most_s`."""
         self.left_s, self.at_s = min(most_s, self.left_s + LOST_SHARE * (now_s - self.at_s)), now_s
-        return self.left_s
 
     def lose(self, since_s: float, now_s: float) -> None:
         """Take off the time since then, as far as it was not yet lost."""

@@ -219,8 +219,8 @@ def clips_told(history: History, learner: str | None) -> list[str]:
     return told
 
 
-def loss(history: History) -> list[str]:
-    """Answer why the loss jumped: where it rose most, and what happened in that time."""
+def _loss_curves(history: History) -> dict[str, list[tuple[float, float]]]:
+    """Return the measured losses by what they are of: of held-out text, or else of each learner."""
     curves = defaultdict[str, list[tuple[float, float]]](list)
     if len(history.validations) > 1:  # a rise is between two points
         points = [(each.at_s, each.fields.bits_per_byte) for each in history.validations]
@@ -230,9 +230,30 @@ def loss(history: History) -> list[str]:
             for share in line.round.contributors:
                 if share.loss is not None:
                     curves[f"training loss of {share.learner}"].append((line.at_s, share.loss))
+    return curves
+
+
+def _happenings(history: History) -> list[tuple[float, str]]:
+    """Return what happened to learners and shards, with its time (s)."""
+    happened = [(each.at_s, f"{each.who} joined as incarnation {each.fields.incarnation}") for each in history.joined]
+    happened += [(each.at_s, f"{each.who} left") for each in history.left]
+    happened += [(each.from_s, f"{each.shard} has a new owner, epoch {each.fields.epoch}") for each in history.tenures]
+    happened += [
+        (each.at_s, f"{each.who} put {each.fields.learner} into quarantine: {each.fields.reason}")
+        for each in history.quarantined
+    ]
+    happened += [
+        (each.at_s, f"a contribution of {each.fields.learner} was refused: {each.fields.reason}")
+        for each in history.refused
+    ]
+    return happened
+
+
+def loss(history: History) -> list[str]:
+    """Answer why the loss jumped: where it rose most, and what happened in that time."""
     rises = [
         (_rise(before[1], after[1], max(abs(value) for _, value in curve)), before, after, what)
-        for what, curve in curves.items()
+        for what, curve in _loss_curves(history).items()
         for before, after in pairwise(curve)
     ]
     if not rises:
@@ -245,18 +266,9 @@ def loss(history: History) -> list[str]:
     told = [f"the {what} rose{by}: from {before[1]:.4g} to {after[1]:.4g}"]
     told.append(f"  between {clock.at(before[0])} and {clock.at(after[0])}")
     told += ["", "what happened in that time"]
-    happened = [(each.at_s, f"{each.who} joined as incarnation {each.fields.incarnation}") for each in history.joined]
-    happened += [(each.at_s, f"{each.who} left") for each in history.left]
-    happened += [(each.from_s, f"{each.shard} has a new owner, epoch {each.fields.epoch}") for each in history.tenures]
-    happened += [
-        (each.at_s, f"{each.who} put {each.fields.learner} into quarantine: {each.fields.reason}")
-        for each in history.quarantined
+    inside = [
+        f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(_happenings(history)) if before[0] < at_s <= after[0]
     ]
-    happened += [
-        (each.at_s, f"a contribution of {each.fields.learner} was refused: {each.fields.reason}")
-        for each in history.refused
-    ]
-    inside = [f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(happened) if before[0] < at_s <= after[0]]
     rounds = [line for line in history.rounds if before[0] < line.at_s <= after[0]]
     told += inside[:20] or ["  nobody joined, left, was refused or taken over"]
     late = sum(share.age > 0 for line in rounds for share in line.round.contributors)
