@@ -1,4 +1,4 @@
-"""What learners report of themselves: their totals, in heartbeats and in the event log, and how far a reader believes them.
+"""The totals that learners report of themselves, in heartbeats and in the event log, and how far a reader believes them.
 
 A shard judges a report by what it has heard of that life before (`atoll.protocol.claims`). A reader that only shows a run
 has its founding: no life can have taken more steps since then than the run allows. What is beyond that is dropped whole, as
