@@ -123,6 +123,7 @@ _KEY_ONLY = "only a synchronizer's key may write it; epochs and compare-and-set 
 _FOUNDER = "only a founder's or synchronizer's key may write it; `RunRecord.fault` and the bounds of each setting"
 _SHARD_ONLY = "only a synchronizer's key may write it, below `shard-<number>`"
 _SHOWN = "its types and bounds; `event_of` refuses another's name and kind"
+_TOTALS = f"{_SHOWN}; its totals are what can be since the founding, a farewell's are cut to that"
 _SIZES = "the layout of the run record: sizes, slices and digest of what is read"
 
 CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
@@ -410,12 +411,12 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     events.ClosedEvent: (every(events.ClosedEvent, "report, fates", _SHARD_ONLY, Cost.RUN),),
     events.JoinedEvent: (every(events.JoinedEvent, "its own curve and lives", _SHOWN, Cost.CLAIMANT),),
     events.RecoveredEvent: (every(events.RecoveredEvent, "its own story", _SHOWN, Cost.CLAIMANT),),
-    events.LeftEvent: (every(events.LeftEvent, "its own curve and sums", _SHOWN, Cost.CLAIMANT),),
+    events.LeftEvent: (every(events.LeftEvent, "its own curve and sums", _TOTALS, Cost.CLAIMANT),),
     events.ReportedTotals: (every(events.ReportedTotals, "its own traffic", _SHOWN, Cost.CLAIMANT),),
     events.HostedEvent: (
         every(events.HostedEvent, "traffic and presence of a synchronizer; `why`", _KEY_ONLY, Cost.RUN),
     ),
-    events.SampleEvent: (every(events.SampleEvent, "its own curve and sums", _SHOWN, Cost.CLAIMANT),),
+    events.SampleEvent: (every(events.SampleEvent, "its own curve and sums", _TOTALS, Cost.CLAIMANT),),
     events.ValidationEvent: (
         every(
             events.ValidationEvent,
