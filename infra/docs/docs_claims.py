@@ -123,7 +123,7 @@ _KEY_ONLY = "only a synchronizer's key may write it; epochs and compare-and-set 
 _FOUNDER = "only a founder's or synchronizer's key may write it; `RunRecord.fault` and the bounds of each setting"
 _SHARD_ONLY = "only a synchronizer's key may write it, below `shard-<number>`"
 _SHOWN = "its types and bounds; `event_of` refuses another's name and kind"
-_TOTALS = f"{_SHOWN}; its totals are what can be since the founding, a farewell's are cut to that"
+_TOTALS = f"{_SHOWN}; views and reports take what can be since the founding, and cut a farewell to that"
 _SIZES = "the layout of the run record: sizes, slices and digest of what is read"
 
 CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {

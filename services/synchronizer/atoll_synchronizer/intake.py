@@ -31,7 +31,7 @@ from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, Learne
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
-from atoll.run.reports import claim_of, with_claim
+from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.contributions import check_manifest
@@ -317,7 +317,7 @@ class FactIntake:
             return None
         life = beat.learner, beat.incarnation
         if fault := self._claims.fault(*life, claim_of(beat), self._context.clock.monotonic(), self._lived_s(*life)):
-            raise PeerMisbehaved("a claim that cannot be", got=fault)
+            raise PeerMisbehaved(IMPOSSIBLE_CLAIM, got=fault)
         return beat
 
     def _last_report(self, beat: Beat) -> Beat:

@@ -1,8 +1,8 @@
 """The totals that learners report of themselves, in heartbeats and in the event log, and how far a reader believes them.
 
 A shard judges a report by what it has heard of that life before (`atoll.protocol.claims`). A reader that only shows a run
-has its founding: no life can have taken more steps since then than the run allows. What is beyond that is dropped whole, as
-a shard drops it, and counted as a message that no correct peer sends. A farewell always ends its life; its totals are cut.
+has its founding: no life can have taken more steps since then than the run allows. It drops a report beyond that whole, as a
+shard does, and counts it as a message that no correct peer sends. A farewell always ends its life; its totals are cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.protocol.claims import Claim, claim_fault, cut_claim, lived_since_s, 
 from atoll.run.event_fields import LeftEvent, SampleEvent, fields_of
 from atoll.wire.messages import Beat, Event, RunRecord
 
-TOLD: Final = "a claim that cannot be"
+IMPOSSIBLE_CLAIM: Final = "a claim that cannot be"
 
 
 def claim_of(beat: Beat) -> Claim:
@@ -54,7 +54,7 @@ class ReportJudge:
         if fault and beat.state == "left":
             return with_claim(beat, cut_claim(self._run.protocol, claim, steps_max))
         if fault:
-            raise PeerMisbehaved(TOLD, got=fault)
+            raise PeerMisbehaved(IMPOSSIBLE_CLAIM, got=fault)
         return beat
 
     def event(self, event: Event) -> Event:
@@ -63,7 +63,7 @@ class ReportJudge:
             told = fields_of(event, SampleEvent)
             claim = Claim(told.step, told.tokens, 0, told.superseded)
             if fault := claim_fault(self._run.protocol, claim, self._steps_max(event.at_s)):
-                raise PeerMisbehaved(TOLD, got=fault)
+                raise PeerMisbehaved(IMPOSSIBLE_CLAIM, got=fault)
         elif event.kind == "left":
             left = fields_of(event, LeftEvent)
             now = cut_claim(self._run.protocol, Claim(left.steps, left.tokens, 0), self._steps_max(event.at_s))

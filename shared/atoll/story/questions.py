@@ -6,6 +6,7 @@ Each answer rests on figures of the event log and names them. Where the event lo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean, median
@@ -249,6 +250,24 @@ def _happenings(history: History) -> list[tuple[float, str]]:
     return happened
 
 
+def _disagreements(rounds: Sequence[RoundLine]) -> list[str]:
+    """Tell which learners pointed elsewhere in these rounds, and which contributions agreed least."""
+    shares = shares_of(rounds)
+    away = [s for s in shares if points_away(s, alignment_of_others(shares, s.learner))]
+    told = [
+        f"  {share.learner} pointed elsewhere than the others: cosine {share.aligned_with_others:.3g}, with "
+        f"{share.weight_share:.1%} of the weight"
+        for share in away
+    ]
+    low = [
+        (share.aligned_with_others, push_id(line, share))
+        for line in rounds
+        for share in line.round.contributors
+        if share.aligned_with_others is not None
+    ]
+    return told + [f"  agreed least with the others: {push}, cosine {cosine:.3g}" for cosine, push in sorted(low)[:3]]
+
+
 def loss(history: History) -> list[str]:
     """Answer why the loss jumped: where it rose most, and what happened in that time."""
     rises = [
@@ -273,20 +292,7 @@ def loss(history: History) -> list[str]:
     told += inside[:20] or ["  nobody joined, left, was refused or taken over"]
     late = sum(share.age > 0 for line in rounds for share in line.round.contributors)
     told.append(f"  {counted(len(rounds), 'round')}, {counted(late, 'late contribution')}")
-    shares = shares_of(rounds)
-    away = [s for s in shares if points_away(s, alignment_of_others(shares, s.learner))]
-    told += [
-        f"  {share.learner} pointed elsewhere than the others: cosine {share.aligned_with_others:.3g}, with "
-        f"{share.weight_share:.1%} of the weight"
-        for share in away
-    ]
-    low = [
-        (share.aligned_with_others, push_id(line, share))
-        for line in rounds
-        for share in line.round.contributors
-        if share.aligned_with_others is not None
-    ]
-    told += [f"  agreed least with the others: {push}, cosine {cosine:.3g}" for cosine, push in sorted(low)[:3]]
+    told += _disagreements(rounds)
     return [
         *told,
         "",
