@@ -65,7 +65,7 @@ from support.door_attacks import (
     connected,
     witness,
 )
-from support.honest_watch import HonestWatch
+from support.honest_watch import HonestWatch, unbelievable_lives
 from support.locked_brokers import LockedBroker
 from support.member_attacks import EVENTS, IDS_KEPT, MEMBER_ATTACKS, Attacker, MemberAttack
 
@@ -106,7 +106,7 @@ class AttackOutcome:
 
     Those of a member were `sent`, each at a moment, and did `harm` to honest learners. `ids_bytes` is by how much the memory of
     a broker grew under long ids. Somebody filled the broker from `filled_s` on, until it was revoked; `named` says whether
-    readers of the event log are told who.
+    readers of the event log are told who. They show impossible totals of the lives in `swollen`.
     """
 
     tried: Counter[DoorAttack] = field(default_factory=Counter)
@@ -116,6 +116,7 @@ class AttackOutcome:
     harm: dict[MemberAttack, str] = field(default_factory=dict)
     ids_bytes: int = 0
     named: bool = False
+    swollen: list[str] = field(default_factory=list)
     began_s: float = 0.0
     ended_s: float = 0.0
     filled_s: float = 0.0
@@ -343,6 +344,7 @@ async def attack(door: AttackedDoor, part_s: float) -> AttackOutcome:
         history = History()
         await history.read(doors.reader, member.run.subjects)
         outcome.named = FILLER in {found.culprit for found in exceeded_shares(history)}
+        outcome.swollen = await unbelievable_lives(doors.reader, member.run)
     return outcome
 
 
@@ -452,6 +454,8 @@ def figures(
     found.append(
         Figure("filler named", float(outcome.named), "", "1", outcome.named, "by its name, as `atoll why` does")
     )
+    how = "; ".join(outcome.swollen) or "no reader of the event log shows of a learner more than it can have trained"
+    found.append(Figure("impossible totals shown", float(len(outcome.swollen)), "lives", "0", not outcome.swollen, how))
     grown, most = outcome.ids_bytes / 1e6, ID_BYTES_MAX / 1e6
     how = "the most that any broker's memory grew while long ids were sent"
     found.append(Figure("broker memory under the ids", grown, "MB", f"<= {most:.0f}", grown <= most, how))

@@ -23,7 +23,7 @@ from atoll.run.record import read_run
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from support.door_attacks import INTRUDER, PREMERGER, connected
-from support.honest_watch import HonestWatch, harm_in
+from support.honest_watch import HonestWatch, harm_in, unbelievable_lives
 from support.links import unique_run
 from support.locked_brokers import LockedBroker
 from support.member_attacks import MEMBER_ATTACKS, Attacker
@@ -77,7 +77,7 @@ def honest_errors(ledger: Ledger, fragments: int) -> list[str]:
 @pytest.mark.second_tier
 def test_every_row_on_a_locked_broker(tmp_path: Path) -> None:
     """Each is sent once, while three honest learners train; whatever harm there is, the row before it is named."""
-    harm, standing, over = dict[str, str](), list[str](), threading.Event()
+    harm, standing, swollen, over = dict[str, str](), list[str](), list[str](), threading.Event()
 
     async def lie() -> Ledger:
         bus = await world.bus()
@@ -87,6 +87,7 @@ def test_every_row_on_a_locked_broker(tmp_path: Path) -> None:
         finally:
             over.set()
         await asyncio.to_thread(left.wait)
+        swollen.extend(await unbelievable_lives(bus, record))
         ledger = await read_ledger(bus, record)
         for _ in range(LOOKS_MAX):
             if not honest_errors(ledger, record.protocol.fragments):
@@ -129,6 +130,7 @@ def test_every_row_on_a_locked_broker(tmp_path: Path) -> None:
 
     assert harm == {}
     assert standing == [""]
+    assert swollen == []
     assert honest_errors(ledger, world.protocol.fragments) == []
     assert {name.partition("/")[0] for name in ledger.accounts} >= {*HONEST}
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(final))

@@ -71,8 +71,11 @@ def test_a_text_that_cannot_be_used_leaves_the_folder_free_for_another(tmp_path:
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: Path) -> None:
-    """A small run ends by itself with a lower loss, exact ledgers, a report, a model, its average and a sample."""
-    asked = ["protocol.average_versions=4", "protocol.ending=together", "train.optimizer=muon"]
+    """A small run ends by itself with a lower loss, exact ledgers, a report, a model, its average and a sample.
+
+    On a busy machine a learner may begin when the other could have ended the run: a quorum of two awaits it.
+    """
+    asked = ["protocol.average_versions=4", "protocol.ending=together", "protocol.quorum=2", "train.optimizer=muon"]
     flags = [word for one in asked for word in ("--set", one)]
     said = finish(
         start(run_dir, corpus, "--learners", "2", "--shards", "2", "--tokens", "60000", "--seed", "3", *flags)

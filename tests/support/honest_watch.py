@@ -13,12 +13,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BlobGone
 from atoll.bus.interface import Bus
-from atoll.protocol.claims import BATCHES_MAX, INTERVALS_MAX
+from atoll.protocol.claims import BATCHES_MAX, INTERVALS_MAX, Claim, claim_fault, lived_since_s, steps_possible
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
+from atoll.run.view import RunView
+from atoll.run.watch import Watch
 from atoll.wire.messages import Head, Included, RunRecord
 
 LATE: Final = frozenset({"stale", "chunks_gone", "after_end"})
@@ -130,6 +133,21 @@ def harm_in(looks: list[RunLook], run: RunRecord) -> str:
     possible = commits * (len(last.merged) + 1) * pushed_most
     rise = last.counted - first.counted
     return f"{rise:,} token-fragments counted in {commits} commits" if rise > possible else ""
+
+
+async def unbelievable_lives(bus: Bus, run: RunRecord) -> list[str]:
+    """Return the lives of which a reader of the event log shows more steps or tokens than there can be by now."""
+    clock, view = SystemClock(), RunView()
+    await Watch(bus, run.subjects.run, view, clock).catch_up()
+    steps_max = steps_possible(run.protocol, lived_since_s(run.founded_at_s, clock.wall()))
+    shown = {
+        f"{name}/{life.incarnation}": Claim(life.steps, life.tokens, 0)
+        for name, learner in view.learners.items()
+        for life in learner.lives.values()
+    }
+    return [
+        f"{name}: {fault}" for name, claim in shown.items() if (fault := claim_fault(run.protocol, claim, steps_max))
+    ]
 
 
 def stands_still(since: RunLook, now: RunLook) -> str:

@@ -41,7 +41,7 @@ from atoll.protocol.data import DataGrant, DataLedger
 from atoll.run.heads import read_heads
 from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import Beat, Contribution, Member, RunRecord, decode
+from atoll.wire.messages import Beat, Contribution, Event, Member, RunRecord, decode
 from atoll.wire.premerge import RegionAnswer
 from atoll.wire.subjects import PUSH_NONCE_BYTES
 from support.door_attacks import PREMERGER, VICTIM
@@ -296,6 +296,19 @@ def _bye(name: str, *, pushes: bool = False, **lies: Any) -> MemberAttack:  # no
         await attacker.leave(**lies)
 
     return MemberAttack(f"a farewell {name}", send)
+
+
+def _event(name: str, kind: str, **fields: Any) -> MemberAttack:  # noqa: ANN401
+    """Return a row: an entry of the event log about its own life."""
+
+    async def send(attacker: Attacker) -> None:
+        run, told = attacker.run, {"incarnation": attacker.member.incarnation, **fields}
+        raws = {field: msgspec.Raw(msgspec.json.encode(value)) for field, value in told.items()}
+        event = Event(kind=kind, who=attacker.name, at_s=SystemClock().wall(), fields=raws)
+        place = run.subjects.event(kind, attacker.name)
+        await attacker.bus.publish(place, msgspec.json.encode(event), msg_id=secrets.token_hex(8))
+
+    return MemberAttack(f"an event {name}", send)
 
 
 def _record(name: str, **lies: Any) -> MemberAttack:  # noqa: ANN401
@@ -791,6 +804,10 @@ FILLS: Final = (
     _fills("the memory of heartbeats", lambda attacker, _: attacker.run.subjects.beat(attacker.name), 256 << 10),
 )
 EVENTS: Final = (
+    _event("of 2^47 tokens trained", "sample", step=STEPS_MAX, tokens=TOKENS_MAX >> 1),
+    _event("of 2^47 tokens in one step", "sample", step=1, tokens=TOKENS_MAX >> 1),
+    _event("of more overwritten than trained", "sample", step=1, tokens=16, superseded=TOKEN_FRAGMENTS_MAX >> 1),
+    _event("of a farewell after 2^47 tokens", "left", steps=STEPS_MAX, tokens=TOKENS_MAX >> 1),
     _ids("on events", lambda attacker: attacker.run.subjects.event("sample", attacker.name)),
     _fills("the event log", lambda attacker, _: attacker.run.subjects.event("sample", attacker.name), 16 << 10),
 )
