@@ -114,7 +114,7 @@ def _messages(run: RunRecord) -> dict[str, tuple[bytes, ...]]:
     included = messages.Included("a", 1, 1, 0, 10, 1, 100.0, 0)
     ledger = Ledger(run_tokens=5)
     ledger.reported("a", 1, 10, 5, 5, 0)
-    ledger.refused("a", 1, 3, "stale")
+    ledger.book("a", 1, 3, "refused", "stale")
     head = messages.Head(
         fragment=0,
         version=1,

@@ -210,11 +210,11 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
             if chance.random() < 0.6:
                 age = chance.randrange(3)
                 ledger.merge(Share(key=key, base_version=0, tokens=tokens, steps=1, weight=1.0, age=age, credit=tokens))
-                due.merged(key.learner, 1, tokens, late=age > 0)
+                due.book(key.learner, 1, tokens, "merged_late" if age else "merged")
             else:
                 reason = chance.choice(REASONS)
                 ledger.refuse(key, tokens, reason)
-                due.refused(key.learner, 1, tokens, reason)
+                due.book(key.learner, 1, tokens, "refused", reason)
             assert ledger.knows(key)
             assert not ledger.knows(key._replace(push=push + 1))
         ledger.lengths = {f"l{number}": Measure(1.0, 2, 1, number) for number in range(MEASURES_MAX)}

@@ -386,7 +386,7 @@ def test_a_shard_refuses_facts_that_cannot_be() -> None:
         shard.handle(StepDone(at_s=0.0, tokens=1))
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         shard.handle(ContributionReady(at_s=0.0, key=PushKey("a", 1, 0, 1)))
-    with pytest.raises(ProtocolMisuse, match="nobody asked for"):
+    with pytest.raises(ProtocolMisuse, match="durable"):
         shard.handle(Committed(at_s=0.0, fragment=0, version=1))
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from atoll.run.protection import CLIP_CURE, describe_clip, describe_outlier
+from atoll.run.decisions import CLIP_CURE, describe_clip, describe_outlier
 from atoll.story.findings import GRAVITY, SAME_CULPRIT, SAME_TIME, by_cause, by_urgency, findings
 from atoll.story.questions import behind, loss, refused
 from atoll.story.run_clock import RunClock

@@ -23,8 +23,8 @@ from atoll.model.pytrees import leaves_of
 from atoll.protocol.events import CallHeard, HeadHeard, Push
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.decisions import describe_clip
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
-from atoll.run.protection import describe_clip
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
 from atoll.wire.messages import Member, RunRecord, Verdict, encode

@@ -17,9 +17,10 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import GraceWindow, grace_window
-from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundReasons, id_of, still_waiting
+from atoll.protocol.reasons import NAMED_MAX, CalledAgain, Names, Opening, RoundReasons, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.run.decisions import describe_grace, describe_needs, describe_opening, describe_wait, list_names
 from support.shards import answered
 
 HEARD = 40.0
@@ -79,7 +80,7 @@ def test_a_round_that_everybody_answers_says_so() -> None:
     told.due(4.0)
     told.push(4.5, "a")
     told.push(4.75, "b")
-    words = told.why.sentences()
+    words = describe_wait(told.why)
 
     first = "it rested until its first beat, within 4 steps of 1 s of the first step time that was heard"
     assert words["rest"] == f"{first}, 4 s after version 0 was visible"
@@ -96,7 +97,7 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
     told.due(4.0)
     told.push(4.5, "a")
     told.grace_over(5.5)
-    words = told.why.sentences()
+    words = describe_wait(told.why)
 
     assert told.why.missing == Names(("b", "c"), 2)
     assert words["end"] == "it ended 1 s after the quorum, because the grace window was over; b, c had not answered"
@@ -108,7 +109,9 @@ def test_a_later_round_rests_until_its_beat() -> None:
     """The first one rests for the first step time as well."""
     opening = Opening(opened="due", rested_s=3.5, interval_steps=4, step_s=1.0)
 
-    assert opening.told(7) == "it rested until its beat (4 steps of 1 s), 3.5 s after version 7 was visible"
+    assert (
+        describe_opening(opening, 7) == "it rested until its beat (4 steps of 1 s), 3.5 s after version 7 was visible"
+    )
 
 
 def test_a_round_without_grace_says_that_there_was_none() -> None:
@@ -117,10 +120,10 @@ def test_a_round_without_grace_says_that_there_was_none() -> None:
     told.beat(0.0, "a", "b")
     told.due(4.0)
     told.push(4.5, "a")
-    words = told.why.sentences()
+    words = describe_wait(told.why)
     little_slack = grace_window(ProtocolSettings(overlap_steps=2, grace_gamma=0.0), 1.0, 1.5, 0.25)
 
-    assert words["grace"] == little_slack.told() == "no grace: the run grants none (protocol.grace_gamma = 0)"
+    assert words["grace"] == describe_grace(little_slack) == "no grace: the run grants none (protocol.grace_gamma = 0)"
     assert words["end"] == "it ended 0 s after the quorum, because there was no grace to wait for; b had not answered"
 
 
@@ -129,7 +132,7 @@ def test_a_round_of_a_run_that_ends_together_says_that_nothing_bounded_it() -> N
     window = GraceWindow(1.0, "cap", step_s=0.5, quorum_s=0.1, sync_s=0.1, overlap_s=2.0, slack_s=1.8, cap_s=1.0)
     reasons = RoundReasons(version=3, calls=4, grace=window, grace_waited_s=20.0, end="all answered", together=True)
 
-    words = reasons.sentences()
+    words = describe_wait(reasons)
 
     assert "the run ends together" in words["grace"]
     assert "the quorum of 1 was never met, and needed no more because the run ends together" in words["quorum"]
@@ -146,10 +149,10 @@ def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None
     told.due(8.0)
     told.push(8.5, "b")
     told.grace_over(9.5)
-    words = told.why.sentences()
+    words = describe_wait(told.why)
 
-    assert [call.why for call in told.calls] == [
-        "",
+    assert [call.needs and describe_needs(call.attempt, call.needs) for call in told.calls] == [
+        None,
         "call 2: it needs 2 of 2 live learners, and has 1; not yet b",
         "call 3: it needs 2 of 2 live learners, and has 1; not yet b",
     ]
@@ -173,8 +176,8 @@ def test_a_late_call_says_what_made_it_late() -> None:
     behind.push(6.5, "a")
 
     late = "it was called 2 s after its beat (4 steps of 1 s), because "
-    assert busy.why.sentences()["rest"] == late + "the shard was busy or its timer late"
-    assert behind.why.sentences()["rest"] == late + "version 0 was visible only then"
+    assert describe_wait(busy.why)["rest"] == late + "the shard was busy or its timer late"
+    assert describe_wait(behind.why)["rest"] == late + "version 0 was visible only then"
 
 
 def test_an_empty_run_is_not_called_and_a_round_of_a_former_release_says_who_opened_it() -> None:
@@ -186,8 +189,8 @@ def test_an_empty_run_is_not_called_and_a_round_of_a_former_release_says_who_ope
     empty.tell(LearnerLeft(at_s=2.0, learner="a", incarnation=1))
     opened = Opening(opened="last_push", rested_s=2.0)
 
-    assert "the last push of a learner that leaves opened it before its beat" in opened.told(3)
-    assert empty.why.sentences() == {
+    assert "the last push of a learner that leaves opened it before its beat" in describe_opening(opened, 3)
+    assert describe_wait(empty.why) == {
         "rest": "it was never called, because no live learner was left to ask",
         "end": "it ended, because no live learner was left to wait for",
     }
@@ -210,7 +213,7 @@ def test_a_grace_window_names_the_term_that_decided(
     window = grace_window(settings, 1.0, quorum_s, sync_s)
 
     assert window.granted_s == pytest.approx(granted_s)
-    assert window.told().startswith(words)
+    assert describe_grace(window).startswith(words)
 
 
 def test_thousands_of_missing_learners_stay_a_short_note() -> None:
@@ -218,8 +221,8 @@ def test_thousands_of_missing_learners_stay_a_short_note() -> None:
     names = Names.of(f"learner-{i:04}" for i in range(4096))
 
     assert len(names.names) == NAMED_MAX
-    assert names.told().endswith(f"and {4096 - NAMED_MAX:,} more")
-    assert "4,084 more" in still_waiting(2, 1, 0, names, 4096)
+    assert list_names(names).endswith(f"and {4096 - NAMED_MAX:,} more")
+    assert "4,084 more" in describe_needs(2, CalledAgain(1, 0, names, 4096))
 
 
 def test_reasons_survive_the_event_log() -> None:

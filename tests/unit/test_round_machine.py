@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import atoll.protocol.round
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import PushKey
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.round import FragmentRound, Offer, Phase
+from atoll.protocol.round import TRANSITIONS, FragmentRound, Offer, Phase, diagram
 from atoll.protocol.settings import ProtocolSettings
+
+ROOT = Path(__file__).parents[2]
 
 
 def begun(**changes: object) -> FragmentRound:
@@ -42,8 +49,32 @@ def test_a_round_is_called_until_its_quorum_and_then_no_more() -> None:
     for misused in (lambda: called(now, 6.0), lambda: granted(now, 6.0, 1.0)):
         with pytest.raises(ProtocolMisuse):
             misused()
-    with pytest.raises(ProtocolMisuse, match="grace follows"):
+    with pytest.raises(ProtocolMisuse, match="quorum"):
         granted(begun(), 1.0, 1.0)
+
+
+def test_a_life_of_a_round_is_its_table() -> None:
+    """A phase has one arrow for a fact, every phase is reached and left, and the documents show the table."""
+    arrows = {(row.phase, row.fact) for row in TRANSITIONS}
+    shown = inspect.cleandoc(atoll.protocol.round.__doc__ or "")
+    page = (ROOT / "docs/explanation/protocol.md").read_text(encoding="utf-8")
+
+    assert len(arrows) == len(TRANSITIONS)
+    assert {row.phase for row in TRANSITIONS} == {row.following for row in TRANSITIONS} == set(Phase)
+    assert textwrap.indent(diagram(), "    ") in shown
+    assert diagram() in page
+
+
+def test_a_round_makes_the_next_version_and_no_other() -> None:
+    """Only once it is committing, and only the version behind its own."""
+    now = begun()
+    with pytest.raises(ProtocolMisuse, match="durable"):
+        now.succeed(6, 1.0)
+    now.commit(1.0, "all answered", set(), "c")
+    with pytest.raises(ProtocolMisuse, match="version"):
+        now.succeed(7, 2.0)
+    following = now.succeed(6, 2.0)
+    assert (following.version, following.phase, following.began_s) == (6, Phase.RESTING, 2.0)
 
 
 def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:

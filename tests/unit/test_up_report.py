@@ -92,9 +92,9 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     """What was merged stays merged, what a learner said when it left is trained, and nothing is said to be closed."""
     heads, closing = Ledger(), Ledger()
     heads.reported("a", 1, 800, 0, 0, 0)
-    heads.merged("a", 1, 1500, late=False)
+    heads.book("a", 1, 1500, "merged")
     closing.reported("a", 1, 900, 0, 0, 0)
-    closing.merged("a", 1, 700, late=False)
+    closing.book("a", 1, 700, "merged")
     view = RunView(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
     settings = {"protocol.fragments": 2, "protocol.shards": 2}
@@ -154,7 +154,7 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     former.reported("a", 1, 1, 0, 0, 0)
     for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):
         fragment_ledger.reported("a", incarnation, 10, 5, 3, 2)
-        fragment_ledger.merged("a", incarnation, 5, late=False)
+        fragment_ledger.book("a", incarnation, 5, "merged")
     told = [
         event("ledger", "shard-0", 1.0, ledger=part, part=number)
         for whole in (former, fragment_ledger)

@@ -20,7 +20,7 @@ from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, Delivery
 from atoll.protocol.events import Acknowledge, Dismiss, Fold, Isolate, PushKey, Refuse
-from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.wire.messages import Contribution, Verdict, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector

@@ -1,6 +1,6 @@
 """What a shard reports of its rounds: a canonical log line and a `round` event per commit, and why a round waits.
 
-`atoll.protocol.reasons` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
+`atoll.run.decisions` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
 If rounds last longer than the interval that they should fit into, most tokens come late: the reporter warns of that.
 
 The event tells of each contributor when it answered, what its upload took, its weight, damping and correction, and how well it
@@ -22,6 +22,7 @@ from atoll.merge.fold import Judgement
 from atoll.protocol.events import Commit, PublishCall, PushKey, Share
 from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
+from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.fold_notes import FoldEffect
 from atoll_synchronizer.pending import PendingManifest
@@ -172,7 +173,7 @@ class RoundReporter:
             "contributors": len(command.shares),
             "id": id_of("commit", command.fragment, command.base_version + 1),
             "pushes": [id_of("push", *share.key) for share in command.shares[:NAMED_MAX]],
-            "why": "; ".join(command.why.sentences().values()),
+            "why": "; ".join(describe_wait(command.why).values()),
         }
         log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
         step_s = self._machine.step_s()
@@ -232,7 +233,8 @@ class RoundReporter:
         """
         if call.attempt & (call.attempt - 1) == 0:
             is_away = self._context.bus.stats.is_away
-            why = f"the broker is away; {call.why}" if is_away else call.why
+            needs = "" if call.needs is None else describe_needs(call.attempt, call.needs)
+            why = f"the broker is away; {needs}" if is_away else needs
             fields: dict[str, object] = {"fragment": call.fragment, "version": call.version + 1, "why": why}
             cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self._context.clock.monotonic()

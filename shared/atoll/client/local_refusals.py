@@ -19,7 +19,7 @@ from atoll.base.errors import FrameRejected, on_one_line
 from atoll.base.logs import get
 from atoll.model.layout import Layout
 from atoll.protocol.events import Push
-from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_outlier
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_outlier
 from atoll.wire.messages import Verdict
 
 log = get(__name__)

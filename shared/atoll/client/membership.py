@@ -28,9 +28,9 @@ from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus, Record
 from atoll.bus.signed import signatures_of
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
+from atoll.run.decisions import ISOLATION_CURE, describe_isolation
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.protection import ISOLATION_CURE, describe_isolation
 from atoll.run.record import readable
 from atoll.wire.messages import Control, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, token

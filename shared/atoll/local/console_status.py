@@ -8,10 +8,10 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.local.console import ConsolePicture, status_line
 from atoll.local.console_tables import TopMoment, heading, standing_at
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger
 from atoll.run.process_views import LearnerView
-from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
 
 NAMED_MAX: Final = 4

@@ -15,10 +15,10 @@ from typing import Final
 
 from atoll.base.units import as_bytes, as_count, as_duration, as_time
 from atoll.local.console import ConsolePicture
+from atoll.run.decisions import ISOLATION_CURE, describe_isolation, describe_wait
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
-from atoll.run.protection import ISOLATION_CURE, describe_isolation
 from atoll.run.standing import Standing, Storing, heard_at_s, making_of, stalled_fragments, standing_of
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RoundLine
@@ -302,7 +302,7 @@ def rounds(moment: TopMoment) -> Panel:
             *(_number(seconds, f"{seconds:.3f}") for seconds in times_s),
             Cell(made.end or UNKNOWN, made.end),
         )
-        why = "" if made.why is None else "; ".join(made.why.sentences().values())
+        why = "" if made.why is None else "; ".join(describe_wait(made.why).values())
         names = ", ".join(share.learner for share in made.contributors)
         detail = f"p{made.fragment} v{made.version} by {line.shard}, from {names}; {made.end}. {why}"
         rows.append(Row(f"{made.fragment}.{made.version}", cells, detail))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from atoll.protocol.reasons import RoundReasons
+from atoll.protocol.reasons import CalledAgain, RoundReasons
 
 
 class PushKey(NamedTuple):
@@ -208,13 +208,13 @@ class ArmTimer(Command, frozen=True, kw_only=True):
 
 
 class PublishCall(Command, frozen=True, kw_only=True):
-    """Ask all learners for `fragment` on base `version`; from the second attempt on, `why` says what the round waits for."""
+    """Ask all learners for `fragment` on base `version`; from the second attempt on the round `needs` something."""
 
     fragment: int
     version: int
     attempt: int
     run_tokens: int
-    why: str = ""
+    needs: CalledAgain | None = None
 
 
 class Fetch(Command, frozen=True, kw_only=True):

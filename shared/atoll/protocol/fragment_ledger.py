@@ -24,7 +24,6 @@ import msgspec
 from atoll.base.quantities import (
     COUNT_MAX,
     RUN_TOKENS_MAX,
-    TOKEN_FRAGMENTS_MAX,
     AccountKey,
     Count,
     PeerId,
@@ -37,12 +36,17 @@ from atoll.base.quantities import (
 )
 from atoll.protocol.events import PushKey, Share
 from atoll.protocol.former_lives import FormerLives, part_of, share_of
-from atoll.protocol.ledger import Account, Ledger
+from atoll.protocol.ledger import Account, Ledger, book_fate
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, OFFENCES, Measure
 
 RANGES_MAX = 1024
 PushRange = Annotated[list[PushNumber], msgspec.Meta(min_length=2, max_length=2)]
 LEDGER_BYTES_MAX = 64 << 20
+
+
+def fate_of(share: Share) -> str:
+    """Return the fate of the tokens of a contribution that a commit includes."""
+    return "merged_late" if share.age else "merged"
 
 
 class SettledPushes(msgspec.Struct):
@@ -113,21 +117,20 @@ class FragmentLedger(msgspec.Struct):
         account = self.settled.get(f"{key.learner}/{key.incarnation}")
         return 0 if account is None else account.final
 
-    def merge(self, share: Share, *, final: bool = False) -> None:
-        """Enter a contribution that is about to be committed."""
-        account = self._settle(share.key, final=final)
+    def merge(self, share: Share, *, final: bool = False, shard: Ledger | None = None) -> None:
+        """Enter a contribution that is about to be committed, also into the ledger of its shard."""
+        account = self._settle(share.key, share.tokens, fate_of(share), final=final, shard=shard)
         self.tokens_counted = at_most(RUN_TOKENS_MAX, self.tokens_counted + share.credit)
-        account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if share.age else share.tokens))
-        account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (share.tokens if share.age else 0))
         if account.offences:
             account.clean += 1
             if account.clean >= FADING:
                 account.offences, account.clean = account.offences - 1, 0
 
-    def refuse(self, key: PushKey, tokens: int, reason: str, *, final: bool = False) -> None:
-        """Enter a contribution that is refused whole."""
-        account = self._settle(key, final=final)
-        account.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, account.refused.get(reason, 0) + tokens)
+    def refuse(
+        self, key: PushKey, tokens: int, reason: str, *, final: bool = False, shard: Ledger | None = None
+    ) -> None:
+        """Enter a contribution that is refused whole, also into the ledger of its shard."""
+        account = self._settle(key, tokens, "refused", reason, final=final, shard=shard)
         if reason in OFFENCES:
             account.offences, account.clean = at_most(COUNT_MAX, account.offences + 1), 0
 
@@ -173,10 +176,10 @@ class FragmentLedger(msgspec.Struct):
             ledger.accounts[name].left = ledger.accounts[name].left or report.left
         for name, settled in self.settled.items():
             learner, _, incarnation = name.rpartition("/")
-            ledger.merged(learner, int(incarnation), settled.merged, late=False)
-            ledger.merged(learner, int(incarnation), settled.merged_late, late=True)
+            ledger.book(learner, int(incarnation), settled.merged, "merged")
+            ledger.book(learner, int(incarnation), settled.merged_late, "merged_late")
             for reason, tokens in settled.refused.items():
-                ledger.refused(learner, int(incarnation), tokens, reason)
+                ledger.book(learner, int(incarnation), tokens, "refused", reason)
 
     def account(self, name: str) -> Account:
         """Return what is known here of one life; it is a copy."""
@@ -192,9 +195,14 @@ class FragmentLedger(msgspec.Struct):
             report.left,
         )
 
-    def _settle(self, key: PushKey, *, final: bool) -> SettledPushes:
-        """Remember that a contribution has a fate, and return the account of its incarnation."""
+    def _settle(
+        self, key: PushKey, tokens: int, fate: str, reason: str = "", *, final: bool, shard: Ledger | None
+    ) -> SettledPushes:
+        """Book the fate of a contribution, here and in its shard's ledger; return the account of its incarnation."""
         account = self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
+        book_fate(account, tokens, fate, reason)
+        if shard is not None:
+            shard.book(key.learner, key.incarnation, tokens, fate, reason)
         if final and not account.final:
             account.final = key.push
         joined: list[list[int]] = []

@@ -53,20 +53,6 @@ class GraceWindow(msgspec.Struct, frozen=True):
     slack_s: Figure
     cap_s: Figure
 
-    def told(self) -> str:
-        """Return why the window is as long as it is."""
-        busy = f"{self.quorum_s:.3g} s to the quorum and {self.sync_s:.3g} s to commit, on average"
-        if self.bound == "none" and self.slack_s > 0.0:
-            return "no grace: the run grants none (protocol.grace_gamma = 0)"
-        if self.bound == "none":
-            return f"no grace: the overlap of {self.overlap_s:.3g} s is used up by {busy}"
-        if self.bound == "cap":
-            return f"grace of {self.granted_s:.3g} s, the cap; the overlap of {self.overlap_s:.3g} s less {busy}, allows more"
-        return (
-            f"grace of {self.granted_s:.3g} s, a share of the slack of {self.slack_s:.3g} s: the overlap of "
-            f"{self.overlap_s:.3g} s less {busy}"
-        )
-
 
 def grace_window(
     settings: ProtocolSettings, step_s: float, quorum_s: float | None, sync_s: float | None

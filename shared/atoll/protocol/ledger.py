@@ -19,7 +19,7 @@ are in one account together (`atoll.protocol.former_lives`).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,6 +35,24 @@ from atoll.base.quantities import (
     at_most,
 )
 from atoll.protocol.former_lives import FormerLives, LifePart, part_of
+
+
+class Fates(Protocol):
+    """The sums of what shards have decided, in token-fragments."""
+
+    merged: int
+    merged_late: int
+    refused: dict[str, int]
+
+
+def book_fate(sums: Fates, tokens: int, fate: str, reason: str = "") -> None:
+    """Add tokens to their fate: "merged", "merged_late", or "refused" for a reason."""
+    if fate == "refused":
+        sums.refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, sums.refused.get(reason, 0) + tokens)
+    elif fate == "merged_late":
+        sums.merged_late = at_most(TOKEN_FRAGMENTS_MAX, sums.merged_late + tokens)
+    else:
+        sums.merged = at_most(TOKEN_FRAGMENTS_MAX, sums.merged + tokens)
 
 
 class Account(msgspec.Struct):
@@ -96,16 +114,9 @@ class Ledger(msgspec.Struct):
         account.superseded = max(account.superseded, superseded)
         account.refused_local = max(account.refused_local, local)
 
-    def merged(self, learner: str, incarnation: int, tokens: int, *, late: bool) -> None:
-        """Enter tokens of a fragment that are about to be committed."""
-        account = self.account(learner, incarnation)
-        account.merged = at_most(TOKEN_FRAGMENTS_MAX, account.merged + (0 if late else tokens))
-        account.merged_late = at_most(TOKEN_FRAGMENTS_MAX, account.merged_late + (tokens if late else 0))
-
-    def refused(self, learner: str, incarnation: int, tokens: int, reason: str) -> None:
-        """Enter tokens of a fragment that are refused."""
-        refused = self.account(learner, incarnation).refused
-        refused[reason] = at_most(TOKEN_FRAGMENTS_MAX, refused.get(reason, 0) + tokens)
+    def book(self, learner: str, incarnation: int, tokens: int, fate: str, reason: str = "") -> None:
+        """Enter what becomes of tokens of a fragment, as `book_fate` does."""
+        book_fate(self.account(learner, incarnation), tokens, fate, reason)
 
     def has_folded(self, name: str) -> bool:
         """Return whether a life, `learner/incarnation`, is among the former ones, as far as that is still known.

@@ -1,7 +1,7 @@
-"""Why a round waited, in plain words, and what caused what.
+"""Reasons why a round waited, as values, and ids of what caused what.
 
 A round waits in four places. The shard notes why at each of them, and the note travels with the commit (`Commit.why`) into
-the canonical log line of the round, into its event, and from there to `atoll why`:
+the canonical log line of the round, into its event, and from there to `atoll why`; `atoll.run.decisions` has the sentences:
 
     version v visible ──rests──► called ──waits──► quorum of K met ──grace──► end ──► merged, stored, version v + 1 visible
                         │                  │                          │
@@ -9,8 +9,7 @@ the canonical log line of the round, into its event, and from there to `atoll wh
 
 * It *rests* until its beat: every fragment is called once per H median steps (`atoll.protocol.pacing`).
 * It waits for its *quorum*: K learners must have contributed on this version. Until then it is called again and again.
-* Its *grace* is as long as Eq. 3 allows (`atoll.protocol.grace`, which has its sentence too), and ends at once when every
-  live learner has answered.
+* Its *grace* is as long as Eq. 3 allows (`atoll.protocol.grace`), and ends at once when every live learner has answered.
 * From its end on it is merged and stored; no learner can delay that any more.
 
 **Causes.** Every message and every command names its cause (`cause_id`) by an id, so what is visible can be traced back:
@@ -31,11 +30,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from atoll.base.quantities import Count, Figure, PeerId, Text, Version
-from atoll.base.wording import counted, few
 from atoll.protocol.grace import GraceWindow
 
 NAMED_MAX: Final = 12
-ON_TIME_SHARE: Final = 0.02
 
 Opened = Literal["first", "due", "last_push", "never"]
 
@@ -56,10 +53,6 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return these learners, bounded, because a round of thousands is written down as well."""
         ordered = sorted(learners)
         return cls(tuple(ordered[:NAMED_MAX]), len(ordered)) if ordered else NOBODY
-
-    def told(self) -> str:
-        """Return `a, b and 3 more`."""
-        return few(self.names, NAMED_MAX, of=self.count)
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,26 +76,18 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     step_s: Figure = 0.0
     cause_id: Text = ""
 
-    def told(self, version: int) -> str:
-        """Return why the round was called when it was; `version` is the one that it began with."""
-        if self.opened == "never":
-            return "it was never called, because no live learner was left to ask"
-        rested = f"{self.rested_s:.3g} s after version {version} was visible"
-        if self.opened == "last_push":
-            return f"the last push of a learner that leaves opened it before its beat, {rested}"
-        pace = f"{self.interval_steps} steps of {self.step_s:.3g} s"
-        if self.late_s <= max(ON_TIME_SHARE * self.interval_steps * self.step_s, 0.01):
-            if self.opened == "first":
-                return f"it rested until its first beat, within {pace} of the first step time that was heard, {rested}"
-            return f"it rested until its beat ({pace}), {rested}"
-        cause = (
-            f"version {version} was visible only then" if self.behind_commit else "the shard was busy or its timer late"
-        )
-        return f"it was called {self.late_s:.3g} s after its beat ({pace}), because {cause}"
-
 
 NOBODY: Final = Names()
 NEVER_CALLED: Final = Opening()
+
+
+class CalledAgain(msgspec.Struct, frozen=True):
+    """The need of a round that is called again: `contributed` of `quorum` are there, and of `live` some are `unanswered`."""
+
+    quorum: int
+    contributed: int
+    unanswered: Names
+    live: int
 
 
 class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,49 +122,3 @@ class RoundReasons(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     missing: Names = NOBODY
     reading: Count = 0
     together: bool = False
-
-    def sentences(self) -> dict[str, str]:
-        """Return why the round waited, by the place where it did: "rest", "quorum", "grace", "end"."""
-        found = {"rest": self.opening.told(self.version)}
-        if self.calls:
-            found["quorum"] = self._quorum_told()
-        if self.together:
-            found["grace"] = (
-                "no grace window bounded it: the run ends together, and waits for every learner that is present"
-            )
-        elif self.grace is not None:
-            found["grace"] = self.grace.told()
-        return {**found, "end": self._end_told()}
-
-    def _quorum_told(self) -> str:
-        again = ""
-        if self.calls > 1:
-            again = f"; it was called {self.calls} times"
-            again += f", and the last time {self.unanswered.told()} had not answered" if self.unanswered.count else ""
-        if not self.met_by:
-            needed = ", and needed no more because the run ends together" if self.together else ""
-            return f"the quorum of {self.quorum} was never met{needed}{again}"
-        by = f"by {self.met_by}" if self.met_by.startswith("push/") else "by contributions that were there already"
-        return f"the quorum of {self.quorum} was met {self.quorum_wait_s:.3g} s after the call, {by}{again}"
-
-    def _end_told(self) -> str:
-        waited = f"it ended {self.grace_waited_s:.3g} s after the quorum" if self.met_by else "it ended"
-        late = f"{self.missing.told()} had not answered" if self.missing.count else ""
-        reading = counted(self.reading, "contribution was", "contributions were")
-        read = f"{reading} still being read" if self.reading else ""
-        left = " and ".join(part for part in (late, read) if part)
-        if self.end == "all answered":
-            return f"{waited}, because every live learner had answered"
-        if self.end == "grace over":
-            none = self.grace is not None and self.grace.granted_s == 0.0
-            over = "there was no grace to wait for" if none else "the grace window was over"
-            return f"{waited}, because {over}" + (f"; {left}" if left else "")
-        if self.end == "nobody left":
-            return f"{waited}, because no live learner was left to wait for"
-        return f"{waited}: {self.end}"
-
-
-def still_waiting(attempt: int, quorum: int, contributed: int, unanswered: Names, live: int) -> str:
-    """Return why a round is called again: the sentence of a round that has not ended yet."""
-    missing = f"not yet {unanswered.told()}" if unanswered.count else "none of them has an answer due"
-    return f"call {attempt}: it needs {quorum} of {live} live learners, and has {contributed}; {missing}"

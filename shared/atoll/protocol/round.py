@@ -1,22 +1,25 @@
 """One fragment's round: the collection that turns version v into v + 1, and what a shard keeps between rounds.
 
-    RESTING --call--> COLLECTING --quorum--> GRACE --deadline or all answered--> COMMITTING --durable--> (next round)
+    RESTING     --call-->     COLLECTING  its beat came
+    COLLECTING  --call-->     COLLECTING  below its quorum it is called again
+    COLLECTING  --quorum-->   GRACE       K learners contributed on its base
+    RESTING     --end-->      COMMITTING  nobody is left to call, or the run ends together
+    COLLECTING  --end-->      COMMITTING  nobody is left to wait for, or the run ends together
+    GRACE       --end-->      COMMITTING  the deadline passed, or all live learners answered
+    COMMITTING  --durable-->  RESTING     its version is visible: the round on that one begins
 
 A round exists from the moment its predecessor commits. While RESTING it already folds late contributions (their base is
-older than v), because the buffer that kept them for us should not keep them longer; it does not call, and does not
-commit, until it is due. Once called it needs K contributions, then waits out the grace window for the others, or ends
-early when every live learner has answered. From COMMITTING on its participants are frozen: whatever becomes ready is
-*parked* for the next round, one version older.
+older than v), because the buffer that kept them for us should not keep them longer. From COMMITTING on its participants are
+frozen: whatever becomes ready is *parked* for the next round, one version older.
 
 At the end of a run that ends `together`, a learner's last steps may come as a second contribution of one local interval,
 on the version that its first one is about to be part of. It is parked, too, or folded here when nothing is left to make
 that version.
 
 A contribution counts by its tokens and by its tokens per step (`token_weight`), and less the later it is (`staleness_weight`).
+The round knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
 
-The round decides; it knows nothing of the schedule, of leases or of other fragments. Each decision names its reason.
-
-What is not pretty: a learner with nothing to give stays silent, and the round learns of it only through the deadline.
+Known limitation: a learner with nothing to give stays silent, and the round learns of it only through the deadline.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -32,7 +36,7 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.claims import TokensBound
 from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundReasons, still_waiting
+from atoll.protocol.reasons import NEVER_CALLED, NOBODY, CalledAgain, Names, Opened, Opening, RoundReasons
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
 UNBOUNDED = TokensBound()
@@ -48,6 +52,39 @@ class Phase(enum.Enum):
     COLLECTING = "collecting"
     GRACE = "grace"
     COMMITTING = "committing"
+
+
+RoundFact = Literal["call", "quorum", "end", "durable"]
+
+
+class Transition(NamedTuple):
+    """One arrow of a round's life: in `phase`, `fact` leads to `following`; `when` says to people what brings it."""
+
+    phase: Phase
+    fact: RoundFact
+    following: Phase
+    when: str
+
+
+TRANSITIONS: Final = (
+    Transition(Phase.RESTING, "call", Phase.COLLECTING, "its beat came"),
+    Transition(Phase.COLLECTING, "call", Phase.COLLECTING, "below its quorum it is called again"),
+    Transition(Phase.COLLECTING, "quorum", Phase.GRACE, "K learners contributed on its base"),
+    Transition(Phase.RESTING, "end", Phase.COMMITTING, "nobody is left to call, or the run ends together"),
+    Transition(Phase.COLLECTING, "end", Phase.COMMITTING, "nobody is left to wait for, or the run ends together"),
+    Transition(Phase.GRACE, "end", Phase.COMMITTING, "the deadline passed, or all live learners answered"),
+    Transition(Phase.COMMITTING, "durable", Phase.RESTING, "its version is visible: the round on that one begins"),
+)
+"""The whole life of a round. A fact that its phase has no row for is a mistake of whoever drives it."""
+_FOLLOWING: Final = {(row.phase, row.fact): row.following for row in TRANSITIONS}
+
+
+def diagram() -> str:
+    """Return the table of transitions as text, an arrow a line, for the head of this module and for the documents."""
+    rows = [(row.phase.name, f"--{row.fact}-->", row.following.name, row.when) for row in TRANSITIONS]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    padded = ([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[3]] for row in rows)
+    return "\n".join("  ".join(row) for row in padded)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -105,10 +142,8 @@ class FragmentRound:
 
         What else it is told is only noted: the live learners, its beat (None before the first) and their step time.
         """
-        if self.phase not in (Phase.RESTING, Phase.COLLECTING):
-            raise ProtocolMisuse("a round is called before its quorum", got=self.phase.value)
-        if self.phase is Phase.RESTING:
-            self.phase, self.called_s = Phase.COLLECTING, at_s
+        if self._move("call") is Phase.RESTING:
+            self.called_s = at_s
             began_s = at_s if self.began_s is None else self.began_s
             due_s = at_s if due_s is None else due_s
             self.opening = Opening(
@@ -127,17 +162,13 @@ class FragmentRound:
 
     def published(self, run_tokens: int, cause_id: str) -> PublishCall:
         """Return the command that asks all learners for this round; from its second call on it says what it waits for."""
-        why = (
-            ""
-            if self.attempt == 1
-            else still_waiting(self.attempt, self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
-        )
+        needs = CalledAgain(self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
         return PublishCall(
             fragment=self.fragment,
             version=self.version,
             attempt=self.attempt,
             run_tokens=run_tokens,
-            why=why,
+            needs=needs if self.attempt > 1 else None,
             cause_id=cause_id,
         )
 
@@ -231,9 +262,8 @@ class FragmentRound:
 
     def open_grace(self, at_s: float, grace: GraceWindow, cause_id: str) -> float:
         """Note that the quorum was met, because of `cause_id`, and return the deadline of the grace window."""
-        if self.phase is not Phase.COLLECTING:
-            raise ProtocolMisuse("grace follows collecting", got=self.phase.value)
-        self.phase, self.quorum_s, self.grace_s = Phase.GRACE, at_s, grace.granted_s
+        self._move("quorum")
+        self.quorum_s, self.grace_s = at_s, grace.granted_s
         self.grace, self.met_by = grace, cause_id
         return at_s + grace.granted_s
 
@@ -295,8 +325,7 @@ class FragmentRound:
     ) -> Commit:
         """Freeze the participants and say what to commit, with its ledger; `awaited` are the live learners."""
         called_s = self.called_s if self.attempt else at_s
-        quorum_s = self.quorum_s if self.phase is Phase.GRACE else called_s
-        self.phase = Phase.COMMITTING
+        quorum_s = self.quorum_s if self._move("end") is Phase.GRACE else called_s
         why = RoundReasons(
             version=self.version,
             opening=self.opening,
@@ -325,6 +354,23 @@ class FragmentRound:
             cause_id=cause_id,
             why=why,
         )
+
+    def succeed(self, version: int, at_s: float) -> FragmentRound:
+        """Return the round on `version`, which this one has made durable and visible at `at_s`."""
+        if version != self.version + 1:
+            raise ProtocolMisuse("a round makes the version behind its own", got=version, allowed=self.version + 1)
+        self._move("durable")
+        return FragmentRound(self.fragment, version, self.settings, began_s=at_s)
+
+    def _move(self, fact: RoundFact) -> Phase:
+        """Go on by a fact; return the phase that it was in."""
+        former = self.phase
+        following = _FOLLOWING.get((former, fact))
+        if following is None:
+            taken = [row.phase.value for row in TRANSITIONS if row.fact == fact]
+            raise ProtocolMisuse(f"a round takes {fact!r} in another phase", got=former.value, allowed=taken)
+        self.phase = following
+        return former
 
 
 def token_weight(tokens: int, steps: int) -> float:

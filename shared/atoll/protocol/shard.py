@@ -36,6 +36,7 @@ from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
     Command,
+    Commit,
     CommitRefused,
     Committed,
     ContributionArrived,
@@ -57,7 +58,7 @@ from atoll.protocol.events import (
     Unfold,
 )
 from atoll.protocol.former_lives import LIVES_MAX, EndedLives, FormerLives
-from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fold_life
+from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fate_of, fold_life
 from atoll.protocol.grace import MovingAverage, grace_window
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.pacing import (
@@ -297,9 +298,7 @@ class Shard:
 
     def _on_committed(self, event: Committed) -> list[Command]:
         slot = self.slots[event.fragment]
-        old, actions = slot.round, list[Command]()
-        if old.phase is not Phase.COMMITTING or event.version != old.version + 1:
-            raise ProtocolMisuse("a commit nobody asked for", got=(event.fragment, event.version, old.phase.value))
+        old, following, actions = slot.round, slot.round.succeed(event.version, event.at_s), list[Command]()
         now_s = self.connected.at(event.at_s)
         self.sync.add(now_s - self.committing_since.pop(event.fragment, now_s))
         self.commits += 1
@@ -308,13 +307,12 @@ class Shard:
             view = self.learners.get(share.key.learner)
             if view is not None and view.incarnation == share.key.incarnation:
                 view.commit, view.credit, view.step_tokens = self.commits, share.credit, share.tokens / share.steps
-            fate = "merged_late" if share.age else "merged"
-            actions.append(Acknowledge(key=share.key, fate=fate, cause_id=event.cause_id))
+            actions.append(Acknowledge(key=share.key, fate=fate_of(share), cause_id=event.cause_id))
         self.step_sizes = sorted(view.step_tokens for view in self.learners.values() if view.step_tokens)
         self.totals = sorted(view.credit for view in self.learners.values() if view.credit)
         actions += slot.committed()
         self._fold_former()
-        parked = slot.renew(event.version, event.at_s)
+        parked = slot.renew(following)
         self._look_for_target()
         if slot.due_s is not None:
             due_s = max(slot.due_s, event.at_s)
@@ -490,38 +488,54 @@ class Shard:
 
     def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Command]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
-        now, actions = slot.round, list[Command]()
+        now = slot.round
         if slot.parked and now.idle:
             parked, slot.parked = slot.parked, []
             return self._fold(slot, [slot.offers[key] for key in parked], cause_id)
         if live is None and now.goes_on(at_s, self._living()):
-            return actions  # each contribution asks: it may not cost a look at every learner
+            return []  # each contribution asks: it may not cost a look at every learner
         live = self.live() if live is None else live
         everybody = self._everybody(slot, live)
-        awaited = live if everybody is None else everybody
-        if now.phase is Phase.COLLECTING and now.contributed() >= self.settings.quorum:
-            self.quorum.add(at_s - now.called_s - (self.connected.absent_s - now.absent_s))
-            grace = grace_window(self.settings, self.step_s() or 0.0, self.quorum.value, self.sync.value)
-            deadline_s = now.open_grace(at_s, grace, cause_id)
-            actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id))
+        actions = self._meet_quorum(now, at_s, cause_id)
+        awaited, patient = (live, False) if everybody is None else (everybody, True)
+        reason = now.end(at_s, awaited, alone=self._is_alone(slot, awaited, patient=patient), patient=patient)
+        if not reason:
+            return actions
+        if now.unjudged:
+            return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened() else [])
+        if patient and not self._listened():
+            return actions
+        return [*actions, self._commit(slot, at_s, reason, live, cause_id, together=patient)]
+
+    def _meet_quorum(self, now: FragmentRound, at_s: float, cause_id: str) -> list[Command]:
+        """Grant a round its grace window, once enough learners have contributed."""
+        if now.phase is not Phase.COLLECTING or now.contributed() < self.settings.quorum:
+            return []
+        self.quorum.add(at_s - now.called_s - (self.connected.absent_s - now.absent_s))
+        grace = grace_window(self.settings, self.step_s() or 0.0, self.quorum.value, self.sync.value)
+        deadline_s = now.open_grace(at_s, grace, cause_id)
+        return [ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id)]
+
+    def _is_alone(self, slot: FragmentSlot, awaited: set[str], *, patient: bool) -> bool:
+        """Return whether learners were known, and each of them has left or is silent."""
         # Whom an heir hears first is perhaps one that left while nobody served: that says nothing of the others.
         trained = any(view.step_s is not None for view in self.learners.values())
         known = self.draining or trained or self._listened()
-        coming = self._coming(slot) if everybody is None else self.present()
-        alone = known and not awaited and not coming
-        reason = now.end(at_s, awaited, alone=alone, patient=everybody is not None)
-        if reason and now.unjudged:
-            return actions + (self._dissolve(slot, at_s, cause_id) if self._over() and self._listened() else [])
-        if reason and (everybody is None or self._listened()):
-            self.committing_since[now.fragment] = self.connected.at(at_s)
-            for share in now.shares:
-                self.ledger.merged(share.key.learner, share.key.incarnation, share.tokens, late=share.age > 0)
-                slot.fragment_ledger.merge(share, final=slot.offers[share.key].final)
-            self.ledger.count(slot.fragment_ledger.tokens_counted)
-            slot.commits()
-            frozen, together = slot.frozen(self.ledger), everybody is not None
-            actions.append(now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen))
-        return actions
+        coming = self.present() if patient else self._coming(slot)
+        return known and not awaited and not coming
+
+    def _commit(
+        self, slot: FragmentSlot, at_s: float, reason: str, live: set[str], cause_id: str, *, together: bool
+    ) -> Commit:
+        """Book what is folded as merged, and freeze the round with its ledger."""
+        now = slot.round
+        self.committing_since[now.fragment] = self.connected.at(at_s)
+        for share in now.shares:
+            slot.fragment_ledger.merge(share, final=slot.offers[share.key].final, shard=self.ledger)
+        self.ledger.count(slot.fragment_ledger.tokens_counted)
+        slot.commits()
+        frozen = slot.frozen(self.ledger)
+        return now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen)
 
     def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
         """Refuse all that is folded: nobody is left who could judge it."""
@@ -576,9 +590,9 @@ class Shard:
     ) -> list[Command]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
-        slot.fragment_ledger.refuse(offer.key, offer.tokens, reason, final=offer.final and reason != "after_final")
+        final = offer.final and reason != "after_final"
+        slot.fragment_ledger.refuse(offer.key, offer.tokens, reason, final=final, shard=self.ledger)
         learner, incarnation, *_ = key = offer.key
-        self.ledger.refused(learner, incarnation, offer.tokens, reason)
         slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)
         actions = [Refuse(key=key, reason=reason, norms=norms, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
         offences = self.offences(learner, incarnation) if reason in OFFENCES else 0

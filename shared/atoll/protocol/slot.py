@@ -109,9 +109,9 @@ class FragmentSlot:
         held = [other for other in self.offers.values() if other.key[:2] == life and not ledger.knows(other.key)]
         return ledger.spent(*life) + sum(other.tokens for other in held) + offer.tokens > trained
 
-    def renew(self, version: int, at_s: float) -> list[Offer]:
-        """Begin the round on `version`; return what was parked for it."""
-        self.round = FragmentRound(self.round.fragment, version, self.round.settings, began_s=at_s)
+    def renew(self, following: FragmentRound) -> list[Offer]:
+        """Begin the round that follows; return what was parked for it."""
+        self.round = following
         parked, self.parked = self.parked, []
         self.round.loading.update(key for key in self.offers if key not in parked)
         return [self.offers[key] for key in parked]

@@ -19,6 +19,7 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.fair_queue import FairQueue
 from atoll.base.units import as_time
+from atoll.run.decisions import describe_isolation
 from atoll.run.event_fields import (
     FilledEvent,
     JoinedEvent,
@@ -31,7 +32,6 @@ from atoll.run.event_fields import (
     fields_of,
 )
 from atoll.run.process_views import LearnerView
-from atoll.run.protection import describe_isolation
 from atoll.run.samples import SampleLine
 from atoll.run.view import LEARNERS_KEPT, RunView
 from atoll.wire.messages import Event

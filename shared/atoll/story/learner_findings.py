@@ -10,8 +10,8 @@ from statistics import median
 from typing import Final
 
 from atoll.base.wording import counted, few
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.run.event_fields import SUPERSEDED_MAX, FilledEvent, QuarantineEvent, RefusedContribution
-from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import (
     LearnerShare,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from atoll.run.decisions import describe_isolation
 from atoll.run.event_fields import QuarantineEvent
-from atoll.run.protection import describe_isolation
 from atoll.story.absences import LearnerAbsence, absences_of
 from atoll.story.attribution import alignment_of_others, duration_of_others, of_others, points_away, shares_of
 from atoll.story.history import History

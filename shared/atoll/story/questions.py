@@ -15,8 +15,8 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import id_of
+from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.event_fields import Contributor
-from atoll.run.protection import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.view import RoundLine
 from atoll.story.attribution import LearnerShare, alignment_of_others, duration_of_others, points_away, shares_of
 from atoll.story.goodput import DEFINITION, goodput_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from atoll.base.wording import counted
-from atoll.run.protection import describe_isolation
+from atoll.run.decisions import describe_isolation
 from atoll.story.history import History
 from atoll.story.outages import outages_of, owner_of, usual_pause_s
 from atoll.story.telling import LATEST, SILENT, long_rounds

@@ -2,7 +2,7 @@
 
     call ──► contributions ──► commit ──► head ──► adoption
 
-The sentences on why a round waited are those of `atoll.protocol.reasons`; this module puts them beside the measurements, and
+The sentences on why a round waited are those of `atoll.run.decisions`; this module puts them beside the measurements, and
 joins the causes to a chain. A shard knows nothing of the time before its present owner: that time is told from its outages
 (`atoll.story.outages`). Times of a round are by its shard's clock, those of an adoption by its learner's: two machines'
 clocks differ. Where an event of an earlier release lacks a fact, the story says that the event log does not tell.
@@ -15,8 +15,8 @@ from typing import Final
 
 from atoll.base.wording import counted
 from atoll.protocol.reasons import id_of
+from atoll.run.decisions import describe_clip, describe_wait, list_names
 from atoll.run.event_fields import Contributor
-from atoll.run.protection import describe_clip
 from atoll.run.view import RoundLine
 from atoll.story.attribution import weight_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
@@ -31,8 +31,8 @@ def one_line(line: RoundLine) -> str:
     """Return a round in one line: its identity, how long it waited, and why it ended."""
     made, why = line.round, line.round.why
     if why is not None and not why.calls:
-        return f"fragment {made.fragment} version {made.version}: it was not called; {why.sentences()['end']}"
-    end = made.end if why is None else why.sentences()["end"]
+        return f"fragment {made.fragment} version {made.version}: it was not called; {describe_wait(why)['end']}"
+    end = made.end if why is None else describe_wait(why)["end"]
     met = why is None or bool(why.met_by)
     quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
     after_s = made.took_s - made.waited_s
@@ -176,7 +176,7 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
     ]
     if why is None:
         return [*still, f"  not written down; it ended with {made.end!r} {made.waited_s:.3f} s after the call"]
-    told, grace_s = why.sentences(), max(0.0, made.waited_s - made.quorum_wait_s)
+    told, grace_s = describe_wait(why), max(0.0, made.waited_s - made.quorum_wait_s)
     if outages and why.opening.opened == "never":
         # The present owner knows only that nobody was left when it began.
         told["rest"] = (
@@ -202,7 +202,7 @@ def _answers(line: RoundLine) -> list[str]:
         f"  {answer_told(line, share)}" for share in sorted(made.contributors, key=lambda each: each.arrived_s or 0.0)
     ]
     if why is not None and why.missing.count:
-        lines.append(f"  no answer until its end: {why.missing.told()}")
+        lines.append(f"  no answer until its end: {list_names(why.missing)}")
     return lines
 
 

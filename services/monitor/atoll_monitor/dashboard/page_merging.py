@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from atoll.run.decisions import describe_wait
 from atoll.run.timeline import Timeline
 from atoll.run.view import RoundLine, RunView
 from atoll_monitor.dashboard.page_facts import LEARNERS_MAX
@@ -48,7 +49,7 @@ def round_row(line: RoundLine, began_s: float) -> dict[str, Any]:
     """Return a round with the lengths of its phases, in their order, before the moment when it became visible."""
     made = line.round
     quorum_s = min(max(0.0, made.quorum_wait_s), max(0.0, made.waited_s))
-    why = "" if made.why is None else "; ".join(made.why.sentences().values())
+    why = "" if made.why is None else "; ".join(describe_wait(made.why).values())
     return {
         "fragment": made.fragment,
         "version": made.version,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.links import as_report, byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerLife, LearnerView
-from atoll.run.protection import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation
 from atoll.run.standing import making_of
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
