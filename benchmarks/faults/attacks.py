@@ -41,8 +41,8 @@ from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.run.record import read_run
+from atoll.story.findings import exceeded_shares
 from atoll.story.history import History
-from atoll.story.learner_findings import exceeded_shares
 from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command

@@ -60,7 +60,7 @@ A round as a shard does it, from eight encoded contributions (int4) in memory to
 Nesterov. What is counted, and what is not, is said in
 [`benchmarks/arithmetic/merge_round.py`](../../benchmarks/arithmetic/merge_round.py). A share *on arrival* counts bytes as if every
 contribution were folded in by itself; contributions that wait for each other are entered in one pass
-([`atoll.merge.accumulate`](../../shared/atoll/merge/accumulate.py)), so it may be above 1. *Every byte once* counts what no order
+([`atoll.merge.fold`](../../shared/atoll/merge/fold.py)), so it may be above 1. *Every byte once* counts what no order
 of work could leave out.
 
 NumPy and `jax.jit` do the same round from the same bytes, in our environment. Flower and tsugi-mend do less: a weighted

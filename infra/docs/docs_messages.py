@@ -16,8 +16,7 @@ from docs_docstrings import markdown
 import atoll.wire
 import atoll.wire.subjects as subjects_module
 from atoll.base.docstrings import summary
-from atoll.run.tap_schema import SIGNATURE_NOTE, asyncapi, json_schemas, schema_name
-from atoll.run.taps import TAPS, TAPS_VERSION
+from atoll.run.taps import SIGNATURE_NOTE, TAPS, TAPS_VERSION, asyncapi, json_schemas, schema_name
 
 CARRIED_BY = {
     "Beat": "`hb.<learner>`",

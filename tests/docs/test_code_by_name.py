@@ -32,7 +32,7 @@ KEEPS_CODE: Final = frozenset({"jax_compilation_cache_dir"})
 """Settings of libraries that name a folder from which compiled code is run."""
 LOOKED_UP: Final = "an attribute by a variable"
 OUR_NAMES: Final = {
-    "atoll.archive.differences": "fields of `Included`",
+    "atoll.archive.replay": "fields of `Included`",
     "atoll.base.parsing": "fields of the struct that was parsed",
     "atoll.client.arguments": "options of `JoinOptions`",
     "atoll.client.checkpoints": "fields of a checkpoint's note",

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.run.status import RunStatus
+from atoll.run.standing import RunStatus
 from support.command_line import atoll
 from support.links import unique_run
 from support.whole_runs import DEADLINE_S, UNHURRIED, finish, start, wait_for_line

@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.main import build
-from atoll.story.findings import findings
+from atoll.story.findings import RunFinding, findings
 from atoll.story.history import History
-from atoll.story.run_finding import RunFinding
 from support.planted_runs import BY_KIND, TOKENS, WIDE, planted
 from support.simulated_runs import Simulate
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.story.absences import absences_of
-from atoll.story.findings import findings
-from atoll.story.learner_findings import NAMED_MAX
-from atoll.story.learner_telling import learner_story
-from atoll.story.run_finding import RunFinding
+from atoll.story.findings import NAMED_MAX, RunFinding, findings
+from atoll.story.lives import absences_of
+from atoll.story.telling import learner_story
 from support.told_runs import SteppedRun
 
 

@@ -9,11 +9,22 @@ from typing import get_args
 import pytest
 
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_outlier
-from atoll.story.findings import GRAVITY, SAME_CULPRIT, SAME_TIME, by_cause, by_urgency, findings
+from atoll.story.findings import (
+    EPISODES_MAX,
+    GRAVITY,
+    SAME_CULPRIT,
+    SAME_TIME,
+    TELLS_MORE,
+    Cause,
+    RunFinding,
+    by_cause,
+    by_urgency,
+    finding,
+    findings,
+    hindered_commits,
+)
+from atoll.story.history import RunClock
 from atoll.story.questions import behind, loss, refused
-from atoll.story.run_clock import RunClock
-from atoll.story.run_finding import TELLS_MORE, Cause, RunFinding, finding
-from atoll.story.shard_findings import EPISODES_MAX, hindered_commits
 from atoll.story.slowness import slowness
 from support.told_runs import SteppedRun
 

@@ -21,14 +21,11 @@ from atoll.protocol.claims import CLOCKS_APART_S, steps_possible
 from atoll.run import timeline as timelines
 from atoll.run import view as views
 from atoll.run.event_fields import EVENT_FIELDS, RoundView, fields_of
-from atoll.run.round_sums import NAMES_KEPT, OTHER
-from atoll.run.tap_schema import schemas
-from atoll.run.taps import KINDS, Selection, body_of
+from atoll.run.taps import KINDS, Selection, body_of, schemas
 from atoll.run.timeline import TimedView
-from atoll.run.view import RunView
+from atoll.run.view import NAMES_KEPT, OTHER, RunView
 from atoll.run.watch import Watch
-from atoll.story.history import History
-from atoll.story.run_clock import RunClock
+from atoll.story.history import History, RunClock
 from atoll.wire.event_log import EVENT_WRITERS, event_of, writers_named
 from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode, event
 from atoll.wire.subjects import Subjects

@@ -13,8 +13,14 @@ import pytest
 from atoll.base import buffer_pool, parallel
 from atoll.base.buffer_pool import Vector
 from atoll.codec import FORMATS, Encoded
-from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
-from atoll.merge.fold import Corrections, FragmentFold, SliceCorrection
+from atoll.merge.fold import (
+    AccumulateEntry,
+    AccumulateStep,
+    BatchedAccumulation,
+    Corrections,
+    FragmentFold,
+    SliceCorrection,
+)
 from atoll.merge.norms import slice_norms
 from atoll.merge.outer import Nesterov
 from atoll.model.layout import FragmentSlice
@@ -121,7 +127,7 @@ def test_one_pass_does_what_many_would(codec: str) -> None:
     ]
     by_itself, together = entries[0].pseudo_gradient.expanded(), BatchedAccumulation(slices())
     for entry in entries:
-        together.add(entry)
+        together.enter(entry)
         if entry is not entries[0]:
             entry.pseudo_gradient.blend(by_itself, 0, ELEMENTS, 0.5, 0.25)
     assert together.total(ELEMENTS).tobytes() == by_itself.tobytes()
@@ -132,7 +138,7 @@ def test_no_more_waits_than_a_sum() -> None:
     for codec, most in (("f32", 0), ("bf16", 1), ("int8", 3), ("int4", 7)):
         waiting, entered = 0, BatchedAccumulation(slices())
         for number in range(9):
-            entered.add(AccumulateEntry(sent(codec, 1), [AccumulateStep(0.5, 0.5)] * 3, None, anew=number == 0))
+            entered.enter(AccumulateEntry(sent(codec, 1), [AccumulateStep(0.5, 0.5)] * 3, None, anew=number == 0))
             waiting = max(waiting, len(entered._waiting))
         assert waiting == most
 

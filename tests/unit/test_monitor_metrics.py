@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from atoll.run.round_sums import OTHER
+from atoll.run.view import OTHER
 from atoll.wire.messages import LearnerState, event
 from atoll_monitor.brokers import BrokerFigures, DiskFigures, figures_of
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, bounded, shown_learners

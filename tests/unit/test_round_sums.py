@@ -7,9 +7,8 @@ from typing import Any
 
 from atoll.report.collect import _rounds
 from atoll.run import event_fields
-from atoll.run.round_sums import NAMES_KEPT, OTHER, RoundSums
-from atoll.run.view import RunView
-from atoll.story.history_view import HistoryView
+from atoll.run.view import NAMES_KEPT, OTHER, RoundSums, RunView
+from atoll.story.history import HistoryView
 from atoll.wire.messages import event
 
 SHARE: dict[str, Any] = {"learner": "a", "incarnation": 1, "push": 1, "tokens": 10, "weight": 1.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.report.over_time import LEARNERS_MAX, curves_of_run
+from atoll.report.collect import LEARNERS_MAX, curves_of_run
 from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, first_s, lines_of, rates, silence, stretches
 from atoll.run.view import RunView
 from atoll.wire.messages import event

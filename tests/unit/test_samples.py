@@ -12,7 +12,7 @@ from atoll.base.units import DAY_S
 from atoll.bus.streams import info_header
 from atoll.client.samples import SAMPLE_S, SAMPLES_PER_AGE, checked_pause, pause_of, sample_of
 from atoll.run.event_fields import SampleEvent, fields_of
-from atoll.run.samples import SAMPLES_MAX, Curve, SampleLine
+from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
 from atoll.run.view import RunView
 from atoll.wire.event_log import event_info
 from atoll.wire.messages import Beat, Event, decode, encode, event

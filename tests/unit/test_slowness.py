@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.report.over_time import slow_parts
+from atoll.report.collect import slow_parts
 from atoll.story import history
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History

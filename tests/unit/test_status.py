@@ -26,8 +26,7 @@ from atoll.local.console_tables import TopMoment, standing_at
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import ClosedEvent, RoundView
-from atoll.run.standing import Standing, Storing, stalled_fragments, standing_of
-from atoll.run.status import RunStatus, status_schema
+from atoll.run.standing import RunStatus, Standing, Storing, stalled_fragments, standing_of, status_schema
 from atoll.run.stream_room import provide
 from atoll.run.timeline import TimedView
 from atoll.run.view import RoundLine

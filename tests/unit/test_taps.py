@@ -16,11 +16,9 @@ from atoll.base.errors import PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.cli.tap import pretty_line
-from atoll.run import tapping
+from atoll.run import taps
 from atoll.run.event_fields import EVENT_FIELDS
-from atoll.run.tap_schema import asyncapi, json_schemas
-from atoll.run.tapping import Tapped, Tapping
-from atoll.run.taps import KINDS, TAPS, Selection, TapKind, body_of, kind_of
+from atoll.run.taps import KINDS, TAPS, Selection, TapKind, Tapped, Tapping, asyncapi, body_of, json_schemas, kind_of
 from atoll.run.view import RunView
 from atoll.wire.messages import Event, encode, event
 from atoll.wire.subjects import Subjects
@@ -212,7 +210,7 @@ async def test_events_since_a_moment_are_found(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, length: int, page: int
 ) -> None:
     """For every moment from before the first to after the last, in a log with gaps, page by page."""
-    monkeypatch.setattr(tapping, "PAGE_EVENTS", page)
+    monkeypatch.setattr(taps, "PAGE_EVENTS", page)
     for number in range(length):
         await write(bus, number)
         if number % 5 == 3:

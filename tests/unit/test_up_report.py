@@ -22,8 +22,7 @@ from atoll.run.ledger import closing_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
-from atoll.story.history import History
-from atoll.story.history_view import HistoryView
+from atoll.story.history import History, HistoryView
 from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode, event
 from atoll.wire.traffic import LinkTraffic
 from atoll_synchronizer.shard_context import EventLog

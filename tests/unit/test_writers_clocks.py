@@ -12,8 +12,8 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.run.timeline import TimedView
 from atoll.run.watch import Watch
-from atoll.story.absences import absences_of
 from atoll.story.history import History
+from atoll.story.lives import absences_of
 from atoll.wire.event_log import STORING_S_MAX, event_of
 from atoll.wire.messages import Member, encode, event
 from atoll.wire.subjects import Subjects

@@ -25,8 +25,8 @@ from prometheus_client.core import (
 
 from atoll.run.links import total
 from atoll.run.process_views import LearnerView
-from atoll.run.round_sums import OTHER
 from atoll.run.standing import making_of
+from atoll.run.view import OTHER
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.broker_metrics import broker_families
 from atoll_monitor.watched import Watched

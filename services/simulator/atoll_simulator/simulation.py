@@ -34,8 +34,7 @@ from atoll.run.saved import EVENTS_FILE
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
-from atoll.story.history import History
-from atoll.story.history_view import HistoryView
+from atoll.story.history import History, HistoryView
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner.exporting import measured_by, write_out

@@ -2,7 +2,7 @@
 
 The machine decides by keys; the aggregator applies its commands to the arrays behind those keys. It reads and validates a
 contribution (`contributions`) before the machine hears that it is ready. At most as many wait in the fold as are together
-as large as a sum (`atoll.merge.accumulate`), so a shard needs O(fragment), whatever M is. A run that judges the
+as large as a sum (`atoll.merge.fold`), so a shard needs O(fragment), whatever M is. A run that judges the
 contributions of a round together (`atoll.merge.robust`) keeps all of a round. At most `READS_AT_ONCE` contributions are read
 at once, also after an outage, when hundreds are queued.
 

@@ -6,7 +6,8 @@
 
 Each round is examined in this order, and every check that fails names what it is about:
 
-1. The machine, told the same facts, commands this commit of these contributions with these weights, and this ledger.
+1. A new machine is told the retained facts of a tenure (`atoll.protocol.recorder`). The same code meets the same facts, so it
+   commands this commit of these contributions with these weights, and this ledger (`decisions_of`).
 2. Each contribution's frame has the bytes that its manifest names, is validated as by the shard, and is what the head lists.
 3. The arithmetic (`atoll.merge.round_merge`, the shard's own) gives the digests of the head. Each tenure goes on from what was
    stored, as its owner did.
@@ -18,11 +19,10 @@ a time.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.archive.decisions import TenureDecisions, decisions_of
-from atoll.archive.differences import Difference, otherwise, unlisted, wrong
 from atoll.archive.round_parts import OpenContribution, OpenRound, command_of
 from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundName, RoundStore
 from atoll.base.buffer_pool import Vector
@@ -33,13 +33,15 @@ from atoll.merge.global_update import GlobalUpdate, state_bytes_max
 from atoll.merge.norms import validated_norms
 from atoll.merge.outer import OuterOptimizer, State, make_outer
 from atoll.merge.round_merge import RoundMerge
-from atoll.protocol.events import PushKey
+from atoll.protocol.events import Commit, Fold, PushKey, Unfold
+from atoll.protocol.recorder import Replay
 from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import digest_of_values
+from atoll.run.heads import head_nonce
 from atoll.run.outer_state import update_in
 from atoll.run.push_keys import key_of
 from atoll.wire.blobs import digest_of
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import Included, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +304,119 @@ class RunReplay:
     def tenures(self) -> dict[tuple[int, int], TenureDecisions]:
         """Return what was decided, by shard and epoch, of the rounds replayed until now."""
         return self._decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A commit that the machine commanded, after these folds."""
+
+    commit: Commit
+    folds: tuple[Fold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenureDecisions:
+    """The decisions of one tenure by fragment and base version; `fault` says why there are no more, or is empty."""
+
+    made: dict[tuple[int, int], Decision]
+    facts: int
+    fault: str = ""
+
+    def ends_before(self, fragment: int, base_version: int) -> bool:
+        """Return whether no commit of a fragment on this version or a later one is among them."""
+        return max((base for number, base in self.made if number == fragment), default=-1) < base_version
+
+
+def decisions_of(rounds: RoundStore, shard: int, epoch: int) -> TenureDecisions:
+    """Tell a new machine what shard `shard` was told in `epoch`, and return what it decides."""
+    lines, fault = rounds.facts(shard, epoch)
+    if not lines:
+        return TenureDecisions({}, 0, fault or f"no facts of shard {shard} in epoch {epoch} are retained")
+    made: dict[tuple[int, int], Decision] = {}
+    folds: defaultdict[int, list[Fold]] = defaultdict(list)
+    told = 0
+    try:
+        for _, commands in Replay(lines).play():
+            told += 1
+            for command in commands:
+                if isinstance(command, Fold):
+                    folds[command.key.fragment].append(command)
+                elif isinstance(command, Unfold):
+                    folds.pop(command.fragment, None)
+                elif isinstance(command, Commit):
+                    entered = tuple(folds.pop(command.fragment, ()))
+                    made[command.fragment, command.base_version] = Decision(command, entered)
+    except Exception as error:  # noqa: BLE001  (facts that somebody has edited or changed over break a machine anywhere)
+        why = str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
+        fault = f"the facts of shard {shard} in epoch {epoch} break its machine after {told}: {why}"
+    return TenureDecisions(made, told, fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not as it was: what, of which contribution (None: of the round), what was found and what was due."""
+
+    what: str
+    push: PushKey | None = None
+    got: object = None
+    due: object = None
+
+    def __str__(self) -> str:
+        """Return it as words."""
+        whose = "" if self.push is None else f"push {self.push.push} of {self.push.learner}/{self.push.incarnation}: "
+        values = [f"{word} {value}" for word, value in (("got", self.got), ("due", self.due)) if value is not None]
+        return f"{whose}{self.what} ({', '.join(values)})" if values else f"{whose}{self.what}"
+
+
+def otherwise(made: RetainedRound, decision: Decision) -> list[Difference]:
+    """Return in what a round is not as it was decided."""
+    folded, due = [key_of(fold.manifest) for fold in made.folds], [fold.key for fold in decision.folds]
+    found = [Difference("it was folded, and is not retained", key) for key in due if key not in folded]
+    found += [Difference("it is retained, and was not folded", key) for key in folded if key not in due]
+    if not found and folded != due:
+        found += [
+            Difference("it was folded in another order", key, f"place {place}", f"place {due.index(key)}")
+            for place, key in enumerate(folded)
+            if due.index(key) != place
+        ]
+    decided = {fold.key: (fold.weight, fold.staleness_weight, fold.age, fold.scale) for fold in decision.folds}
+    for key, fold in zip(folded, made.folds, strict=True):
+        counted = fold.weight, fold.staleness_weight, fold.age, fold.scale
+        if key in decided and counted != decided[key]:
+            found.append(Difference("it was folded with other weights than were decided", key, counted, decided[key]))
+    due_nonce = head_nonce(made.epoch, decision.commit.fragment_ledger)
+    if made.head.nonce != due_nonce:
+        found.append(Difference("the fragment's ledger is another one", None, made.head.nonce, due_nonce))
+    return found
+
+
+def unlisted(made: RetainedRound) -> list[Difference]:
+    """Return in what the head lists other contributions than were folded."""
+    listed = {(each.learner, each.incarnation, each.push): each for each in made.head.included}
+    found = []
+    for fold in made.folds:
+        manifest = fold.manifest
+        ours = Included(
+            manifest.learner,
+            manifest.incarnation,
+            manifest.push,
+            manifest.base_version,
+            manifest.tokens,
+            manifest.steps,
+            fold.weight,
+            fold.age,
+            fold.scale,
+        )
+        there = listed.get((manifest.learner, manifest.incarnation, manifest.push))
+        if there is None:
+            found.append(Difference("the head does not list it", key_of(manifest)))
+        elif ours != there:
+            names = [name for name in Included.__struct_fields__ if getattr(ours, name) != getattr(there, name)]
+            got, due = (", ".join(f"{name}={getattr(each, name)}" for name in names) for each in (ours, there))
+            found.append(Difference("the head lists it otherwise than its manifest", key_of(manifest), got, due))
+    return found
+
+
+def wrong(fold: RetainedFold, error: AtollError) -> Difference:
+    """Return what is wrong with a contribution."""
+    return Difference(error.what, key_of(fold.manifest), error.got, error.allowed)

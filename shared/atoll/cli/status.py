@@ -50,7 +50,7 @@ def status(  # noqa: PLR0913  (one argument for each option)
     import msgspec  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.run.status import status_schema  # noqa: PLC0415
+    from atoll.run.standing import status_schema  # noqa: PLC0415
 
     if schema:
         sys.stdout.write(json_text.dumps(status_schema(), indent=2) + "\n")

@@ -58,9 +58,7 @@ def told(history: History, kind: str, name: str) -> list[str]:
     """
     from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.cli.why import lines  # noqa: PLC0415
-    from atoll.story.learner_telling import learner_story  # noqa: PLC0415
-    from atoll.story.shard_telling import shard_story  # noqa: PLC0415
-    from atoll.story.telling import fragment_story  # noqa: PLC0415
+    from atoll.story.telling import fragment_story, learner_story, shard_story  # noqa: PLC0415
 
     if kind == "shard":
         shard = f"shard-{name}" if name.isdecimal() else name

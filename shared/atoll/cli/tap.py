@@ -18,8 +18,7 @@ from atoll.cli.options import Assignments, Broker, Config, Run
 from atoll.cli.reading import Out, opened, settings_of
 
 if TYPE_CHECKING:
-    from atoll.run.tapping import Tapped, Tapping
-    from atoll.run.taps import Selection
+    from atoll.run.taps import Selection, Tapped, Tapping
     from atoll.settings import Settings
     from atoll.wire.traffic import BusStats
 
@@ -65,7 +64,7 @@ def tap(  # noqa: PLR0913  (one option each)
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     if schema:
-        from atoll.run.tap_schema import asyncapi  # noqa: PLC0415
+        from atoll.run.taps import asyncapi  # noqa: PLC0415
 
         sys.stdout.write(json.dumps(asyncapi(), indent=2) + "\n")
         return
@@ -112,7 +111,7 @@ async def _print(  # noqa: PLR0913  (what the verb was asked)
 ) -> None:
     from atoll.base.clock import SystemClock  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.run.tapping import Tapping  # noqa: PLC0415
+    from atoll.run.taps import Tapping  # noqa: PLC0415
     from atoll.wire.subjects import Subjects, filter_below  # noqa: PLC0415
 
     clock, wanted = SystemClock(), filter_below(tail, "the tap")

@@ -12,7 +12,7 @@ from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, descri
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger
 from atoll.run.process_views import LearnerView
-from atoll.run.status import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
+from atoll.run.standing import FragmentStatus, LearnerStatus, RunStatus, ShardStatus
 
 NAMED_MAX: Final = 4
 RECENT_S: Final = 600.0

@@ -21,7 +21,7 @@ from atoll.run.folder import VALIDATION, RunFolder
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.run.view import RunView
-from atoll.story.history_view import HistoryView
+from atoll.story.history import HistoryView
 from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 

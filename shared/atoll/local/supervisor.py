@@ -36,7 +36,7 @@ from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.folder import VALIDATION, RunFolder, move_aside
 from atoll.run.watch import Watch
 from atoll.settings import bus_options
-from atoll.story.history_view import HistoryView
+from atoll.story.history import HistoryView
 from atoll.wire.messages import Control, encode
 from atoll.wire.subjects import Subjects
 

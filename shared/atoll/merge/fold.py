@@ -32,11 +32,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from atoll.base import buffer_pool
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.parallel import each, parts
 from atoll.codec.encoded import Encoded
-from atoll.merge.accumulate import AccumulateEntry, AccumulateStep, BatchedAccumulation
+from atoll.codec.formats import F32
+from atoll.codec.formats.interface import blocks
 from atoll.merge.norms import slice_norms
 from atoll.merge.outer import State
 from atoll.model.layout import FragmentSlice
@@ -151,7 +153,7 @@ class FragmentFold:
     """The running merge of one fragment's round.
 
     A fold holds one running mean, so memory is O(fragment) whatever M is. A contribution is folded in encoded as it
-    came, several of them in one pass (`atoll.merge.accumulate`). With W the weights so far, one of weight w enters as
+    came, several of them in one pass (`atoll.merge.fold`). With W the weights so far, one of weight w enters as
     mean <- (1 - w/W) mean + (w/W) v. Both factors are within 0..1, so no weight, however large its claim, makes finite
     pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's
     length r: v enters as r phi(v). Its length is corrected at the end; after a single contribution it is right already.
@@ -224,7 +226,7 @@ class FragmentFold:
                 steps.append(AccumulateStep(1.0 - share, take * correction.keep, added))
             else:
                 steps.append(None if anew else AccumulateStep(1.0 - share, take))
-        self._pass.add(
+        self._pass.enter(
             AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew)
         )
 
@@ -251,7 +253,7 @@ class FragmentFold:
             if number in partial.values:
                 self._keep(number, partial.values[number], share)
             steps.append(None if anew else AccumulateStep(1.0 - share, take))
-        self._pass.add(AccumulateEntry(partial.total, steps, None, anew))
+        self._pass.enter(AccumulateEntry(partial.total, steps, None, anew))
 
     def partial(self) -> PartialMerge:
         """Return what is folded, for another fold to `enter`; this one is then spent, because its memory is in it.
@@ -336,3 +338,77 @@ class FragmentFold:
             shortest = length.unit * length.heard * self.count * ROUNDING
             factors[number] = length.radial / norm if length.unit and norm > shortest else 0.0
         return factors
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateStep:
+    """The step of one slice of a sum: `keep` of itself, `take` of a contribution, and `add` of the momentum, if any."""
+
+    keep: float
+    take: float
+    add: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateEntry:
+    """A contribution and its step per slice, or None for nothing to do; `anew`: the sum begins as a copy of it."""
+
+    pseudo_gradient: Encoded
+    steps: Sequence[AccumulateStep | None]
+    momentum: Vector | None
+    anew: bool
+
+
+class BatchedAccumulation:
+    """A sum over these slices, and the entries that wait for it.
+
+    The sum of a large fragment is larger than any cache, so entering one contribution costs as much as reading and writing
+    the sum, however few bits it has. Waiting contributions share that cost: all of them are entered into one part of the sum
+    while that is in the cache. Every element sees the same operations in the same order as if they had been entered one by
+    one, with any number of threads, so the bits are the same. The share of a waiting contribution is decided already
+    (`AccumulateStep`); it stays encoded as it came. Codes wait up to the size of a sum, 32 bits for each element: eight
+    contributions of four bits, two in bfloat16, and none in float32, which is entered at once.
+    """
+
+    def __init__(self, slices: Sequence[FragmentSlice]) -> None:
+        """Begin without a sum."""
+        self._slices = tuple(slices)
+        self._waiting: list[AccumulateEntry] = []
+        self._total: Vector | None = None
+
+    def enter(self, entry: AccumulateEntry) -> None:
+        """Put an entry on the waiting list, and enter all of them when they are many."""
+        if entry.anew:
+            self._waiting.clear()
+            self._total = None
+        self._waiting.append(entry)
+        elements = entry.pseudo_gradient.elements
+        if (len(self._waiting) + 1) * entry.pseudo_gradient.codes.nbytes > blocks(elements) * F32.block_bytes:
+            self.total(elements)
+
+    def total(self, elements: int) -> Vector:
+        """Enter all waiting entries and return the sum, zeros if it has none; it is the same memory until `anew`."""
+        total = self._total
+        if total is None:
+            total = self._total = buffer_pool.empty(elements)
+            if not self._waiting:
+                total[:] = 0.0
+        entries, self._waiting = self._waiting, []
+        pieces = [
+            (number, *part) for number, tensor_slice in enumerate(self._slices) for part in parts(*tensor_slice.bounds)
+        ]
+
+        def enter_all(piece: tuple[int, int, int]) -> None:
+            number, start, stop = piece
+            for entry in entries:
+                step = entry.steps[number]
+                if entry.anew:
+                    entry.pseudo_gradient.copy(total, start, stop)
+                if step is not None and step.add is not None and entry.momentum is not None:
+                    factors = step.keep, step.take, step.add
+                    entry.pseudo_gradient.bend(total, (start, stop), factors, entry.momentum)
+                elif step is not None:
+                    entry.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
+
+        each(enter_all, pieces, elements if entries else 0)
+        return total

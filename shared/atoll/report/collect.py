@@ -9,13 +9,18 @@ ledger, every account balances and nothing has two fates.
 up to its last heartbeat). Merged is the size of contributions that entered a commit, published the size of the frames of
 those commits, each counted once. Both come from the event log, so they survive any kill. `moved` is the ledger of every
 link (`atoll.run.links`).
+
+**Over time.** Curves are those of `atoll.run.curves`, and what was slow is that of `atoll.story.slowness`, so the report of a
+run, its page and `atoll why` agree. Times are seconds since `began_s`, the first thing that the event log tells of. A
+learner's tokens/s are in the bins of the whole run, so that those of all learners add up to the run's. Everything is bounded:
+`LEARNERS_MAX` learners, and at most `POINTS_MAX` points each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -23,19 +28,21 @@ import msgspec
 import atoll
 from atoll.base.provenance import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
-from atoll.report.over_time import curves_of_run, slow_parts
-from atoll.run.curves import first_s, thinned
+from atoll.run.curves import first_s, learner_curve, lines_of, rates, span_of, stretches, thinned
 from atoll.run.folder import SessionRecord
 from atoll.run.links import as_report, byte_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
 from atoll.run.view import RunView
+from atoll.story.findings import RunFinding
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
+from atoll.story.slowness import slowness
 from atoll.wire.traffic import NOTHING
 
 SCHEMA: Final = 1
 CURVE_MAX: Final = 2000
 FRAGMENTS_NAMED: Final = 6
+LEARNERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +321,52 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     if not ordered:
         return None
     return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 6)
+
+
+def curves_of_run(view: RunView) -> dict[str, Any]:
+    """Return loss, lag, overhead and tokens/s of each learner, and tokens/s and goodput of all, in plain JSON values."""
+    began_s = first_s(view)
+    lines = {name: lines_of(one) for name, one in sorted(view.learners.items())}
+    parts = {name: list(stretches(view.learners[name], samples)) for name, samples in lines.items()}
+    every = [part for own in parts.values() for part in own]
+    span = span_of(every) if every else (0.0, 0.0)
+    made = rates(every, span)
+    learners = []
+    for name in list(lines)[:LEARNERS_MAX]:
+        own = rates(parts[name], span)
+        learners.append({**asdict(learner_curve(name, lines[name], began_s)), "tokens_per_s": own.tokens_per_s})
+    return {
+        "began_s": round(began_s, 3),
+        "learners": learners,
+        "learners_left_out": max(0, len(lines) - LEARNERS_MAX),
+        "rates": {
+            "at_s": [round(at_s - began_s, 2) for at_s in made.at_s],
+            "tokens_per_s": made.tokens_per_s,
+            "goodput": made.goodput,
+        },
+    }
+
+
+def slow_parts(history: History | None, began_s: float) -> dict[str, Any] | None:
+    """Return what was slow, in plain JSON values, with times in seconds since `began_s`; None without the event log."""
+    if history is None:
+        return None
+    told = slowness(history)
+    return {
+        "lost": [
+            {**asdict(part), "seconds": round(part.seconds, 3), "share": round(part.share, 5)} for part in told.lost
+        ],
+        "findings": [_finding(found, began_s) for found in told.findings],
+        "notes": list(told.notes),
+    }
+
+
+def _finding(found: RunFinding, began_s: float) -> dict[str, Any]:
+    until_s = None if found.until_s is None else round(found.until_s - began_s, 3)
+    return {
+        **asdict(found),
+        "from_s": round(found.from_s - began_s, 3),
+        "until_s": until_s,
+        "evidence": list(found.evidence),
+        "consequences": [_finding(each, began_s) for each in found.consequences],
+    }

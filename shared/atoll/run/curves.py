@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from atoll.run.process_views import LearnerView
-from atoll.run.samples import SampleLine
+from atoll.run.process_views import LearnerView, SampleLine
 from atoll.run.view import RunView
 
 BINS_MAX: Final = 180

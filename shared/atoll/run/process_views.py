@@ -6,17 +6,64 @@ Between two heartbeats of one incarnation, stepping is the number of new steps t
 most the time that was open: since the heartbeat before, plus up to one step's time before that, because a step may be
 longer than the pause between heartbeats and is reported at its end. A throttled learner's longer step counts as
 stepping.
+
+A run may last for months, and a view of it must not grow. So the curve of a learner keeps `SAMPLES_MAX` of its samples at
+most. When it is full it drops every second one, and from then on takes only every second one that comes, then every fourth,
+and so on: the kept samples stay spread over the whole run. The newest is kept beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.run.event_fields import SampleEvent
-from atoll.run.samples import Curve
 from atoll.wire.messages import Beat
 from atoll.wire.traffic import TrafficMeter
+
+SAMPLES_MAX: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLine:
+    """A sample, with the wall time that its learner wrote, seconds since the Unix epoch."""
+
+    at_s: float
+    sample: SampleEvent
+
+
+@dataclass(slots=True)
+class Curve:
+    """The samples of one learner, oldest first; `heard` counts all that came."""
+
+    heard: int = 0
+    newest: SampleLine | None = None
+    _kept: list[SampleLine] = field(default_factory=list)
+    _every: int = 1
+
+    def __iter__(self) -> Iterator[SampleLine]:
+        """Iterate over the kept samples, and the newest."""
+        yield from self._kept
+        if self.newest is not None and (not self._kept or self._kept[-1] is not self.newest):
+            yield self.newest
+
+    def __len__(self) -> int:
+        """Return how many samples iterating gives, at most `SAMPLES_MAX` and one."""
+        return sum(1 for _ in self)
+
+    def add(self, line: SampleLine) -> None:
+        """Take the next sample of the event log."""
+        if self.heard % self._every == 0:
+            if len(self._kept) >= SAMPLES_MAX:
+                # What stays has even places, so the place of the next one to keep is a multiple of the new stride too.
+                self._kept = self._kept[::2]
+                self._every *= 2
+            if self.heard % self._every == 0:
+                self._kept.append(line)
+        self.heard += 1
+        self.newest = line
 
 
 @dataclass(slots=True)

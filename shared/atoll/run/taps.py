@@ -1,4 +1,4 @@
-"""What is on the taps of a run: each kind of message, its subject and its fields.
+"""The taps of a run: each kind of message, its subject and its fields; readers of them, and their schemas.
 
 A *tap* is a message that the broker says again, under `tap.`, when a stream has stored it. Who listens there sees a run as it
 happens, in the words that its processes use among themselves, and can neither change nor delay it. Tensors are on no tap.
@@ -12,27 +12,36 @@ happens, in the words that its processes use among themselves, and can neither c
     presence       sy.<process>                         a synchronizer process, and its shards
     round, …       ev.<kind>.<who>                      an event of the event log; its kind is that of the event
 
-The kinds here are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`atoll.run.tap_schema`). A reader
+The kinds here are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`atoll.run.taps`). A reader
 passes over a kind and over a field that it does not know. `TAPS_VERSION` is that of this table: it grows when something that
 was here goes or changes its meaning. Messages have the run's wire version in `schema` beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import copy
+import json
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from atoll.base.clock import Clock, unix_s
 from atoll.base.docstrings import summary
-from atoll.base.errors import PeerMisbehaved, SettingsError
+from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.parsing import fault_of, parsed
+from atoll.base.quantities import MOMENT_MAX, UNSEEN_BEYOND
+from atoll.bus.addresses import PORT
+from atoll.bus.interface import STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
 from atoll.run.event_fields import EVENT_FIELDS, fields_of
 from atoll.wire.event_log import event_of
+from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Contribution, Event, Head, Member, Presence, RunRecord, decode
 from atoll.wire.signature_line import without_signature
-from atoll.wire.subjects import matches
+from atoll.wire.subjects import Subjects, matches
+from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 
 TAPS_VERSION: Final = 1
 DEPTH_MAX: Final = 32
@@ -194,3 +203,402 @@ def _learners(levels: Mapping[str, str], fields: Mapping[str, Any]) -> set[str]:
             # A head lists learners as arrays or objects, as its schema says.
             named.add(str(entry.get("learner", "")) if isinstance(entry, dict) else str(entry))
     return named - {""}
+
+
+PAGE_EVENTS: Final = 256
+FEED_LEN_MAX: Final = 4096
+POLL_S: Final = 0.5
+LOOK_S: Final = 2.0
+"""Between two looks into the event log without a word of news: a tap may be lost."""
+WRITTEN: Final = ("at_s", "claimed_at_s", "founded_at_s")
+"""Fields that say when a message was written; a head and a presence have none."""
+STANDING: Final = ("run", "member", "head", "beat", "presence")
+"""Kinds of which the broker keeps the last, in the order in which they are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """One message: when it was stored, its subject below the tap, and what it says.
+
+    `at_s` is the broker's time of what was heard, and of what was read the writer's, 0 if that says none.
+    `sequence` is its number in its stream. A message that was not heard but read is `stored`. `body` is its JSON, None if the
+    taps have no bodies, or if it is not what its kind should be: then `fault` says why.
+    """
+
+    at_s: float
+    kind: str
+    subject: str
+    sequence: int
+    info: dict[str, Any]
+    body: dict[str, Any] | None = None
+    fault: str = ""
+    stored: bool = False
+
+    def line(self, *, bodies: bool) -> dict[str, Any]:
+        """Return it as the JSON object that `atoll tap` prints."""
+        told = {"at_s": round(self.at_s, 3), "kind": self.kind, "subject": self.subject, "sequence": self.sequence}
+        more = {"stored": True} if self.stored else {}
+        content = ({"body": self.body} | ({"fault": self.fault} if self.fault else {})) if bodies else {}
+        return {**told, **more, "info": self.info, **content}
+
+
+class Tapping:
+    """Reads one run for one reader: `listen`, then iterate over `messages`.
+
+    What happens now is on the taps. What was before comes from two places, because nothing keeps taps: the *event log* has
+    every event of the last 30 days, in order and with numbers; of the *run, heads, members, heartbeats and presences* the
+    broker keeps the last of each subject, so a reader of the past begins with how things stand (`STANDING`). Contributions of
+    the past are in neither: a shard removes a manifest when its round is committed, and the `round` event says what became of
+    it.
+
+    A reader that began with the past takes events from the log to the end, by their numbers, and taps of events only tell it
+    that there is news. So no event is lost or told twice, also if the connection breaks or the reader is slow. Other messages
+    are lost where the reader is slower than the run: the feed has a bound, and drops the oldest. Memory does not grow with
+    the length of the log or of the run.
+    """
+
+    def __init__(self, bus: Bus, run: str, clock: Clock, selection: Selection, *, tail: str = ">") -> None:
+        """Hear nothing yet. `tail` is a filter of subjects below the tap, beside what the selection says."""
+        self.bodiless = 0
+        self._feed: Subscription
+        self._bus = bus
+        self._subjects = Subjects(run)
+        self._clock = clock
+        self._selection = selection
+        self._tail = tail
+        self._after = 0
+
+    async def listen(self) -> None:
+        """Hear the taps from now on; `messages` tells what was heard."""
+        self._feed = await self._bus.listen(self._subjects.tap(self._wanted()), len_max=FEED_LEN_MAX)
+
+    async def messages(self, since_s: float | None, *, follow: bool = True) -> AsyncIterator[Tapped | None]:
+        """Yield what is wanted, and None at least every `POLL_S` while there is nothing.
+
+        Args:
+            since_s: begin with how things stand, and with the events since then (seconds since the epoch, by the clocks of
+                those who wrote them); None: only what happens from now on.
+            follow: go on with what happens; otherwise end with the newest event.
+        """
+        if since_s is not None:
+            async for told in self.standing():
+                yield told
+            self._after = await self._before(since_s)
+            async for told in self._events():
+                yield told
+        looked_s = self._clock.monotonic()
+        while follow:
+            core_message = await self._feed.next(POLL_S)
+            is_event = core_message is not None and core_message.subject.startswith(self._subjects.tap("ev."))
+            if since_s is not None and (is_event or self._clock.monotonic() - looked_s > LOOK_S):
+                # The next look brings what an absent broker could not say.
+                with contextlib.suppress(BusError, BrokerUnavailable):
+                    async for told in self._events():
+                        yield told
+                looked_s = self._clock.monotonic()
+            from_log = is_event and since_s is not None
+            yield None if core_message is None or from_log else self._heard(core_message)
+
+    async def standing(self) -> AsyncIterator[Tapped]:
+        """Yield the last message of every subject of which the broker keeps one, as far as wanted."""
+        for tap in (tap for name in STANDING for tap in self._selection.taps if tap.kind == name):
+            try:
+                records = await self._bus.get_records(f"{self._subjects.prefix}.{tap.pattern}")
+            except RunReplaced:  # a run of old keeps no heartbeats, one that is not founded nothing
+                continue
+            for record in records:
+                tail = record.subject.removeprefix(f"{self._subjects.prefix}.")
+                if told := self._told(tap, tail, record.data, record.revision):
+                    yield told
+
+    def _wanted(self) -> str:
+        """Return the narrowest filter of subjects that covers what is wanted."""
+        wanted = self._selection.taps
+        return wanted[0].pattern if self._tail == ">" and len(wanted) == 1 else self._tail
+
+    def _heard(self, core_message: CoreMessage) -> Tapped | None:
+        """Return what a tap says, None if it is not wanted."""
+        tail = core_message.subject.removeprefix(self._subjects.tap(""))
+        tap = kind_of(tail)
+        if tap is None:
+            return None
+        self.bodiless += not core_message.data
+        headers = core_message.headers
+        sequence = headers.get("Nats-Sequence", "")
+        return self._told(
+            tap,
+            tail,
+            core_message.data,
+            int(sequence) if sequence.isdecimal() and len(sequence) <= NUMBER_LEN_MAX else 0,
+            at_s=unix_s(headers.get(STORED_AT, "")) or self._clock.wall(),
+            info=_info(headers.get(INFO_HEADER, "")),
+        )
+
+    def _told(
+        self,
+        tap: TapKind,
+        tail: str,
+        data: bytes,
+        sequence: int,
+        *,
+        at_s: float | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Tapped | None:
+        """Return a message as it is told, None if it is not wanted. What was heard has a time, what was read has none."""
+        if not matches(self._tail, tail):
+            return None
+        body, fault = None, ""
+        if data:
+            try:
+                body = body_of(tap, tail, data)
+            except PeerMisbehaved as error:
+                fault = f"{error.what}: {error.got}"
+        shown = info or {}
+        if not self._selection.takes(tap, tail, shown if body is None else body):
+            return None
+        written_s = _written_s(body or {})
+        stored = at_s is None
+        return Tapped(written_s if at_s is None else at_s, tap.kind, tail, sequence, shown, body, fault, stored)
+
+    # --- the event log ------------------------------------------------------------------------------------------------
+
+    async def _events(self) -> AsyncIterator[Tapped]:
+        """Yield the wanted events after the last one that was read, to the end of the log."""
+        wanted = self._selection.taps
+        kind = wanted[0].kind if len(wanted) == 1 and wanted[0].fields is not None else "*"
+        if not any(tap.fields for tap in wanted):
+            return
+        while True:
+            page = await self._page(kind, self._after, PAGE_EVENTS)
+            for entry in page:
+                self._after = max(self._after, entry.sequence)
+                tail = entry.subject.removeprefix(f"{self._subjects.prefix}.")
+                tap = kind_of(tail)
+                if tap is not None and (told := self._told(tap, tail, entry.data, entry.sequence)):
+                    yield told
+            if len(page) < PAGE_EVENTS:
+                return
+
+    async def _before(self, since_s: float) -> int:
+        """Return a number in the event log after which the events since then begin.
+
+        The log has no index of times, but its times grow with its numbers. So halving finds the place, with at most twice
+        as many requests as the log's length has bits. It is the broker's time: no writer can lead the search astray.
+        """
+        first = await self._written(0)
+        if first is None or first[1] >= since_s:
+            return 0
+        low, step = first[0], 1
+        while (found := await self._written(low + step)) is not None and found[1] < since_s:
+            low, step = found[0], 2 * step
+        high = low + step
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._written(middle)
+            if found is None or found[1] >= since_s:
+                high = middle
+            else:
+                low = found[0]
+        return low
+
+    async def _written(self, after: int) -> tuple[int, float] | None:
+        """Return number and time of the first event after a number, by the writer's clock only if the broker says no time."""
+        while found := await self._page("*", after, 1):
+            after, stored_s = found[0].sequence, found[0].stored_s
+            if stored_s is not None:
+                return after, stored_s
+            with contextlib.suppress(PeerMisbehaved):
+                return after, event_of(found[0].subject, found[0].data).at_s
+        return None
+
+    async def _page(self, kind: str, after: int, limit: int) -> list[StoredEvent]:
+        """Return the next events; none while nobody has founded the run."""
+        try:
+            return await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=limit)
+        except RunReplaced:
+            return []
+
+
+def _written_s(body: Mapping[str, Any]) -> float:
+    """Return when a message says that it was written, 0 if it does not; a field that is none of its kind may hold anything."""
+    told = (body.get(name) for name in WRITTEN)
+    return next((float(one) for one in told if isinstance(one, int | float) and 0.0 <= one <= MOMENT_MAX), 0.0)
+
+
+def _info(text: str) -> dict[str, Any]:
+    """Return the writer's `info` of a message; empty if it is missing or unreadable."""
+    try:
+        return json_object(text or "{}")
+    except msgspec.MsgspecError:
+        return {}
+
+
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+SIGNATURE_NOTE: Final = (
+    "In a locked run every message but events ends in a line break and `signed:` with a signature. "
+    "Take off what follows the last line break; the rest is the JSON."
+)
+_COMPONENTS: Final = "#/components/schemas/{name}"
+_LEVELS: Final = {
+    "run": "The id of the run.",
+    "fragment": "The number of a fragment, from 0.",
+    "shard": "The number of a synchronizer shard, from 0.",
+    "learner": "The id of a learner.",
+    "process": "The name of a synchronizer process.",
+    "who": "Who wrote the event: a learner, `shard-<number>`, a synchronizer process, or `evaluator`.",
+}
+_HEADERS: Final = {
+    "Nats-Stream": "The stream that stored the message.",
+    "Nats-Subject": "The subject on which it was stored.",
+    "Nats-Sequence": "Its number in the stream.",
+    "Nats-Time-Stamp": "When the broker stored it (RFC 3339, UTC).",
+    "Nats-Msg-Id": "The id by which the broker knows it again.",
+    "Atoll-Info": "A few numbers and short texts of the message, as a JSON object of at most 4,096 bytes.",
+}
+
+
+def asyncapi() -> dict[str, Any]:
+    """Return the AsyncAPI 3 document of the taps of a run, for readers in other languages.
+
+    It is complete in itself, made from the code that reads and writes the messages, in the dialect that AsyncAPI 3 prescribes
+    (a superset of JSON Schema draft 7). What a schema cannot say: a message of a locked run has its signature behind it,
+    after a line break (`SIGNATURE_NOTE`).
+    """
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Taps of an Atoll run",
+            "version": f"{TAPS_VERSION}.0.0",
+            "description": (
+                "What a run of Atoll stores, as it happens: read-only, without tensors. Fields and kinds may be added in any "
+                f"release, so pass over those that you do not know. Wire versions {SCHEMA_OLDEST} to {SCHEMA_NEWEST} (`schema` "
+                f"of each message). {SIGNATURE_NOTE}"
+            ),
+            "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "broker": {
+                "host": "{host}:{port}",
+                "protocol": "nats",
+                "description": "The home broker of the run. A further broker (`bulk`) has the heads of its own fragments.",
+                "variables": {"host": {"default": "127.0.0.1"}, "port": {"default": str(PORT)}},
+            }
+        },
+        "channels": {tap.kind: _channel(tap) for tap in TAPS},
+        "operations": {
+            f"read_{tap.kind}": {
+                "action": "receive",
+                "channel": {"$ref": f"#/channels/{tap.kind}"},
+                "summary": tap.about,
+            }
+            for tap in TAPS
+        },
+        "components": {
+            "messages": {tap.kind: _message(tap) for tap in TAPS},
+            "schemas": {name: _draft_7(schema) for name, schema in schemas(_COMPONENTS).items()},
+        },
+    }
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """Return a JSON Schema of each kind of message, by kind."""
+    all_of_them = schemas("#/$defs/{name}")
+    return {
+        tap.kind: {
+            "$schema": DRAFT,
+            "title": tap.kind,
+            "description": tap.about,
+            "$ref": f"#/$defs/{schema_name(tap)}",
+            "$defs": {name: all_of_them[name] for name in sorted(_needed(schema_name(tap), all_of_them))},
+        }
+        for tap in TAPS
+    }
+
+
+def schema_name(tap: TapKind) -> str:
+    """Return under which name the schema of a kind of message stands."""
+    return tap.message.__name__ if tap.fields is None else f"{tap.kind.capitalize()}Event"
+
+
+def schemas(ref_template: str) -> dict[str, dict[str, Any]]:
+    """Return all schemas of messages and of what is in them, by name; references are made by `ref_template`."""
+    kinds = [*{tap.message for tap in TAPS}, *{tap.fields for tap in TAPS if tap.fields is not None}]
+    _, found = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=ref_template)
+    # In the dialect of schemas a pattern cannot name all that ours refuses.
+    components: dict[str, dict[str, Any]] = json.loads(json.dumps(found).replace(json.dumps(UNSEEN_BEYOND)[1:-1], ""))
+    for schema in components.values():
+        if "schema" in (properties := schema.get("properties", {})):
+            properties["schema"] |= {"minimum": SCHEMA_OLDEST, "maximum": SCHEMA_NEWEST}
+    envelope = components.pop("Event")
+    fields_of_events = {}
+    for tap in TAPS:
+        if tap.fields is None:
+            continue
+        fields_of_events[f"{tap.kind.capitalize()}Fields"] = components.pop(tap.fields.__name__)
+        event = copy.deepcopy(envelope)
+        event |= {"title": schema_name(tap), "description": tap.about}
+        event["properties"]["kind"] = {"const": tap.kind}
+        event["properties"]["fields"] = {"$ref": ref_template.format(name=f"{tap.kind.capitalize()}Fields")}
+        fields_of_events[schema_name(tap)] = event
+    return dict(sorted((components | fields_of_events).items()))
+
+
+def _channel(tap: TapKind) -> dict[str, Any]:
+    levels = ["run", *(level[1:-1] for level in tap.subject.split(".") if level.startswith("<"))]
+    return {
+        "address": f"atoll.{{run}}.tap.{tap.subject}".replace("<", "{").replace(">", "}"),
+        "description": tap.about,
+        "parameters": {level: {"description": _LEVELS[level]} for level in levels},
+        "messages": {tap.kind: {"$ref": f"#/components/messages/{tap.kind}"}},
+    }
+
+
+def _message(tap: TapKind) -> dict[str, Any]:
+    headers = {name: {"type": "string", "description": about} for name, about in _HEADERS.items()}
+    return {
+        "name": tap.kind,
+        "title": schema_name(tap),
+        "summary": tap.about,
+        "contentType": "application/json",
+        "headers": {
+            "type": "object",
+            "properties": headers,
+            "required": ["Nats-Stream", "Nats-Subject", "Nats-Sequence"],
+        },
+        "payload": {"$ref": _COMPONENTS.format(name=schema_name(tap))},
+    }
+
+
+def _needed(name: str, found: Mapping[str, dict[str, Any]]) -> set[str]:
+    """Return the names of a schema and of all that it refers to."""
+    needed: set[str] = set()
+    waiting = [name]
+    while waiting:
+        if (one := waiting.pop()) not in needed:
+            needed.add(one)
+            waiting += [reference.rpartition("/")[2] for reference in _references(found[one])]
+    return needed
+
+
+def _references(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if "$ref" in node else []
+        return own + [one for inner in node.values() for one in _references(inner)]
+    return [one for inner in node for one in _references(inner)] if isinstance(node, list) else []
+
+
+def _draft_7(node: Any) -> Any:  # noqa: ANN401  (a piece of JSON)
+    """Return a schema in draft 7, where the first items of an array are written in another way."""
+    if isinstance(node, list):
+        return [_draft_7(inner) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _draft_7(inner) for key, inner in node.items() if key not in ("prefixItems", "items")}
+    if "prefixItems" in node:
+        made["items"] = _draft_7(node["prefixItems"])
+        if "items" in node:
+            made["additionalItems"] = _draft_7(node["items"])
+    elif "items" in node:
+        made["items"] = _draft_7(node["items"])
+    return made

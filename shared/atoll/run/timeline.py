@@ -31,8 +31,7 @@ from atoll.run.event_fields import (
     ValidationEvent,
     fields_of,
 )
-from atoll.run.process_views import LearnerView
-from atoll.run.samples import SampleLine
+from atoll.run.process_views import LearnerView, SampleLine
 from atoll.run.view import LEARNERS_KEPT, RunView
 from atoll.wire.messages import Event
 

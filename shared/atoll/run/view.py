@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.base.quantities import LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
+from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.protocol.ledger import continued
 from atoll.run.event_fields import (
     ClosedEvent,
@@ -37,10 +37,60 @@ from atoll.run.event_fields import (
     WaitingEvent,
     fields_of,
 )
-from atoll.run.process_views import HostView, LearnerLife, LearnerView
-from atoll.run.round_sums import NAMES_KEPT, OTHER, RoundSums, count
-from atoll.run.samples import SampleLine
+from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
 from atoll.wire.messages import Beat, Event, Presence
+
+NAMES_KEPT: Final = 256
+OTHER: Final = "other"
+"""What names beyond the bound of a count are counted under: whoever writes the event log chooses them."""
+
+
+def count(counts: Counter[str], name: str, more: int, names_max: int = NAMES_KEPT) -> None:
+    """Add to the count of a name; those beyond the bound are counted together."""
+    if name not in counts and len(counts) >= names_max:
+        name = OTHER
+    counts[name] = at_most(COUNT_MAX, counts[name] + more)
+
+
+@dataclass(slots=True)
+class Clips:
+    """Of one learner, how many contributions were clipped; when the newest was (wall time), its length and that allowed."""
+
+    count: int = 0
+    at_s: float = 0.0
+    norm: float = 0.0
+    norm_max: float = 0.0
+
+
+@dataclass(slots=True)
+class RoundSums:
+    """Commits by shard, rounds by their ends, contributions, how many were late, and by learner those judged or clipped."""
+
+    commits: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    contributions: int = 0
+    late: int = 0
+    shortened: Counter[str] = field(default_factory=Counter)
+    unheard: Counter[str] = field(default_factory=Counter)
+    clipped: dict[str, Clips] = field(default_factory=dict)
+
+    def add(self, shard: str, line: RoundView, at_s: float) -> None:
+        """Take one round that was made at `at_s` (wall time)."""
+        count(self.commits, shard, 1, LEARNERS_MAX)
+        count(self.ends, line.end, 1)
+        self.contributions = at_most(COUNT_MAX, self.contributions + len(line.contributors))
+        for share in line.contributors:
+            self.late = at_most(COUNT_MAX, self.late + (share.age > 0))
+            if share.shortened:
+                count(self.shortened, share.learner, share.shortened, LEARNERS_MAX)
+            if share.unheard:
+                count(self.unheard, share.learner, share.unheard, LEARNERS_MAX)
+            if share.norm_max is not None:
+                name = share.learner if len(self.clipped) < LEARNERS_MAX or share.learner in self.clipped else OTHER
+                clips = self.clipped.setdefault(name, Clips())
+                clips.count = at_most(COUNT_MAX, clips.count + 1)
+                clips.at_s, clips.norm, clips.norm_max = at_s, share.norm or 0.0, share.norm_max
+
 
 ROUNDS_MAX: Final = 100_000
 VALIDATIONS_MAX: Final = 10_000

@@ -2,7 +2,7 @@
 
     the broker (`read`) or `events.jsonl` of a saved run (`read_file`) ──► `on_event`, event by event ──► `History`
 
-A process that follows a run anyway has a `HistoryView` (`atoll.story.history_view`), and needs no second reading. `on_event`
+A process that follows a run anyway has a `HistoryView` (`atoll.story.history`), and needs no second reading. `on_event`
 reduces one event; `take` first looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a
 clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten, of
 learners' events that of the learner that wrote most. Times are seconds since the Unix epoch
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.fair_queue import FairQueue, heaviest
+from atoll.base.quantities import MOMENT_MAX
 from atoll.bus.interface import Bus
 from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.reasons import id_of
@@ -42,11 +44,42 @@ from atoll.run.event_fields import (
 )
 from atoll.run.saved import saved_events
 from atoll.run.timeline import Timeline
-from atoll.run.view import ROUNDS_MAX, RoundLine
-from atoll.story.run_clock import RunClock
+from atoll.run.view import ROUNDS_MAX, RoundLine, RunView
 from atoll.wire.event_log import Repeats, event_of
 from atoll.wire.messages import Event
 from atoll.wire.subjects import Subjects
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """Turns seconds since the Unix epoch into words; `began_s` is when the run began, and `virtual` that it was simulated."""
+
+    began_s: float
+    virtual: bool = False
+
+    def at(self, at_s: float) -> str:
+        """Return a moment for a person."""
+        run_s = f"{at_s - self.began_s:.3f} s"
+        return run_s if self.virtual else f"{run_s} ({_date(at_s).isoformat(sep=' ', timespec='milliseconds')})"
+
+    def span(self, from_s: float, until_s: float | None) -> str:
+        """Return a stretch of time for a person; `until_s` None: it lasted to the end of the event log."""
+        run_s = f"from {from_s - self.began_s:.1f} s to " + (
+            "the end of the event log" if until_s is None else f"{until_s - self.began_s:.1f} s"
+        )
+        if self.virtual:
+            return run_s
+        since, until = _date(from_s), None if until_s is None else _date(until_s)
+        if until is None:
+            return f"{run_s} (since {since:%Y-%m-%d %H:%M:%S} UTC)"
+        form = "%H:%M:%S" if until.date() == since.date() else "%Y-%m-%d %H:%M:%S"
+        return f"{run_s} ({since:%Y-%m-%d %H:%M:%S} to {until.strftime(form)} UTC)"
+
+
+def _date(at_s: float) -> datetime:
+    """Return a date; of a time that no calendar has, which a difference of claims may be, the nearest that it has."""
+    return datetime.fromtimestamp(min(max(at_s, 0.0), MOMENT_MAX), UTC)
+
 
 PAGE_EVENTS: Final = 1000
 NOTES_MAX: Final = 20_000
@@ -428,3 +461,16 @@ def base_of(line: RoundLine, share: Contributor) -> int:
 def push_id(line: RoundLine, share: Contributor) -> str:
     """Return the id of a contribution."""
     return id_of("push", share.learner, share.incarnation, line.round.fragment, share.push)
+
+
+@dataclass(slots=True)
+class HistoryView(RunView):
+    """A view with the history of the same run, fed by the same events."""
+
+    history: History = field(default_factory=History)
+
+    def on_event(self, event: Event) -> None:
+        """Let both take an entry of the event log; a round, of which both keep very many, they share."""
+        commits = self.commits
+        RunView.on_event(self, event)
+        self.history.on_event(event, self.rounds[-1] if self.commits > commits else None)

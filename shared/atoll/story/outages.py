@@ -24,7 +24,7 @@ from statistics import median
 from typing import Final
 
 from atoll.run.view import RoundLine
-from atoll.story.attribution import middle
+from atoll.story.goodput import middle
 from atoll.story.history import History, ServedTenure
 from atoll.wire.traffic import TOLD_EVERY_S
 

@@ -18,10 +18,17 @@ from atoll.protocol.reasons import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.event_fields import Contributor
 from atoll.run.view import RoundLine
-from atoll.story.attribution import LearnerShare, alignment_of_others, duration_of_others, points_away, shares_of
-from atoll.story.goodput import DEFINITION, goodput_of
+from atoll.story.findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
+from atoll.story.goodput import (
+    DEFINITION,
+    LearnerShare,
+    alignment_of_others,
+    duration_of_others,
+    goodput_of,
+    points_away,
+    shares_of,
+)
 from atoll.story.history import History, RoundMoments, base_of, push_id
-from atoll.story.learner_findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.lives import adoption_delays
 from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
 from atoll.story.telling import SILENT

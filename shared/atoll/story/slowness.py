@@ -20,13 +20,10 @@ from typing import Final, Literal
 
 from atoll.base.wording import counted
 from atoll.run.view import RoundLine
-from atoll.story.absences import absences_of
-from atoll.story.attribution import duration_of_others, shares_of
-from atoll.story.findings import findings
-from atoll.story.goodput import TimePresent, presences, summed
+from atoll.story.findings import RunFinding, findings
+from atoll.story.goodput import TimePresent, duration_of_others, presences, shares_of, summed
 from atoll.story.history import History
-from atoll.story.lives import adoption_delays
-from atoll.story.run_finding import RunFinding
+from atoll.story.lives import absences_of, adoption_delays
 from atoll.story.telling import SILENT
 
 Whole = Literal["learners", "rounds"]

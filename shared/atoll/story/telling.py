@@ -1,4 +1,4 @@
-"""The causal chain of a round, a fragment or a contribution, in words.
+"""Stories in words: the causal chain of a round, a fragment or a contribution, a learner's lives, a shard's owners.
 
     call ──► contributions ──► commit ──► head ──► adoption
 
@@ -10,18 +10,28 @@ clocks differ. Where an event of an earlier release lacks a fact, the story says
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from atoll.base.wording import counted
 from atoll.protocol.reasons import id_of
-from atoll.run.decisions import describe_clip, describe_wait, list_names
-from atoll.run.event_fields import Contributor
+from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
+from atoll.run.event_fields import Contributor, QuarantineEvent
 from atoll.run.view import RoundLine
-from atoll.story.attribution import weight_of
+from atoll.story.findings import measure_told, refused_id
+from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
 from atoll.story.history import History, RoundMoments, base_of, push_id
-from atoll.story.learner_findings import measure_told, refused_id
-from atoll.story.outages import ShardOutage, long_bound_s, outages_of, owner_of, round_lengths, stood_still
+from atoll.story.lives import LearnerAbsence, absences_of
+from atoll.story.outages import (
+    ShardOutage,
+    long_bound_s,
+    outages_of,
+    owner_of,
+    round_lengths,
+    stood_still,
+    usual_pause_s,
+)
 
 SILENT: Final = "the event log does not tell"
 LATEST: Final = 10
@@ -281,3 +291,164 @@ def _causes(history: History, line: RoundLine) -> list[str]:
     if not adopted:
         lines.append(f"  {head:<28} -> no contribution on it is known yet")
     return lines
+
+
+def learner_story(history: History, learner: str) -> list[str]:
+    """Return what a learner did: its lives, what it contributed beside the others, its refusals, its latest contributions."""
+    shares, clock = shares_of(history.rounds), history.clock
+    own = next((share for share in shares if share.learner == learner), None)
+    told = [f"learner {learner}", ""]
+    lives = [
+        (each.at_s, f"joined as incarnation {each.fields.incarnation} after {each.fields.took_s:.3g} s")
+        for each in history.joined
+        if each.who == learner
+    ]
+    lives += [
+        (each.at_s, f"left: {each.fields.tokens:,} tokens in {each.fields.steps:,} steps")
+        for each in history.left
+        if each.who == learner
+    ]
+    lives += [(each.from_s, _gone(each)) for each in absences_of(history) if each.learner == learner]
+    lives += [
+        (each.at_s, f"{each.who} put incarnation {each.fields.incarnation} into quarantine: {_offences(each.fields)}")
+        for each in history.quarantined
+        if each.fields.learner == learner
+    ]
+    told += [f"  {clock.at(at_s)}  {words}" for at_s, words in sorted(lives)] or [f"  when it joined, {SILENT}"]
+    if own is None:
+        return [*told, "", "no contribution of it was merged", *_refusals(history, learner)]
+    figures = [
+        ("contributions merged", own.contributions, None, "{:,}"),
+        ("of them late", own.late, None, "{:,}"),
+        (
+            "share of a round's weight",
+            own.weight_share,
+            of_others(shares, learner, lambda each: each.weight_share),
+            "{:.1%}",
+        ),
+        ("inner steps in a contribution", own.steps, of_others(shares, learner, lambda each: each.steps), "{:.4g}"),
+        ("inner step, s", own.step_s, duration_of_others(shares, learner, lambda each: each.step_s), "{:.3g}"),
+        ("upload, s", own.upload_s, duration_of_others(shares, learner, lambda each: each.upload_s), "{:.3g}"),
+        ("cosine with the merge", own.aligned, of_others(shares, learner, lambda each: each.aligned), "{:.3g}"),
+        (
+            "cosine with the other learners",
+            own.aligned_with_others,
+            alignment_of_others(shares, learner),
+            "{:.3g}",
+        ),
+        ("left of its length after correction", own.shortened, None, "{:.1%}"),
+        ("training loss", own.loss, of_others(shares, learner, lambda each: each.loss), "{:.4g}"),
+    ]
+    told += ["", f"  {'what it contributed (medians)':<38}{learner:>14}{'the others':>14}"]
+    for name, mine, others, form in figures:
+        told.append(
+            f"  {name:<38}{'not told' if mine is None else form.format(mine):>14}"
+            f"{'' if others is None else form.format(others):>14}".rstrip()
+        )
+    if points_away(own, alignment_of_others(shares, learner)):
+        told.append("  it points elsewhere than the others: look at its machine, its data and its learning rate")
+    told += _refusals(history, learner)
+    told += ["", "its latest contributions"]
+    told += [f"  {answer_told(line, share)}" for line, share in history.contributions(learner)[-LATEST:]]
+    return told
+
+
+def _gone(each: LearnerAbsence) -> str:
+    """Return when a learner was gone: the last sign of a life, for how long nothing was heard, and what was lost."""
+    told = f"was last heard: incarnation {each.former} left no word; it was gone for {each.gone_s:.3g} s"
+    if each.joined_s is None or each.until_s is None:
+        return f"{told}, to the end of the event log{each.lost_told()}"
+    joined = f"incarnation {each.heir} began, which joined {each.joined_s - each.until_s:.3g} s later"
+    return f"{told}, until {joined}{each.lost_told()}"
+
+
+def _offences(told: QuarantineEvent) -> str:
+    return describe_isolation(told.offences, told.reason)
+
+
+def _refusals(history: History, learner: str) -> Sequence[str]:
+    refused = [each for each in history.refused if each.fields.learner == learner]
+    if not refused:
+        return []
+    told = [
+        f"  {history.clock.at(each.at_s)}  push {each.fields.push} of fragment {each.fields.fragment}: {each.fields.reason}"
+        f"{measure_told(each.fields)}"
+        for each in refused[-LATEST:]
+    ]
+    return ["", f"{len(refused)} of its contributions were refused", *told]
+
+
+def shard_story(history: History, shard: str) -> list[str]:
+    """Return what happened to a shard, in order, and what it did."""
+    fragments = history.fragments_of(shard)
+    served = f"fragments {', '.join(map(str, fragments))}" if fragments else f"which fragments, {SILENT}"
+    return [
+        f"{shard}: {served}",
+        "",
+        "its owners",
+        *_owners(history, shard),
+        "",
+        "its commits",
+        *_commits(history, shard),
+        "",
+        "whom it refused",
+        *_refused(history, shard),
+        "",
+        "its longest rounds",
+        *(f"  {line}" for line in long_rounds(history, shard)),
+    ]
+
+
+def _owners(history: History, shard: str) -> list[str]:
+    clock, missed = (
+        history.clock,
+        {None if each.heir is None else each.until_s: each for each in outages_of(history) if each.shard == shard},
+    )
+    told = []
+    for tenure in (each for each in history.tenures if each.shard == shard):
+        words = (
+            f"{owner_of(tenure)} serves it, epoch {tenure.fields.epoch}, after {tenure.fields.took_s:.3g} s to begin"
+        )
+        if (outage := missed.get(tenure.from_s)) is not None:
+            told.append(
+                f"  {clock.at(outage.from_s)}  the last sign of its owner; it had none for {outage.lasted_s:.3g} s"
+            )
+            words += ": a takeover"
+        elif tenure.former_s is not None:
+            words += ": handed over in good order" if tenure.closed else ": the run went on"
+        told.append(f"  {clock.at(tenure.from_s)}  {words}")
+    if (lasting := missed.get(None)) is not None:
+        told.append(
+            f"  {clock.at(lasting.from_s)}  the last sign of its owner; it has none to the end of the event log, "
+            f"{lasting.lasted_s:.3g} s"
+        )
+    elif shard in history.closed:
+        told.append("  it has closed its ledger: its last owner left in good order")
+    return told or [f"  {SILENT} who served it"]
+
+
+def _commits(history: History, shard: str) -> list[str]:
+    made = [line for line in history.rounds if line.shard == shard]
+    if not made:
+        return ["  none is in the event log"]
+    usual_s = usual_pause_s(history, shard)
+    pace = "" if usual_s is None else f", usually one every {usual_s:.3g} s"
+    told = [f"  {counted(len(made), 'commit')}{pace}, the last at {history.clock.at(made[-1].at_s)}"]
+    newest = {line.round.fragment: line.round.version for line in made}
+    told += [f"  fragment {fragment} is at version {version}" for fragment, version in sorted(newest.items())[:LATEST]]
+    return [*told, *([f"  and {counted(len(newest) - LATEST, 'more fragment')}"] if len(newest) > LATEST else [])]
+
+
+def _refused(history: History, shard: str) -> list[str]:
+    counts = Counter((each.fields.learner, each.fields.reason) for each in history.refused if each.who == shard)
+    told = [
+        f"  {counted(count, 'contribution')} of {learner or 'a learner'}: {reason}"
+        for (learner, reason), count in counts.most_common(LATEST)
+    ]
+    told += [
+        f"  {history.clock.at(each.at_s)}  it put {each.fields.learner}, incarnation {each.fields.incarnation}, into "
+        f"quarantine: {describe_isolation(each.fields.offences, each.fields.reason)}"
+        for each in history.quarantined
+        if each.who == shard
+    ]
+    return told or ["  nobody"]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from atoll.report.comparison import ComparedRun
 from atoll.run.curves import POINTS_MAX, PresentTime, learner_curve, lines_of, rates, silence, stretches, thinned
-from atoll.run.samples import SampleLine
+from atoll.run.process_views import SampleLine
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History

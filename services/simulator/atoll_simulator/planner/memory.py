@@ -1,7 +1,7 @@
 """The memory of a synchronizer and the streams of the broker that a run needs.
 
 A shard holds its fragments as float32 with their outer state. An open round adds its sum and the contributions that
-wait for it, at most as large as a sum (`atoll.merge.accumulate`). A commit adds the new values and state. Up to eight
+wait for it, at most as large as a sum (`atoll.merge.fold`). A commit adds the new values and state. Up to eight
 contributions are read at once (`atoll_synchronizer.aggregator`), and the pool keeps the last released vectors
 (`atoll.base.buffer_pool`). Arrays of a gibibyte and more are in scratch files, except those of an optimizer from optax.
 Memory then holds a sum for each open round, as much again of mapped pages (`make bench-memory`), and smaller
