@@ -17,8 +17,8 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.logs import configure, get
 from atoll.base.provenance import commit, machine
-from atoll.local import defaults
-from atoll.local.environment import flat
+from atoll.local import run_settings
+from atoll.local.run_settings import flat
 from atoll.run.folder import unusable
 from atoll.settings import Settings, load
 from atoll_learner.process import limit_threads, prepare_work
@@ -53,7 +53,7 @@ def baseline_settings(config: Path | None, assignments: tuple[str, ...], learner
     Raises:
         SettingsError: a setting is unknown, out of range or contradicts another.
     """
-    return load(config, assignments, fallback=defaults.fallback(learners)).settings
+    return load(config, assignments, fallback=run_settings.default_fallback(learners)).settings
 
 
 def run_baseline(request: Request) -> None:

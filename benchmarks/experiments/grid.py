@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
-from atoll.local import defaults
-from atoll.local.environment import flat
+from atoll.local import run_settings
 from atoll.local.options import shard_names
+from atoll.local.run_settings import flat
 from atoll.settings import Settings, load
 from atoll.settings.sections import UP_LEARNERS_MAX
 from atoll_simulator.scenario import scenario_of
@@ -198,10 +198,10 @@ def _standing() -> dict[str, Value]:
 
     Only of settings that depend on no other one; defaults are part of the sources that a cell is kept under.
     """
-    texts = [f"{name}={value}" for name, value in defaults.SETTINGS.items()]
+    texts = [f"{name}={value}" for name, value in run_settings.DEFAULTS.items()]
     known = flat(load(None, texts, {}).settings)
     alone = (name for name in known if name.startswith(("protocol.", "train.")))
-    return {name: known[name] for name in alone if name not in (*_FOLLOWS, *defaults.FOLLOWING)}
+    return {name: known[name] for name in alone if name not in (*_FOLLOWS, *run_settings.FOLLOWING)}
 
 
 def standing_settings() -> dict[str, Value]:
@@ -220,8 +220,8 @@ def unsaid(cell: GridCell) -> str:
     ]
     train = load(None, sources, {}).settings.train
     follows = {name: train[name.removeprefix("train.")] for name in _FOLLOWS}
-    up = defaults.settings_of(cell.learners)
-    follows |= {name: up[name] for name in defaults.FOLLOWING}
+    up = run_settings.default_settings(cell.learners)
+    follows |= {name: up[name] for name in run_settings.FOLLOWING}
     left = {
         name: value for name, value in (_standing() | follows).items() if name not in said and _reads(cell.method, name)
     }
@@ -272,7 +272,7 @@ def _check(cell: GridCell) -> None:
             allowed = ", ".join([*_OURS, *sorted(Settings.model_fields)])
             raise SettingsError("unknown setting in an experiment", got=name, allowed=allowed)
     said = [f"{name}={_plain(value)}" for name, value in cell.settings if not _simulated(name)]
-    settings = load(None, said, {}, fallback=defaults.fallback(cell.learners)).settings
+    settings = load(None, said, {}, fallback=run_settings.default_fallback(cell.learners)).settings
     if cell.method == "atoll":
         settings.protocol.check(cell.learners)
         learners = [f"learner-{number}" for number in range(1, cell.learners + 1)]

@@ -17,8 +17,8 @@ import msgspec
 from atoll.base.clock import SystemClock
 from atoll.base.provenance import commit, machine
 from atoll.bus.server import EmbeddedBroker
-from atoll.local.environment import without_settings
 from atoll.local.processes import ChildPlan, ProcessGroup
+from atoll.local.run_settings import without_settings
 from atoll.settings.sections import DataSettings
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.model_settings import model_settings

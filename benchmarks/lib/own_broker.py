@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.bus.options import BusOptions
 from atoll.keys.identity import read_identity
-from atoll.local.run_keys import RunKeys, keys_of
+from atoll.local.own_brokers import RunKeys, keys_of
 
 
 def as_operator(out: Path, run: str) -> BusOptions:

@@ -38,7 +38,7 @@ import psutil
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.codec import frame_bytes
-from atoll.local.environment import without_settings
+from atoll.local.run_settings import without_settings
 from atoll.protocol.settings import ProtocolSettings
 from atoll.story.history import History, RoundMoments
 from atoll.wire.subjects import Subjects

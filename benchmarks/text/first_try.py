@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.local.environment import without_settings
+from atoll.local.run_settings import without_settings
 from atoll_learner.beginning import first_values
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.export import save_safetensors

@@ -1,6 +1,6 @@
 """`reference/settings.md`: every setting with its default, what is allowed, what it means and what its default follows from.
 
-The settings and their descriptions come from `atoll.settings.described`. What a default follows from is written by hand in
+The settings and their descriptions come from `atoll.settings.catalogue`. What a default follows from is written by hand in
 `docs/reference/defaults-follow-from.toml`: a page and half a sentence for a setting, or for a whole section.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atoll.base.docstrings import summary
 from atoll.settings import Settings, load
-from atoll.settings.described import Setting, carried, every_setting
+from atoll.settings.catalogue import Setting, carried_sections, every_setting
 
 ORIGINS = Path("docs/reference/defaults-follow-from.toml")
 
@@ -40,7 +40,7 @@ def origin_of(setting: str, known: dict[str, tuple[str, str]]) -> tuple[str, str
 
 def page(root: Path) -> str:
     """Return the page of all settings, with links as a file in `docs/reference` has them."""
-    known, services = origins(root), carried()
+    known, services = origins(root), carried_sections()
     sections: dict[str, list[Setting]] = {}
     for setting in every_setting():
         sections.setdefault(setting.section, []).append(setting)

@@ -12,10 +12,10 @@ import pytest
 from atoll import __version__
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.deploy import comparison
-from atoll.deploy.comparison import compared
+from atoll.deploy import examination
+from atoll.deploy.checks import Finding
 from atoll.deploy.description import read_description
-from atoll.deploy.findings import Finding
+from atoll.deploy.examination import compare_deployment
 from atoll.wire.messages import Presence, encode
 from atoll.wire.subjects import Subjects
 from support.command_line import atoll
@@ -41,7 +41,7 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
 
 async def differing(deployed: Deployed, wait_s: float = LONG_S) -> dict[str, str]:
     """Return what differs, by what it is about."""
-    findings = await compared(read_description(deployed.file), deployed.out, wait_s)
+    findings = await compare_deployment(read_description(deployed.file), deployed.out, wait_s)
     wrong: list[Finding] = [finding for finding in findings if finding.grade == "FAIL"]
     assert all(finding.todo for finding in wrong)
     return {finding.about: finding.what for finding in wrong}
@@ -71,7 +71,7 @@ async def listened(broker: MemoryBroker) -> None:
 
 async def test_every_learner_of_a_crowd_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 say one word each, all at the same moment, and the synchronizer says its own after them."""
-    monkeypatch.setattr(comparison, "STRANGERS_S", 0.0)
+    monkeypatch.setattr(examination, "STRANGERS_S", 0.0)
     file = tmp_path / "crowd.toml"
     file.write_text(
         'run = "crowd"\n[hub]\nhosts = ["hub.example.org"]\nsynchronizers = 1\n'
@@ -81,7 +81,7 @@ async def test_every_learner_of_a_crowd_is_heard(tmp_path: Path, monkeypatch: py
     described, subjects, broker = read_description(file), Subjects("crowd"), MemoryBroker()
     names = [f"{place}-{number}" for place in ("here", "there") for number in range(1, 1001)]
     bus = MemoryBus("crowd", broker)
-    hearing = asyncio.create_task(comparison.heard_services(bus, described, {}, LONG_S))
+    hearing = asyncio.create_task(examination.listen_for_services(bus, described, {}, LONG_S))
     await listened(broker)
     for name in names:
         broker.core_message(CoreMessage(subjects.beat(name), encode(beat_of(name))))
@@ -100,7 +100,7 @@ async def test_words_that_are_nobodys_own_are_not_heard(tmp_path: Path) -> None:
     file.write_text('run = "two"\n[hub]\nhosts = ["hub.example.org"]\n[regions.here]\nlearners = 2\n', encoding="utf-8")
     subjects, broker = Subjects("two"), MemoryBroker()
     bus = MemoryBus("two", broker)
-    hearing = asyncio.create_task(comparison.heard_services(bus, read_description(file), {}, 0.2))
+    hearing = asyncio.create_task(examination.listen_for_services(bus, read_description(file), {}, 0.2))
     await listened(broker)
     broker.core_message(CoreMessage(subjects.beat("here-1"), encode(beat_of("here-2"))))
     broker.core_message(CoreMessage(subjects.beat("here-2"), b"nonsense"))
@@ -136,7 +136,7 @@ async def test_settings_versions_and_files_that_differ_are_told(deployed: Deploy
         text.replace("fragments = 4", "fragments = 8").replace("learners = 3", "learners = 2"), encoding="utf-8"
     )
     async with services(deployed, ("home-1", "home-2"), software="0.0.9"):
-        found = await compared(read_description(deployed.file), deployed.out, LONG_S)
+        found = await compare_deployment(read_description(deployed.file), deployed.out, LONG_S)
     wrong = [(finding.about, finding.what) for finding in found if finding.grade == "FAIL"]
 
     assert ("files", "edited by hand: home/services/home-1/atoll.toml") in wrong

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from atoll.client.founding import publish_origin
-from atoll.deploy.comparison import compared
 from atoll.deploy.description import DeploymentDescription, read_description
-from atoll.deploy.examination import Outlook, examined
+from atoll.deploy.examination import ExaminationContext, compare_deployment, examine
 from atoll.deploy.rendering import render
 from atoll.deploy.seat import Seat, seat_of_service
 from atoll.deploy.services import leaf_command, leaf_of, node_command, nodes
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
 LEARNERS = ("home-1", "home-2")
 PREMERGER = "home-premerge"
 SOON_S, POLL_S, LONG_S, SHORT_S = 120.0, 0.05, 60.0, 1.0
-QUIET = Outlook(measures_link=False)
+QUIET = ExaminationContext(measures_link=False)
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +69,12 @@ class RegionDeployed:
 
     async def differing(self, wait_s: float) -> dict[str, str]:
         """Return what differs, by what it is about."""
-        findings = await compared(self.described, self.out, wait_s)
+        findings = await compare_deployment(self.described, self.out, wait_s)
         return {finding.about: finding.what for finding in findings if finding.grade == "FAIL"}
 
     async def faults(self, service: str) -> dict[str, str]:
         """Return what the doctor finds wrong at the seat of a service."""
-        findings = await examined(seat_of_service(self.described, self.out, service, []), QUIET)
+        findings = await examine(seat_of_service(self.described, self.out, service, []), QUIET)
         return {finding.about: finding.what for finding in findings if finding.grade == "FAIL"}
 
 
@@ -154,7 +153,7 @@ def leaf_seat(placed: RegionDeployed) -> Seat:
 
 async def about_identity(seat: Seat) -> list[tuple[str, str]]:
     """Return what fails at a seat, each with its remedy."""
-    wrong = [finding for finding in await examined(seat, QUIET) if finding.grade == "FAIL"]
+    wrong = [finding for finding in await examine(seat, QUIET) if finding.grade == "FAIL"]
     assert all(finding.todo for finding in wrong), wrong
     return [(finding.about, finding.what) for finding in wrong]
 
@@ -199,11 +198,11 @@ async def test_the_doctor_measures_the_link_of_a_region_and_its_clock(placed: Re
     """At its broker and at a learner that founds: the time of the hub, and the link to it, not the one to the leaf."""
     await placed.found()
     days = [
-        [one for one in await examined(seat, replace(QUIET, clock=ShiftedClock(86400.0))) if one.about == "clock"]
+        [one for one in await examine(seat, replace(QUIET, clock=ShiftedClock(86400.0))) if one.about == "clock"]
         for seat in (leaf_seat(placed), seat_of_service(placed.described, placed.out, "home-1", []))
     ]
-    at_leaf = {one.about: one for one in await examined(leaf_seat(placed))}
-    learner = {one.about: one for one in await examined(seat_of_service(placed.described, placed.out, "home-1", []))}
+    at_leaf = {one.about: one for one in await examine(leaf_seat(placed))}
+    learner = {one.about: one for one in await examine(seat_of_service(placed.described, placed.out, "home-1", []))}
 
     assert [[one.grade for one in found] for found in days] == [["FAIL"], ["FAIL"]]
     assert all(found[0].what.startswith("ours is 24 h ahead of") for found in days), days
@@ -219,7 +218,7 @@ async def test_the_seat_of_a_region_whose_broker_does_not_run_yet_is_examined(pl
     """Before its start: a note says that nobody listens there, and the hub's port is looked at."""
     port = free_port()
     seat = seat_of_service(placed.described, placed.out, "home-broker", [f"broker.url=tls://127.0.0.1:{port}"])
-    findings = await examined(seat, QUIET)
+    findings = await examine(seat, QUIET)
 
     assert [one for one in findings if one.grade == "FAIL"] == []
     assert [one.grade for one in findings if one.about == f"127.0.0.1:{port}"] == ["note"]

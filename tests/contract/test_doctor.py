@@ -25,10 +25,8 @@ from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import stream_plan
-from atoll.deploy.examination import Outlook, examined
-from atoll.deploy.findings import Finding, as_date
-from atoll.deploy.machine_checks import MachineView, congestion
-from atoll.deploy.run_checks import hub_link, rights
+from atoll.deploy.checks import Finding, MachineView, as_date, check_congestion, check_hub_link, check_rights
+from atoll.deploy.examination import ExaminationContext, examine
 from atoll.deploy.seat import Seat, seat_of_file
 from atoll.keys.certificates import Certified
 from atoll.keys.identity import read_identity, write_secret
@@ -46,7 +44,7 @@ from support.wan import Wire, inside, unfit, wan
 
 MIB = 1 << 20
 LOOKS = 5
-QUIET = Outlook(measures_link=False)
+QUIET = ExaminationContext(measures_link=False)
 pytestmark = pytest.mark.connected
 
 
@@ -70,15 +68,15 @@ def failed(findings: list[Finding]) -> list[Finding]:
     return wrong
 
 
-async def faults(seat: Seat, outlook: Outlook = QUIET) -> list[tuple[str, str]]:
+async def faults(seat: Seat, outlook: ExaminationContext = QUIET) -> list[tuple[str, str]]:
     """Return what is wrong at a seat: what about, and what."""
-    return [(finding.about, finding.what) for finding in failed(await examined(seat, outlook))]
+    return [(finding.about, finding.what) for finding in failed(await examine(seat, outlook))]
 
 
 @pytest.mark.parametrize("service", ["home-1", "synchronizer-1", None])
 async def test_nothing_is_found_where_nothing_is_wrong(deployed: Deployed, service: str | None) -> None:
     """Every check is made, and none fails; the link, the clock and the founding are told with figures."""
-    findings = await examined(deployed.seat(service))
+    findings = await examine(deployed.seat(service))
     told = {finding.about: finding for finding in findings}
 
     assert failed(findings) == []
@@ -100,7 +98,7 @@ async def test_nothing_is_found_where_nothing_is_wrong(deployed: Deployed, servi
 
 async def test_a_node_of_the_broker_is_a_seat(deployed: Deployed) -> None:
     """It is nobody, so nothing is asked behind the door: its key, its certificate and its disk are looked at."""
-    findings = await examined(deployed.seat("broker-1"), QUIET)
+    findings = await examine(deployed.seat("broker-1"), QUIET)
     full = await faults(deployed.seat("broker-1"), replace(QUIET, machine=MachineView(free=lambda _: 1 << 20)))
     key = deployed.out / "hub/services/broker/broker.key"
     key.chmod(0o640)
@@ -150,10 +148,10 @@ async def test_the_link_of_a_region_is_measured_and_not_the_way_to_its_leaf(tmp_
     """2 Mbit/s to the hub: what is measured is less than the relay carries, and most of it; a cut is told."""
     with RelayedRegion(tmp_path, bytes_s=250e3) as there:
         bus = await open_jetstream(there.leaf.url, run, name="test")
-        slow, _ = await hub_link(BrokerProbe(bus), 1 << 20)
+        slow, _ = await check_hub_link(BrokerProbe(bus), 1 << 20)
         looks = [look for _ in range(LOOKS) if (look := await BrokerProbe(bus).hub_link()) is not None]
         there.cut()
-        away, _ = await hub_link(BrokerProbe(bus), 0)
+        away, _ = await check_hub_link(BrokerProbe(bus), 0)
         await bus.close()
 
     assert all(look.up_bits_per_s < 2.4e6 for look in looks)
@@ -176,7 +174,7 @@ async def test_an_examination_leaves_no_trace(deployed: Deployed, service: str |
     operator = read_identity(deployed.out / "keys/identities/operator.toml").credentials()
     bus = await open_jetstream(deployed.url, deployed.run, name="test", options=BusOptions(credentials=operator))
     before = await stored(bus, deployed.run)
-    await examined(deployed.seat(service))
+    await examine(deployed.seat(service))
     after = await stored(bus, deployed.run)
     await bus.close()
 
@@ -194,8 +192,8 @@ async def test_rights_at_a_cluster_are_told_without_a_trace(tmp_path: Path, run:
         await founder.provision(64 * MIB)
         eye, operator = await locked.bus(run, locked.identity(run, "eye")), await locked.bus(run, locked.operator)
         before = await stored(operator, run)
-        own = await rights(BrokerProbe(founder), "learner", run, "a", founds=True)
-        others = await rights(BrokerProbe(eye), "learner", run, "a", founds=True)
+        own = await check_rights(BrokerProbe(founder), "learner", run, "a", founds=True)
+        others = await check_rights(BrokerProbe(eye), "learner", run, "a", founds=True)
         after = await stored(operator, run)
         for bus in (founder, eye, operator):
             await bus.close()
@@ -215,7 +213,7 @@ async def test_a_learner_that_may_not_found_is_not_missed_rights(deployed: Deplo
         encoding="utf-8",
     )
     deployed.follow()
-    findings = await examined(deployed.seat("guests-1"), QUIET)
+    findings = await examine(deployed.seat("guests-1"), QUIET)
     path.write_text(text, encoding="utf-8")
 
     assert failed(findings) == []
@@ -243,7 +241,7 @@ async def test_a_port_that_nobody_has(deployed: Deployed) -> None:
 async def test_one_closed_port_of_three(deployed: Deployed) -> None:
     """The others serve; the one that does not is named, and the rest is examined."""
     closed = free_port()
-    findings = await examined(deployed.seat("home-1", f"broker.url={deployed.url},tls://127.0.0.1:{closed}"), QUIET)
+    findings = await examine(deployed.seat("home-1", f"broker.url={deployed.url},tls://127.0.0.1:{closed}"), QUIET)
 
     assert [finding.about for finding in failed(findings)] == [f"127.0.0.1:{closed}"]
     assert "founding" in {finding.about for finding in findings}
@@ -251,7 +249,7 @@ async def test_one_closed_port_of_three(deployed: Deployed) -> None:
 
 async def test_a_server_that_says_nothing(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes the connection, and nobody speaks: frozen, or something else."""
-    monkeypatch.setattr("atoll.deploy.door_checks.WAIT_S", 0.2)
+    monkeypatch.setattr("atoll.deploy.checks.WAIT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         [(_, what)] = await faults(deployed.seat("home-1", f"broker.url=tls://127.0.0.1:{silent.getsockname()[1]}"))
 
@@ -294,7 +292,7 @@ async def test_a_certificate_that_has_ended(deployed: Deployed, tmp_path: Path) 
     keys = deployed.out / "keys"
     authority = Certified(*((keys / f"authority.{kind}").read_text(encoding="utf-8") for kind in ("pem", "key")))
     with showing(tmp_path / "ended", ended(authority, "127.0.0.1")) as server:
-        findings = failed(await examined(deployed.seat("home-1", f"broker.url={server.url}"), QUIET))
+        findings = failed(await examine(deployed.seat("home-1", f"broker.url={server.url}"), QUIET))
 
     assert [finding.what.partition(" on ")[0] for finding in findings] == ["its certificate ended"]
     assert "atoll keys certificate" in findings[0].todo
@@ -304,7 +302,7 @@ async def test_a_certificate_that_has_ended(deployed: Deployed, tmp_path: Path) 
 async def test_a_clock_that_is_a_day_behind_is_no_other_authority(deployed: Deployed) -> None:
     """By it the certificate does not hold yet: the clock is what to look at, and it is told."""
     behind = ShiftedClock(-86400.0)
-    [wrong] = failed(await examined(deployed.seat("home-1"), replace(QUIET, clock=behind)))
+    [wrong] = failed(await examine(deployed.seat("home-1"), replace(QUIET, clock=behind)))
 
     assert wrong.what.startswith("its certificate holds only from ")
     assert wrong.todo == f"look at this machine's clock: it says {as_date(behind.wall())}"
@@ -316,8 +314,8 @@ async def test_an_authority_that_does_not_hold_yet_is_no_other_authority(
     """What OpenSSL says of it leads to the clock, too."""
     early = ssl.SSLCertVerificationError(1, "certificate is not yet valid")
     early.verify_code, early.verify_message = 9, "certificate is not yet valid"
-    monkeypatch.setattr("atoll.deploy.door_checks._refused", lambda *_: early)
-    [wrong] = failed(await examined(deployed.seat("home-1"), QUIET))
+    monkeypatch.setattr("atoll.deploy.checks._tls_error", lambda *_: early)
+    [wrong] = failed(await examine(deployed.seat("home-1"), QUIET))
 
     assert wrong.what.endswith("does not hold at this time: certificate is not yet valid")
     assert wrong.todo.startswith("look at this machine's clock")
@@ -325,8 +323,8 @@ async def test_an_authority_that_does_not_hold_yet_is_no_other_authority(
 
 async def test_a_certificate_that_ends_soon_is_a_note(deployed: Deployed) -> None:
     """As seen in 800 days; in 900 it has ended."""
-    soon = await examined(deployed.seat(), replace(QUIET, clock=ShiftedClock(800 * 86400.0)))
-    late = await examined(deployed.seat(), replace(QUIET, clock=ShiftedClock(900 * 86400.0)))
+    soon = await examine(deployed.seat(), replace(QUIET, clock=ShiftedClock(800 * 86400.0)))
+    late = await examine(deployed.seat(), replace(QUIET, clock=ShiftedClock(900 * 86400.0)))
 
     assert [finding.grade for finding in soon if "its certificate ends" in finding.what] == ["note"]
     assert any("its certificate ended on" in finding.what for finding in failed(late))
@@ -373,7 +371,7 @@ async def test_a_key_that_is_revoked(deployed: Deployed, tmp_path: Path) -> None
     KeyFolder(deployed.out / "keys").revoke("home-3", deployed.run, time.time())
     deployed.follow()
     seat = deployed.seat("home-3", f"broker.identity={kept}")
-    findings = failed(await examined(replace(seat, secrets=(kept,)), QUIET))
+    findings = failed(await examine(replace(seat, secrets=(kept,)), QUIET))
 
     assert [finding.about for finding in findings] == ["broker"]
     assert "does not let us in" in findings[0].what
@@ -390,7 +388,7 @@ async def test_a_key_whose_rights_are_others(deployed: Deployed) -> None:
     roll.write_text(json.dumps(entries), encoding="utf-8")
     if deployed.door.has_changed():
         deployed.server.reload()
-    found = failed(await examined(deployed.seat("home-2"), QUIET))
+    found = failed(await examine(deployed.seat("home-2"), QUIET))
     roll.write_text(before, encoding="utf-8")
     if deployed.door.has_changed():
         deployed.server.reload()
@@ -437,7 +435,7 @@ async def test_an_archive_that_is_a_folder_is_written_to_at_the_seat_of_a_synchr
     folder = tmp_path / "archive"
     folder.mkdir()
     for url in (str(folder), folder.as_uri()):
-        found = await examined(deployed.seat("synchronizer-1", f"archive.url={url}"), QUIET)
+        found = await examine(deployed.seat("synchronizer-1", f"archive.url={url}"), QUIET)
         told = [(one.grade, one.what) for one in found if one.about == "archive"]
         assert failed(found) == []
         assert told == [("ok", f"user {os.geteuid()} can write into {folder}")]
@@ -489,7 +487,7 @@ async def test_a_key_that_others_may_read(deployed: Deployed) -> None:
     """Its mode is told; a secret that others could have read wants a new key."""
     path = deployed.identity("home-1")
     path.chmod(0o644)
-    findings = failed(await examined(deployed.seat(), QUIET))
+    findings = failed(await examine(deployed.seat(), QUIET))
     path.chmod(0o600)
 
     assert [finding.about for finding in findings] == ["secret", "identity"]
@@ -503,7 +501,7 @@ async def test_the_identity_of_another(deployed: Deployed) -> None:
     shard = deployed.out / "hub/services/synchronizer-1/identity.toml"
     kind = await faults(deployed.seat("home-1", f"broker.identity={shard}"))
     run = await faults(deployed.seat("home-1", "run=another"))
-    operator = await examined(
+    operator = await examine(
         deployed.seat("home-1", f"broker.identity={deployed.out / 'keys/identities/operator.toml'}"), QUIET
     )
 
@@ -525,7 +523,7 @@ async def test_a_run_of_a_wire_version_that_we_do_not_speak(broker: EmbeddedBrok
     """Its version and ours are told, and that an upgrade helps."""
     record = encode(run_record(run)).replace(f'"schema":{SCHEMA_NEWEST}'.encode(), b'"schema":99')
     await founded_openly(broker.url, run, record)
-    findings = failed(await examined(seat_of_file(None, [f"run={run}", f"broker.url={broker.url}"]), QUIET))
+    findings = failed(await examine(seat_of_file(None, [f"run={run}", f"broker.url={broker.url}"]), QUIET))
 
     assert [finding.about for finding in findings] == ["run"]
     assert "wire version" in findings[0].what
@@ -571,12 +569,12 @@ async def test_a_kernel_without_bbr_on_a_far_link(tmp_path: Path) -> None:
     available = tmp_path / "tcp_available_congestion_control"
     available.write_text("reno cubic\n", encoding="utf-8")
     view = MachineView(kernel=tmp_path)
-    far, unknown, near = (congestion(view, echo_s) for echo_s in (0.05, None, 0.0002))
+    far, unknown, near = (check_congestion(view, echo_s) for echo_s in (0.05, None, 0.0002))
     available.write_text("reno cubic bbr\n", encoding="utf-8")
 
-    assert [one.grade for one in (far, unknown, near, congestion(view, 0.05))] == ["note", "note", "ok", "ok"]
+    assert [one.grade for one in (far, unknown, near, check_congestion(view, 0.05))] == ["note", "note", "ok", "ok"]
     assert "tcp_bbr" in far.todo
-    assert congestion(MachineView(kernel=tmp_path / "none"), 0.05).grade == "note"
+    assert check_congestion(MachineView(kernel=tmp_path / "none"), 0.05).grade == "note"
 
 
 def test_the_verb_leaves_with_3_and_says_what_to_do(deployed: Deployed) -> None:

@@ -30,7 +30,7 @@ from atoll.keys.identity import HeldIdentity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
 from atoll.local import brokers
-from atoll.local.broker_watches import RoomWatch
+from atoll.local.brokers import RoomWatch
 from support.locked_brokers import HOST, LockedBroker
 
 pytestmark = pytest.mark.connected
@@ -137,7 +137,7 @@ def test_a_server_that_refuses_its_configuration_goes_on_with_the_former_one(
         with pytest.raises(SettingsError, match="goes on with the former one"):
             server.reload()
         with capture_logs() as logs:
-            brokers._take_over(server, door)
+            brokers._apply_door(server, door)
         assert [line["event"] for line in logs] == ["broker.door_refused"]
         assert not door.has_changed()
     assert (door.config.read_text(encoding="utf-8"), server.pid) == (former, pid)
@@ -255,7 +255,7 @@ async def test_who_is_revoked_cannot_say_that_the_server_refuses_it(locked: Lock
     locked.keys.revoke("ada", RUN, time.time())
     with capture_logs() as logs:
         assert locked.doors[0].has_changed()
-        await asyncio.to_thread(brokers._take_over, locked.servers[0], locked.doors[0])
+        await asyncio.to_thread(brokers._apply_door, locked.servers[0], locked.doors[0])
     stop.set()
     await asyncio.gather(lying, return_exceptions=True)
     assert [line["event"] for line in logs if line["event"].startswith("broker.")] == []
@@ -276,17 +276,17 @@ def test_a_door_of_which_the_server_says_nothing_stays_and_is_told_again(
         silent.setattr("atoll.bus.server.READY_S", 0.0)
         assert door.has_changed()
         with capture_logs() as logs:
-            brokers._take_over(server, door)
+            brokers._apply_door(server, door)
     assert [line["event"] for line in logs] == ["broker.door_unconfirmed"]
     assert ada not in door.config.read_text(encoding="utf-8")
     assert door.has_changed()
-    brokers._take_over(server, door)
+    brokers._apply_door(server, door)
     assert not door.has_changed()
     with monkeypatch.context() as faulty:
         faulty.setattr("atoll.keys.locked.doors", lambda *_: "accounts { core: { users: [ { nkey: x } ] } }\n")
         locked.keys.add("late", "learner", RUN, time.time())
         assert door.has_changed()
-        brokers._take_over(server, door)
+        brokers._apply_door(server, door)
         assert not door.has_changed()
         faulty.setattr("atoll.keys.locked.REFUSED_S", 0.0)
         assert door.has_changed()

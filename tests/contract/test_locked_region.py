@@ -346,7 +346,7 @@ async def test_a_region_that_is_revoked_reaches_the_hub_no_more(there: LockedRel
         assert await told_until_heard(shard, s.call(0), calls, b"call") == b"call"
         there.keys.revoke("eu", there.run, time.time())
         assert await asyncio.to_thread(there.hub_door.has_changed)
-        await asyncio.to_thread(brokers._take_over, there.hub, there.hub_door)
+        await asyncio.to_thread(brokers._apply_door, there.hub, there.hub_door)
         with pytest.raises(Unanswered):
             await region.call(region.request(f"{root}.INFO", timeout_s=REVOKED_S))
         await region.call(published(region, s.member("b"), b"late", "_INBOX.x"))

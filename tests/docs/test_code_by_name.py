@@ -41,7 +41,7 @@ OUR_NAMES: Final = {
     "atoll.protocol.settings": "fields of `ProtocolSettings`",
     "atoll.protocol.snapshots": "fields of a round",
     "atoll.run.taps": "levels of our own subjects",
-    "atoll.settings.allowed": "bounds of pydantic's rules",
+    "atoll.settings.errors": "bounds of pydantic's rules",
     "atoll_learner.data.mixture": "fields of the meta file",
     "atoll_learner.hugging_face": "fields of `ModelSettings`",
     "atoll_learner.model_settings": "fields of `ModelSettings`",

@@ -23,7 +23,7 @@ from jsonschema import Draft202012Validator
 import atoll
 from atoll.base.docstrings import attributes
 from atoll.run.taps import TAPS
-from atoll.settings.described import every_setting
+from atoll.settings.catalogue import every_setting
 from atoll.wire.messages import Head
 from support.command_line import atoll as atoll_verb
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from atoll.local.likeness import RUN_AS_FOUND
+from atoll.local.run_settings import RUN_AS_FOUND
 from support import caches
 from support.documents import MARK, processes_of
 

@@ -21,7 +21,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
-from atoll.cli.why import lines
+from atoll.cli.story import why_lines
 from atoll.client.join import join
 from atoll.client.join_options import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
@@ -176,10 +176,10 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     history.take("ev.left.a", b"no event")
     await history.read(bus, record.subjects)
 
-    assert lines(history, 1, 18) == [
+    assert why_lines(history, 1, 18) == [
         "fragment 1: version 18 is not there yet; call 4: it needs 2 of 2 live learners, and has 1; not yet b (call/1/17/4)"
     ]
-    assert lines(history, None, None) == ["no round has ended yet"]
+    assert why_lines(history, None, None) == ["no round has ended yet"]
 
 
 def test_a_wait_that_comes_again_and_again_is_logged_at_growing_intervals() -> None:

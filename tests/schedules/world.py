@@ -25,8 +25,7 @@ from atoll.bus.memory.streams import StoredMessage
 from atoll.client.leaf_rules import rules_of
 from atoll.client.peer_recovery import Borrowed
 from atoll.local.console import ConsolePicture
-from atoll.local.console_status import status_of
-from atoll.local.console_tables import TopMoment
+from atoll.local.console_tables import TopMoment, status_of
 from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
 from atoll.protocol.fragment_ledger import close_together

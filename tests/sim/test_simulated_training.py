@@ -17,8 +17,8 @@ import pytest
 import atoll
 from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
 from atoll.bus.memory.bus import MemoryBroker
-from atoll.local.environment import flat, variables
 from atoll.local.options import UpRequest, plan
+from atoll.local.run_settings import flat, variables
 from atoll.settings import load
 from atoll_simulator import simulation
 from atoll_simulator.loop import LoopClock, VirtualLoop

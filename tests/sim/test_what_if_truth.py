@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.histories import recording_of
+from atoll.cli.reading import recording_of
 from atoll.story.goodput import goodput_of
 from atoll_simulator.what_if.comparison import Changed, compare
 from atoll_simulator.what_if.recording import RecordedLink, Recording, fitted

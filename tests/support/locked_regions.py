@@ -13,7 +13,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.regions import HubSide, RegionSide
 from atoll.bus.server import EmbeddedBroker
-from atoll.cli.broker_links import keeper_of
+from atoll.cli.broker import keeper_credentials
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.locked import LockedDoor, LockedRegion
 from atoll.keys.rights import Kind
@@ -64,7 +64,7 @@ class LockedRelayed(RelayedRegion):
         mine, hubs = self.identity(REGION), (self.link.url.replace("nats", "tls"),)
         self.leaf_door = LockedDoor(self.keys, self.folder / REGION, region=LockedRegion(mine, REGION, hubs))
         leaf = EmbeddedBroker(self.folder / REGION, include=self.leaf_door.config)
-        leaf.link = RegionSide(REGION, hubs, self.leaf_door.remote, keeper_of(mine))
+        leaf.link = RegionSide(REGION, hubs, self.leaf_door.remote, keeper_credentials(mine))
         return leaf
 
     def identity_path(self, name: str) -> Path:

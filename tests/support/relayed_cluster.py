@@ -12,8 +12,7 @@ import msgspec
 
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.cluster import ClusteredBroker, node_store, planned_nodes
-from atoll.local.broker_watches import SilenceWatch, processor_s
-from atoll.local.brokers import WATCH_S
+from atoll.local.brokers import WATCH_S, SilenceWatch, processor_s
 from support.links import LinkProxy
 
 UNREACHABLE: Final = "127.0.0.1:1"

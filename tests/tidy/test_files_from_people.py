@@ -68,8 +68,8 @@ REASONS = {
     ("shared/atoll/bus/server_log.py", "open"): OURS,
     ("shared/atoll/codec/kernels/compiling.py", "read_bytes"): INSTALLED,
     ("shared/atoll/codec/kernels/ready.py", "read_bytes"): INSTALLED,
-    ("shared/atoll/deploy/machine_checks.py", "read_text"): SYSTEM,
-    ("shared/atoll/local/broker_watches.py", "read_text"): SYSTEM,
+    ("shared/atoll/deploy/checks.py", "read_text"): SYSTEM,
+    ("shared/atoll/local/brokers.py", "read_text"): SYSTEM,
     ("shared/atoll/local/processes.py", "open"): OURS,
     ("shared/atoll/local/program_cache.py", "open"): "looked at before (`lstat`)",
 }

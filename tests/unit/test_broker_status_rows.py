@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.bus.nodes import NodeTold, told
-from atoll.cli.broker_status import rows_of
+from atoll.cli.broker import rows_of
 from atoll.keys.roll import KeyEntry, Roll, RollEntry
 from atoll.keys.roll_stamp import RollStamp, stamp_of, tags, worn
 

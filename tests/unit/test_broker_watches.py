@@ -13,8 +13,7 @@ import pytest
 
 from atoll.bus.greeting import greeting
 from atoll.bus.server import EmbeddedBroker
-from atoll.local.broker_watches import AGAIN_S, FROZEN_S, PROBE_EVERY_S, SilenceWatch
-from atoll.local.brokers import host_command
+from atoll.local.brokers import AGAIN_S, FROZEN_S, PROBE_EVERY_S, SilenceWatch, host_command
 from support.islands import DEADLINE_S
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from atoll.base.errors import SettingsError
-from atoll.local.defaults import settings_of
+from atoll.local.run_settings import default_settings
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.planner.cautions import NO_WAY
 from support.command_line import invoked
@@ -202,8 +202,8 @@ def test_the_file_of_a_real_run_says_how_it_trains(tmp_path: Path) -> None:
 
     protocol = asked["protocol"]
     assert (protocol["fragments"], protocol["codec_up"], protocol["overlap_steps"]) == (12, "int8", 3)
-    assert protocol["interval_steps"] == settings_of(asked["learners"])["protocol.interval_steps"]
-    assert asked["tokens"] == settings_of(asked["learners"])["protocol.tokens_target"]
+    assert protocol["interval_steps"] == default_settings(asked["learners"])["protocol.interval_steps"]
+    assert asked["tokens"] == default_settings(asked["learners"])["protocol.tokens_target"]
     assert asked["stream_bytes_max"] == 123456789
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from atoll.local import defaults
-from atoll.local.environment import flat
+from atoll.local import run_settings
 from atoll.local.options import UpRequest, kept_settings, plan
+from atoll.local.run_settings import flat
 from atoll.protocol.settings import BOUNDS, OUTER_ALLOWED
 from atoll.settings import load
-from atoll.settings.described import every_setting
+from atoll.settings.catalogue import every_setting
 from support.command_line import atoll
 
 COMMENTED = re.compile(r"^#([\w.-]+ = .+)$", re.MULTILINE)
@@ -107,7 +107,7 @@ def test_up_shows_the_defaults_of_atoll_up() -> None:
     lines = atoll("config", "--up", "protocol", "--set", "protocol.quorum=2").stdout.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=2)[2].split(maxsplit=1) for line in lines}
 
-    assert shown["protocol.fragments"] == [str(defaults.SETTINGS["protocol.fragments"]), "atoll up"]
+    assert shown["protocol.fragments"] == [str(run_settings.DEFAULTS["protocol.fragments"]), "atoll up"]
     assert shown["protocol.quorum"] == ["2", "--set protocol.quorum"]
     assert shown["protocol.age_max"][1] == "default"
 

@@ -13,8 +13,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.units import as_size
 from atoll.local import console as console_module
 from atoll.local.console import WIDE, ConsolePicture, LastingConsole, PlainConsole, draw, draw_once, status_line
-from atoll.local.console_status import aged
-from atoll.local.console_tables import TopMoment
+from atoll.local.console_tables import TopMoment, with_age
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.timeline import TimedView
 from atoll.run.view import RunView
@@ -136,7 +135,7 @@ def test_a_picture_that_is_drawn_once_has_the_age_of_its_run(capsys: pytest.Capt
     view = TimedView()
     view.on_event(event("joined", "a", 2_800.0, incarnation=1, founder=True, took_s=0.5))
     now = TopMoment(ConsolePicture(view, "r", ProtocolSettings(), 0.0, 2.0), view.timeline, 10_000.0)
-    for picture in (aged(now), aged(now, 2_740.0), aged(replace(now, closing=True), 2_740.0)):
+    for picture in (with_age(now), with_age(now, 2_740.0), with_age(replace(now, closing=True), 2_740.0)):
         draw_once(picture)
 
     ages = [line.partition(" · ")[0] for line in capsys.readouterr().out.splitlines() if " · " in line]

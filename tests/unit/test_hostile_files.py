@@ -26,10 +26,10 @@ from atoll.bus.regions import REGION_FILE, domain_of
 from atoll.cli.main import build
 from atoll.cli.replay import replay_dump
 from atoll.deploy.description import read_description
-from atoll.deploy.rendering import MANIFEST, edits
+from atoll.deploy.rendering import MANIFEST, edited_files
 from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
-from atoll.local.likeness import read_earlier
+from atoll.local.run_settings import read_earlier
 from atoll.model.model_files import INDEX, WHOLE, check_model_files
 from atoll.report.comparison import read_report
 from atoll.run.folder import read_run_file
@@ -121,7 +121,7 @@ READERS = {
     "description": FileReader("deployment.toml", read_description),
     "identity": FileReader("identity.toml", read_identity),
     "roll": FileReader("roll.json", lambda path: KeyFolder(path.parent).read()),
-    "rendered": FileReader(MANIFEST, lambda path: edits(path.parent), (missing,)),
+    "rendered": FileReader(MANIFEST, lambda path: edited_files(path.parent), (missing,)),
     "--out": FileReader("run.json", lambda path: read_run_file(path.parent), (missing,)),
     "--like": FileReader("report.json", read_earlier),
     "compare": FileReader("report.json", read_report),

@@ -13,9 +13,9 @@ import pytest
 import atoll as package
 from atoll.base import provenance
 from atoll.base.errors import SettingsError
-from atoll.local import likeness
-from atoll.local.likeness import EarlierRun, read_earlier
+from atoll.local import run_settings
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
+from atoll.local.run_settings import EarlierRun, read_earlier
 from atoll.report.collect import Facts, collect
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.view import RunView
@@ -189,20 +189,20 @@ def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
 
 def test_another_version_or_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said of the same commit, as long as neither tree was edited."""
-    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40)
+    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
 
     assert earlier().differences() == []
     assert "Atoll 0.0.1" in earlier(atoll="0.0.1").differences()[0]
     assert "at commit bbb" in earlier("bbb").differences()[0]
-    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40 + provenance.EDITED)
+    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40 + provenance.EDITED)
     assert len(earlier("a" * 40 + provenance.EDITED).differences()) == 1
-    monkeypatch.setattr(likeness, "commit", lambda: provenance.UNKNOWN)
+    monkeypatch.setattr(run_settings, "commit", lambda: provenance.UNKNOWN)
     assert len(earlier(provenance.UNKNOWN).differences()) == 1
 
 
 def test_a_broker_of_somebodys_is_not_taken_over_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is told, for whoever wants the same one."""
-    monkeypatch.setattr(likeness, "commit", lambda: "a" * 40)
+    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
 
     assert earlier(broker=EMBEDDED).differences() == []
     assert "nats://***@host:4222" in earlier(broker="nats://***@host:4222").differences()[0]
@@ -212,8 +212,8 @@ def test_another_text_is_told(tmp_path: Path) -> None:
     """By the hash of the report: of the documents, or of the tokens where the run was not exported."""
     (tmp_path / "meta.json").write_text('{"source": "s", "fingerprint": "f"}', encoding="utf-8")
 
-    assert [earlier(data=known).other_text(tmp_path) for known in ("s", "f", "")] == ["", "", ""]
-    assert "the text is not that of first" in earlier(data="x").other_text(tmp_path)
+    assert [earlier(data=known).text_difference(tmp_path) for known in ("s", "f", "")] == ["", "", ""]
+    assert "the text is not that of first" in earlier(data="x").text_difference(tmp_path)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, SettingsError, StorageFull
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.local import recovery
+from atoll.local import run_store
 from atoll.local.options import UpPlan, UpRequest, plan
 from atoll.run.folder import RunFile
 from atoll.wire.blobs import Download, Portion
@@ -41,8 +41,8 @@ async def loss(up: UpPlan, bus: MemoryBus, patch: pytest.MonkeyPatch) -> RunLost
     async def opened(*_args: object, **_options: object) -> MemoryBus:
         return bus
 
-    patch.setattr(recovery, "open_bus", opened)
-    return await recovery.find_loss("nats://127.0.0.1:1", up)
+    patch.setattr(run_store, "open_bus", opened)
+    return await run_store.find_loss("nats://127.0.0.1:1", up)
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("the broker does not answer"), StorageFull("no room")])
@@ -82,7 +82,7 @@ def test_what_has_a_scheme_is_no_folder(url: str, tmp_path: Path, run: str) -> N
     up = continued(tmp_path / "out", run, 0)
     settings = up.settings.model_copy(update={"archive": up.settings.archive.model_copy(update={"url": url})})
 
-    assert recovery.archive_url(replace(up, settings=settings)) == url
+    assert run_store.archive_url(replace(up, settings=settings)) == url
 
 
 async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the_end(tmp_path: Path, run: str) -> None:
@@ -98,11 +98,11 @@ async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the
     await founded.found()
     await founded.round()
 
-    assert "nothing can be kept in the archive" in recovery.try_archive(broken)
-    assert recovery.try_archive(works) == recovery.try_archive(off) == recovery.unarchived(off) == ""
-    assert "no complete checkpoint of this run" in recovery.unarchived(works)
-    assert "no complete checkpoint of this run" in recovery.unarchived(broken)
+    assert "nothing can be kept in the archive" in run_store.try_archive(broken)
+    assert run_store.try_archive(works) == run_store.try_archive(off) == run_store.describe_unarchived(off) == ""
+    assert "no complete checkpoint of this run" in run_store.describe_unarchived(works)
+    assert "no complete checkpoint of this run" in run_store.describe_unarchived(broken)
     assert all(await founded.checkpoint())
-    assert recovery.unarchived(works) == ""
+    assert run_store.describe_unarchived(works) == ""
     with pytest.raises(SettingsError, match="no place for an archive"):
-        recovery.try_archive(planned("archive.url=http://x"))
+        run_store.try_archive(planned("archive.url=http://x"))

@@ -223,7 +223,7 @@ def test_the_command_that_continues_a_run_names_its_code_again(tmp_path: Path, t
         with RunFolder(up.out) as folder:
             journal = Journal(up, folder, RunView(), SystemClock())
             journal.begin()
-            said = shlex.split(journal.continued_by().rpartition("atoll up ")[2])
+            said = shlex.split(journal.continuation().rpartition("atoll up ")[2])
         assert said == [
             "--out",
             str(up.out),

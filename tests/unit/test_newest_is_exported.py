@@ -9,7 +9,7 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.local.run_probe import lost_commits, newest_is_exported
+from atoll.local.run_store import lost_commits, newest_is_exported
 from atoll.run.folder import RunFolder
 from atoll.run.merged_model import read_merged
 from atoll.settings import load

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.cli.story import told as story_told
-from atoll.cli.why import lines
+from atoll.cli.story import story_lines as story_told
+from atoll.cli.story import why_lines
 from atoll.story.findings import findings
 from atoll.story.outages import long_bound_s, outages_of, round_lengths, stood_still
 from atoll.story.telling import fragment_story, long_rounds
@@ -55,13 +55,13 @@ def test_a_shard_that_was_handed_over_had_no_outage(run: SteppedRun) -> None:
 def test_the_story_of_a_round_tells_the_outage_of_its_shard(run: SteppedRun) -> None:
     """Its present owner knows only that no learner was left: that is not why nobody was called for forty seconds."""
     run.round(6, at_s=101.0, why=NEVER)
-    story = "\n".join(lines(run.history, 0, 6))
+    story = "\n".join(why_lines(run.history, 0, 6))
 
     assert "outage     40.000 s  shard-0 had no owner from 51.0 s to 91.0 s" in story
     assert "until process 2 on h took it over" in story
     assert "it was never called: shard-0 had no owner until then" in story
     assert "because no live learner was left to ask" not in story
-    other = "\n".join(lines(run.history, 1, 9))
+    other = "\n".join(why_lines(run.history, 1, 9))
     assert "outage" not in other
 
 

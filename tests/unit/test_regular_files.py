@@ -13,7 +13,7 @@ from atoll.base import regular_files
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file, read_file, text_or_empty
 from atoll.cli.replay import replay_dump
-from atoll.local.likeness import read_earlier
+from atoll.local.run_settings import read_earlier
 from atoll.run.folder import read_run_file
 from atoll.story.history import History
 

@@ -39,7 +39,7 @@ def test_a_run_that_is_not_finished_ends_with_the_command_that_continues_it(
     session = journal(out, target, broker)
     session.file.tokens = tokens
 
-    assert session.continued_by().partition("continue:")[2].strip() == said.format(out=f"'{out}'")
+    assert session.continuation().partition("continue:")[2].strip() == said.format(out=f"'{out}'")
 
 
 def fails_in_turn(session: Journal, monkeypatch: pytest.MonkeyPatch, error: AtollError) -> list[bool]:

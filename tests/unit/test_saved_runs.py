@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.base.errors import SettingsError
-from atoll.cli.histories import recording_of
 from atoll.cli.main import build
+from atoll.cli.reading import recording_of
 from atoll.run.saved import EVENTS_FILE, saved_run
 from atoll_monitor.dashboard.page_curves import compared
 from atoll_monitor.dashboard.saved_scene import SavedScene

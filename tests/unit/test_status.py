@@ -16,13 +16,11 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
-from atoll.cli import watching
+from atoll.cli import watch
 from atoll.cli.main import build
-from atoll.cli.status import _moment
-from atoll.cli.watching import all_heard
+from atoll.cli.watch import _current_moment, has_heard_all
 from atoll.local.console import ConsolePicture
-from atoll.local.console_status import status_lines, status_of
-from atoll.local.console_tables import TopMoment, standing_at
+from atoll.local.console_tables import TopMoment, standing_at, status_lines, status_of
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import ClosedEvent, RoundView
@@ -209,7 +207,7 @@ async def test_a_run_that_is_still_being_founded_is_no_mistake_of_the_user(
     """In the first seconds of `atoll up` its folder is there, and the run is not: options that nobody gave are not named."""
     settings = load(None, [f"broker.url={broker.url}", "run=unfounded"]).settings
     with pytest.raises(SettingsError, match="still being founded") as found:
-        await _moment(settings, tmp_path)
+        await _current_moment(settings, tmp_path)
 
     assert "try again" in str(found.value)
     assert "--run" not in str(found.value)
@@ -230,8 +228,10 @@ async def test_a_look_at_the_run_of_a_folder_opens_its_broker_once(
         return await open_bus(url, run, name=name, options=options)
 
     monkeypatch.setattr("atoll.bus.open.open_bus", counted)
-    monkeypatch.setattr(watching, "BEATS_HEARD", 0.0)
-    told, founded_at_s = await _moment(load(None, [f"broker.url={broker.url}", f"run={run}"]).settings, tmp_path)
+    monkeypatch.setattr(watch, "BEATS_HEARD", 0.0)
+    told, founded_at_s = await _current_moment(
+        load(None, [f"broker.url={broker.url}", f"run={run}"]).settings, tmp_path
+    )
 
     assert opened == ["status"]
     assert (told.picture.run, founded_at_s) == (run, record.founded_at_s)
@@ -247,7 +247,7 @@ def test_a_look_is_over_once_nobody_is_missing() -> None:
             view.on_presence(Presence(name=name, host="h", pid=1, owns=(int(name[-1]),), wants=()), at_s)
         else:
             view.on_beat(beat(name), at_s)
-        heard.append(all_heard(record, view))
+        heard.append(has_heard_all(record, view))
 
     view.on_event(event("joined", "a", 1.0, incarnation=1))
     view.on_event(event("joined", "gone", 1.0, incarnation=1))
@@ -256,19 +256,19 @@ def test_a_look_is_over_once_nobody_is_missing() -> None:
         take(name, float(at_s))
 
     assert heard == [False, False, False, True, False, True]
-    assert not all_heard(record, TimedView())
+    assert not has_heard_all(record, TimedView())
 
 
 def test_nobody_is_awaited_of_a_run_that_is_over() -> None:
     """Its learners have left and its shards have closed their ledgers; one that has not may still be at it."""
     record, view = msgspec.structs.replace(run_record("r"), closing=True), TimedView()
     for shard in ("shard-0", "shard-1"):
-        assert not all_heard(record, view)
+        assert not has_heard_all(record, view)
         view.closed[shard] = ClosedEvent(ledger=Ledger())
 
-    assert all_heard(record, view)
+    assert has_heard_all(record, view)
     view.on_beat(beat("late"), 1.0)
-    assert not all_heard(record, view)
+    assert not has_heard_all(record, view)
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from textual.widgets import DataTable, Static
 from atoll.base.errors import INTERRUPTED
 from atoll.local.console import ConsolePicture
 from atoll.local.console_app import LEFT, HelpScreen, TopApp
-from atoll.local.console_tables import PANELS, TopMoment, fitting, heading, in_order
+from atoll.local.console_tables import PANELS, TopMoment, fitting_columns, heading, sort_rows
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.timeline import TimedView
@@ -132,7 +132,7 @@ async def test_everything_that_matters_is_on_the_screen_whole(size: tuple[int, i
             assert made.rows
             for row in made.rows[:4]:
                 line = next(line for line in screen if row.cells[0].text in line and row.cells[1].text in line)
-                assert [n for n in fitting(made, size[0]) if f" {row.cells[n].text} " not in f" {line} "] == []
+                assert [n for n in fitting_columns(made, size[0]) if f" {row.cells[n].text} " not in f" {line} "] == []
 
 
 async def test_what_a_narrow_terminal_leaves_out_is_told_below() -> None:
@@ -267,6 +267,6 @@ def test_rows_are_sorted_by_numbers_and_not_by_their_letters() -> None:
     """9 before 10, and an unknown first."""
     view = told_run()
     view.on_event(event("joined", "new", WALL_S, incarnation=1))
-    rows = in_order(PANELS["learners"](moment_of(view)).rows, 3, falling=False)
+    rows = sort_rows(PANELS["learners"](moment_of(view)).rows, 3, falling=False)
 
     assert [row.key for row in rows] == ["new", "learner-2", "learner-1"]

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.local.run_probe import last_facts
+from atoll.local.run_store import last_facts
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect

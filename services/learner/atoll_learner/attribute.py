@@ -17,9 +17,9 @@ from atoll.archive.round_parts import OpenRound, RoundPart
 from atoll.archive.rounds import RoundStore
 from atoll.base.buffer_pool import Vector
 from atoll.base.wording import counted
-from atoll.cli.look import say
-from atoll.cli.replay_run import rounds_of
-from atoll.local.likeness import read_earlier
+from atoll.cli.output import say
+from atoll.cli.replay import open_rounds
+from atoll.local.run_settings import read_earlier
 from atoll.run.merged_model import assembled
 from atoll.settings import Settings, load, own_outer
 from atoll_learner.process import LearnerWork, limit_threads, prepare_work
@@ -41,7 +41,7 @@ def attribute(
     """
     fragment, version = place
     work = _work(what, assignments) if held_out else None
-    rounds = rounds_of(what, archive, None, None)
+    rounds = open_rounds(what, archive, None, None)
     again = RunReplay(rounds, own_outer(assignments=assignments or []))
     opened = again.opened(fragment, version)
     head = opened.made.head

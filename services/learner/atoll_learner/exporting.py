@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.logs import configure, get
-from atoll.cli.reading import opened
+from atoll.cli.reading import reading_bus
 from atoll.keys.rights import KINDS
 from atoll.run.folder import VALIDATION, unusable
 from atoll.run.merged_model import MergedModel, read_merged, warn_if_partial, warn_if_unmerged
@@ -84,7 +84,7 @@ def export_run(settings: Settings, out: Path) -> None:
 
 
 async def _read_now(settings: Settings) -> tuple[RunRecord, MergedModel]:
-    async with opened(settings, "export", kinds=KINDS) as bus:
+    async with reading_bus(settings, "export", kinds=KINDS) as bus:
         run = await founded_run(bus, settings.run)
         return run, await read_merged(bus, run)
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atoll.base.errors import CheckpointError, SettingsError
-from atoll.settings import refusal
+from atoll.settings import section_error
 from atoll_learner.data.tokenizer import BYTES
 from atoll_learner.model_config import CONFIG, dimensions_of, family_of, read_config, unsupported
 
@@ -138,7 +138,7 @@ def model_settings(table: Mapping[str, Any], *, vocab: int | None) -> ModelSetti
     try:
         model = ModelSettings(**({"vocab": vocab or BYTES} | dimensions | given))
     except ValidationError as error:
-        raise refusal(error, "model", ModelSettings, ("size", "config")) from error
+        raise section_error(error, "model", ModelSettings, ("size", "config")) from error
     if vocab is not None and model.vocab < vocab:
         raise SettingsError(
             "the data has tokens that the model has not",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from atoll.base.errors import SettingsError
-from atoll.settings import refusal
+from atoll.settings import section_error
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.rate_rule import WARMUP, usual_rate
 
@@ -102,7 +102,7 @@ def train_settings(table: Mapping[str, Any], *, model: ModelSettings) -> TrainSe
     try:
         train = TrainSettings(**(follows | dict(table)))
     except ValidationError as error:
-        raise refusal(error, "train", TrainSettings) from error
+        raise section_error(error, "train", TrainSettings) from error
     if "rate" not in table:
         train = train.model_copy(update={"rate": usual_rate(model, train.optimizer)})
     if "warmup" not in table:

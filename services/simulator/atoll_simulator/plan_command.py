@@ -211,13 +211,13 @@ def _links(options: dict[str, Any]) -> PlanLinks:
 
 def _learners(options: dict[str, Any]) -> int:
     """Return the learners of the flag, else those of a run that is described, else eight."""
-    from atoll.local.defaults import learners_of  # noqa: PLC0415
-    from atoll.settings import given  # noqa: PLC0415
+    from atoll.local.run_settings import stated_learners  # noqa: PLC0415
+    from atoll.settings import given_values  # noqa: PLC0415
 
     if options["learners"] is not None:
         return int(options["learners"])
-    stated = given(options["config"], options["assignments"] or [])
-    return learners_of(stated) if options["config"] is not None or "up.learners" in stated else LEARNERS
+    stated = given_values(options["config"], options["assignments"] or [])
+    return stated_learners(stated) if options["config"] is not None or "up.learners" in stated else LEARNERS
 
 
 def _run(config: Path | None, assignments: list[str], learners: int, flags: dict[str, Any]) -> Settings:
@@ -227,13 +227,13 @@ def _run(config: Path | None, assignments: list[str], learners: int, flags: dict
     """
     import msgspec  # noqa: PLC0415
 
-    from atoll.local.defaults import ORIGIN, settings_of  # noqa: PLC0415
+    from atoll.local.run_settings import DEFAULT_ORIGIN, default_settings  # noqa: PLC0415
     from atoll.settings import SettingsFallback, load  # noqa: PLC0415
 
-    ours = {name: value for name, value in settings_of(learners).items() if name.startswith("protocol.")}
+    ours = {name: value for name, value in default_settings(learners).items() if name.startswith("protocol.")}
     if "interval_steps" in flags:  # what the file says of the overlap is judged by it
         ours["protocol.interval_steps"] = flags["interval_steps"]
-    given = load(config, assignments, fallback=SettingsFallback(ORIGIN, ours) if config is not None else None)
+    given = load(config, assignments, fallback=SettingsFallback(DEFAULT_ORIGIN, ours) if config is not None else None)
     protocol = msgspec.structs.replace(given.settings.protocol, **flags)
     if "fragments" in flags and "shards" not in flags:
         protocol = msgspec.structs.replace(protocol, shards=min(protocol.shards, protocol.fragments))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from atoll.base.errors import SettingsError
 from atoll.bus.options import DEFAULTS
-from atoll.settings import refusal
+from atoll.settings import section_error
 from atoll.wire.limits import CHUNK_BYTES
 from atoll_simulator.liars import Lie
 from atoll_simulator.links import LinkShape
@@ -169,7 +169,7 @@ def scenario_of(table: Mapping[str, Any], learners: Collection[str], others: Col
     try:
         scenario = Scenario(**table)
     except ValidationError as error:
-        raise refusal(error, "sim", Scenario) from error
+        raise section_error(error, "sim", Scenario) from error
     for where, name, allowed in _named(scenario, learners, others):
         if name not in allowed:
             raise SettingsError(

@@ -22,7 +22,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, shard_names, standby_names
-from atoll.local.run_probe import kept_ledger
+from atoll.local.run_store import kept_ledger
 from atoll.local.services import LEARNERS_LEAVE_S
 from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
@@ -298,12 +298,12 @@ def simulate(
         journal.begin()
         try:
             outcome = await simulation.run()
-            journal.ended(outcome.ended)
+            journal.end(outcome.ended)
         except (asyncio.CancelledError, KeyboardInterrupt):
-            journal.ended("killed")
+            journal.end("killed")
             raise
         except BaseException:
-            journal.ended("failed")
+            journal.end("failed")
             raise
         finally:
             lines = [msgspec.json.encode(line) + b"\n" for line in simulation.world.journal]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.look import say
 from atoll.cli.options import Run
+from atoll.cli.output import say
 
 if TYPE_CHECKING:
     from atoll.archive.checkpoint_store import CheckpointStore

@@ -1,30 +1,52 @@
-"""`atoll broker`: a broker for islands, with the limits that Atoll needs, until Ctrl-C.
+"""`atoll broker`: a broker for islands, with the limits that Atoll needs, until Ctrl-C; `status` looks at its nodes.
 
 It is nats-server itself, from the wheel or the machine. A server that dies is started again; one whose disk was full, as soon
 as there is room. With `--cluster` it is one of several nodes (`atoll.bus.cluster`). With `--keys` it is behind a locked door:
 TLS, and only who is on the roll of that folder (`atoll keys`), each with the rights of its kind. For accounts of another kind,
 add a file of nats-server's own configuration (`--include`).
 
-With `--leaf-port` it is the hub of regions, and with `--leaf-of` the broker of one (`broker_links`). `atoll broker status` asks
-the nodes of a locked one what they are (`broker_status`).
+**Regions.** With `--leaf-port` it is the hub of regions, and with `--leaf-of` the broker of one (`atoll.bus.regions`). A locked
+hub lets a region in by an identity of kind `region`. The region's broker is locked, too: it has a copy of the hub's folder of
+keys, from which its door follows, and lets in learners, readers and evaluators of the run that its identity is of, and the
+premerger of this region. The region has the name of its identity: by that the hub knows what it may hear.
+
+**status** says which roll each node of a locked broker follows, its versions, its peers, and leaves with 1 if one differs.
+Every address is looked at by itself: a node that nobody reaches, or that has lost the others, is a line of its own. Then one
+question goes to all nodes at once (`atoll.bus.nodes`). The newest roll is the one that was changed last: of those that nodes
+follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import json as json_text
+import sys
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import typer
 
-from atoll.bus.addresses import CLUSTER_PORT, PORT
-from atoll.cli.look import say
+from atoll.base.errors import SettingsError
+from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
+from atoll.cli.options import Assignments, Broker, Config
+from atoll.cli.output import say
+from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode
-    from atoll.cli.broker_links import Side
-    from atoll.keys.locked import LockedDoor
+    from atoll.bus.nodes import NodeTold
+    from atoll.bus.options import Credentials
+    from atoll.bus.regions import RegionSide, ServerLink
+    from atoll.keys.identity import HeldIdentity
+    from atoll.keys.locked import LockedDoor, LockedRegion
+    from atoll.keys.roll_stamp import RollStamp
+    from atoll.settings import Settings
 
 DURABLE: Final = {
     "always": "an answer means that the disk has it",
@@ -42,16 +64,15 @@ Region = Annotated[
 RegionIdentity = Annotated[
     Path | None, typer.Option(help="Who this region is at a locked hub (`atoll keys add --kind region`).")
 ]
+STALE: Final = "old roll"
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    from atoll.cli.broker_status import status  # noqa: PLC0415  (it is loaded with this verb)
-
     verbs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
     verbs.callback(help="Run a broker for islands, with its data in a folder, until Ctrl-C.")(broker)
     verbs.command(name="status", help="Say which roll each node of a locked broker follows, its version, its peers.")(
-        status
+        broker_status
     )
     app.add_typer(verbs, name="broker")
 
@@ -97,15 +118,16 @@ def broker(  # noqa: PLR0913  (one option each)
         return
     from atoll.base.logs import configure  # noqa: PLC0415
     from atoll.bus.cluster import broker_of  # noqa: PLC0415
-    from atoll.cli.broker_links import LinkOptions, say_link, side_of  # noqa: PLC0415
-    from atoll.local.brokers import keep  # noqa: PLC0415
+    from atoll.local.brokers import keep_running  # noqa: PLC0415
 
     configure(role="broker")
-    member = _node(cluster, node, tuple(route or ()), cluster_port)
-    side = side_of(LinkOptions(leaf_port, leaf_of, region, identity), store, is_node=member is not None, keys=keys)
-    door = _door(keys, store, include, member, side)
-    served = broker_of(store, port, member, door, include=_included(include), sync_always=sync == "always", host=host)
-    served.link = link = None if side is None else side.behind(door)
+    member = _cluster_node(cluster, node, tuple(route or ()), cluster_port)
+    side = link_side(LinkOptions(leaf_port, leaf_of, region, identity), store, is_node=member is not None, keys=keys)
+    door = _locked_door(keys, store, include, member, side)
+    served = broker_of(
+        store, port, member, door, include=_include_path(include), sync_always=sync == "always", host=host
+    )
+    served.link = link = None if side is None else side.server_link(door)
 
     def ready(url: str) -> None:
         say(f"broker at {url}, listening on {host}:{port}")
@@ -120,12 +142,11 @@ def broker(  # noqa: PLR0913  (one option each)
             say("no accounts and no TLS: whoever reaches this port can read and write every run (see --keys)")
         say("Ctrl-C ends it; the data stays")
 
-    keep(served, ready, door, health_file)
+    keep_running(served, ready, door, health_file)
 
 
-def _included(file: Path | None) -> Path | None:
+def _include_path(file: Path | None) -> Path | None:
     """Return where a file to include is, if there is one; raise `SettingsError` for one that the server could not read."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.base.regular_files import read_text  # noqa: PLC0415
 
     if file is None:
@@ -158,11 +179,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _door(
-    keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None, side: Side | None
+def _locked_door(
+    keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None, side: LinkSide | None
 ) -> LockedDoor | None:
     """Return the door that `--keys` means, None for an open broker."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
@@ -179,11 +199,10 @@ def _door(
     return LockedDoor(KeyFolder(keys), store, node=node is not None, hub=is_hub, region=region)
 
 
-def _node(
+def _cluster_node(
     cluster: str | None, node: int | None, routes: tuple[str, ...], cluster_port: int | None
 ) -> ClusterNode | None:
     """Return the node that the options mean, None for a single server."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.bus.cluster import ClusterNode  # noqa: PLC0415
 
     given = {"--node": node, "--route": routes or None, "--cluster-port": cluster_port}
@@ -220,3 +239,272 @@ def _say_node(node: ClusterNode, host: str, *, locked: bool) -> None:
         say(
             f"no lock on port {node.port}: who reaches it can join the cluster; keep it inside a network that you trust"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """The options as they were given."""
+
+    leaf_port: int | None
+    leaf_of: str | None
+    region: str | None
+    identity: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSide:
+    """Which side of a link a broker is: the hub's at `port`, or that of a `region`, perhaps with an identity."""
+
+    port: int = LEAF_PORT
+    region: RegionSide | None = None
+    identity: HeldIdentity | None = None
+
+    def locked_region(self) -> LockedRegion | None:
+        """Return the region as the door of its leaf must know it."""
+        from atoll.keys.locked import LockedRegion  # noqa: PLC0415
+
+        if self.region is None or self.identity is None:
+            return None
+        return LockedRegion(self.identity, self.region.domain, self.region.hubs)
+
+    def server_link(self, door: LockedDoor | None) -> ServerLink:
+        """Return what the server is told, behind its door."""
+        from atoll.bus.regions import HubSide, RegionSide  # noqa: PLC0415
+
+        if self.region is None:
+            return HubSide(self.port, None if door is None else door.leaves)
+        if door is None or self.identity is None:
+            return self.region
+        return RegionSide(self.region.domain, self.region.hubs, door.remote, keeper_credentials(self.identity))
+
+
+def keeper_credentials(identity: HeldIdentity) -> Credentials:
+    """Return what the keeper shows at the leaf beside it, which it reaches by an address that no certificate need name."""
+    from atoll.bus.options import Credentials  # noqa: PLC0415
+
+    mine = identity.credentials()
+    return Credentials(mine.name, mine.seed, mine.public, mine.authority, any_host=True)
+
+
+def link_side(options: LinkOptions, store: Path, *, is_node: bool, keys: Path | None) -> LinkSide | None:
+    """Return the side that the options mean, None for a broker without regions; raise `SettingsError` for nonsense."""
+    from atoll.bus.regions import RegionSide, domain_of, hub_addresses  # noqa: PLC0415
+
+    if options.leaf_of is None:
+        for flag, value in (("--region", options.region), ("--identity", options.identity)):
+            if value is not None:
+                raise SettingsError(
+                    f"{flag} is for the broker of a region",
+                    got="no --leaf-of",
+                    todo=f"give --leaf-of, or leave {flag} away",
+                )
+        return None if options.leaf_port is None else LinkSide(options.leaf_port)
+    if options.leaf_port is not None or is_node:
+        raise SettingsError(
+            "the broker of a region is a single server, and no hub of others",
+            got=f"{'--cluster' if is_node else '--leaf-port'} beside --leaf-of",
+            todo="leave one of them away",
+        )
+    hubs = hub_addresses(options.leaf_of)
+    if (options.identity is None) != (keys is None):
+        raise SettingsError(
+            "a region of a locked hub needs its identity there, and a door of its own",
+            got="--keys without --identity" if options.identity is None else "--identity without --keys",
+            allowed="both, or none of them for an open hub",
+            todo="give --identity (`atoll keys add --kind region`) and --keys, a copy of the hub's folder",
+        )
+    identity = None if options.identity is None else _region_identity(options.identity)
+    if identity is not None and options.region not in (None, identity.name):
+        raise SettingsError(
+            "the identity is that of another region",
+            got=f"--region {options.region} with the identity of {identity.name!r}",
+            allowed=f"--region {identity.name}, or no --region",
+            todo="give the region the name of its identity, or another identity",
+        )
+    named = options.region if identity is None else identity.name
+    return LinkSide(region=RegionSide(domain_of(store, named), hubs), identity=identity)
+
+
+def _region_identity(path: Path) -> HeldIdentity:
+    from atoll.keys.identity import read_identity  # noqa: PLC0415
+
+    held = read_identity(path)
+    if held.kind != "region":
+        raise SettingsError(
+            "this identity is not that of a region",
+            got=f"{path}: {held.kind} {held.name!r}",
+            allowed="kind region",
+            todo="ask the hub's operator for one: atoll keys add FOLDER NAME --kind region --run RUN",
+        )
+    return held
+
+
+def say_link(link: ServerLink, host: str) -> None:
+    """Say whose leaf this broker is, or where it takes leaves."""
+    from atoll.bus.regions import HubSide, RegionSide  # noqa: PLC0415
+
+    if isinstance(link, HubSide):
+        scheme = "nats" if link.lock is None else "tls"
+        say(f"hub of regions: they come to {host}:{link.port} (`atoll broker --leaf-of {scheme}://HOST:{link.port}`)")
+    elif isinstance(link, RegionSide):
+        say(f"region {link.domain}, a leaf of {', '.join(link.hubs)}: its learners need this broker's address only")
+        say("while the hub is away, contributions wait here")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node, or an address where none answers; what is not known is empty or None.
+
+    Attributes:
+        node: its name.
+        address: where clients reach it; empty if none of the addresses that were given leads to it.
+        roll_changed_s: when its roll was changed last, in seconds since the epoch.
+        roll_digest: a digest of that roll.
+        nats_server, atoll: versions.
+        peers: the nodes that it is connected to.
+        connections: of clients.
+        up_s: for how long it has run.
+        faults: what is wrong with it, in words; none if all is well.
+    """
+
+    node: str
+    address: str
+    roll_changed_s: int | None = None
+    roll_digest: str = ""
+    nats_server: str = ""
+    atoll: str = ""
+    peers: tuple[str, ...] = ()
+    connections: int | None = None
+    up_s: float | None = None
+    faults: tuple[str, ...] = ()
+
+
+def broker_status(
+    *,
+    broker: Broker = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Your folder of keys: nodes that do not follow its roll are named, too.")
+    ] = None,
+    wait_s: Annotated[float, typer.Option("--wait", help="Seconds to wait for nodes.", min=0.5, max=60.0)] = 3.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print a line per node; leave with 1 if a node is missing or differs from the others."""
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
+    from atoll.keys.roll_stamp import stamp_of  # noqa: PLC0415
+
+    with settings_of(None, None, broker, config, assignments) as settings:
+        check_kind(settings, ("operator",), "`atoll broker status` asks what only an operator may")
+        configure(settings.log.format, "error", role="status")
+        ours = None if keys is None else stamp_of(KeyFolder(keys).read())
+        rows = asyncio.run(_rows(settings, wait_s, ours))
+    if json:
+        sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    else:
+        show_nodes(rows)
+    if any(row.faults for row in rows):
+        raise typer.Exit(1)
+
+
+async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> list[NodeRow]:
+    from atoll.bus.addresses import addresses  # noqa: PLC0415
+
+    async with managing_bus(settings, "broker status") as bus:
+        greeted = await asyncio.gather(*(_greet(address) for address in addresses(settings.broker.url)))
+        told = await bus.nodes(wait_s)
+    return rows_of(dict(greeted), told, ours)
+
+
+async def _greet(address: str) -> tuple[str, str]:
+    """Return an address without its scheme, and the name of the server that greets there; "" if none does."""
+    from atoll.bus.greeting import greeting  # noqa: PLC0415
+
+    parts = urlsplit(address)
+    host, port = parts.hostname or "", parts.port or PORT
+    said = await asyncio.to_thread(greeting, host, port)
+    return f"{host}:{port}", "" if said is None else str(said.get("server_name", ""))
+
+
+def rows_of(greeted: dict[str, str], told: Sequence[NodeTold], ours: RollStamp | None = None) -> list[NodeRow]:
+    """Return a row for each node and for each address that leads to none, by name.
+
+    Args:
+        greeted: the name of the server that greets at each address, "" if none does.
+        told: what the nodes say.
+        ours: the stamp of the operator's roll, if it is known.
+    """
+    from atoll.keys.roll_stamp import worn  # noqa: PLC0415
+
+    stamps = {node.name: worn(node.tags)[0] for node in told}
+    newest = max((stamp for stamp in (*stamps.values(), ours) if stamp is not None), default=None)
+    heard = {node.name for node in told}
+    # On one machine a name may have several addresses; one is shown.
+    address_of = {name: address for address, name in greeted.items() if name}
+    everybody = heard.union(address_of, *(node.peers for node in told))
+    rows = [_row(node, address_of.get(node.name, ""), everybody, newest) for node in told]
+    rows += [NodeRow(name, "", faults=("it does not answer",)) for name in everybody - heard - {*address_of}]
+    for address, name in greeted.items():
+        if not name:
+            rows.append(NodeRow("", address, faults=("nobody answers here",)))
+        elif name not in heard:
+            rows.append(NodeRow(name, address, faults=("it runs, and the others do not hear it",)))
+    return sorted(rows, key=lambda row: (row.node or "~", row.address))
+
+
+def _row(node: NodeTold, address: str, everybody: Iterable[str], newest: RollStamp | None) -> NodeRow:
+    from atoll.keys.roll_stamp import worn  # noqa: PLC0415
+
+    stamp, software = worn(node.tags)
+    faults = [f"no route to {name}" for name in sorted({*everybody} - {node.name} - {*node.peers})]
+    if stamp is None:
+        faults.append("it does not say which roll it has: an Atoll before this command")
+    elif newest is not None and stamp != newest:
+        faults.append(STALE)
+    return NodeRow(
+        node=node.name,
+        address=address,
+        roll_changed_s=None if stamp is None else stamp.changed_s,
+        roll_digest="" if stamp is None else stamp.digest,
+        nats_server=node.version,
+        atoll=software,
+        peers=node.peers,
+        connections=node.connections,
+        up_s=node.up_s,
+        faults=tuple(faults),
+    )
+
+
+def show_nodes(rows: Sequence[NodeRow]) -> None:
+    """Print a table, and below it what to do."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.base.units import as_duration  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("node", "address", "roll of", "digest", "nats-server", "atoll", "peers"):
+        table.add_column(heading)
+    for heading in ("clients", "up"):
+        table.add_column(heading, justify="right")
+    table.add_column("state")
+    for row in rows:
+        changed = "-" if row.roll_changed_s is None else _as_date(row.roll_changed_s)
+        told = [row.node, row.address, changed, row.roll_digest, row.nats_server, row.atoll, ", ".join(row.peers)]
+        clients = "-" if row.connections is None else f"{row.connections:,}"
+        up = "-" if row.up_s is None else as_duration(row.up_s)
+        table.add_row(*(text or "-" for text in told), clients, up, "; ".join(row.faults) or "ok")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 240
+    console.print(table)
+    if any(STALE in row.faults for row in rows):
+        say(
+            "to do: copy roll.json of your folder of keys to the nodes with an old roll; they take it over within a second"
+        )
+
+
+def _as_date(seconds: int) -> str:
+    """Return a time as a date, in UTC; a roll of nobody has none."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else "empty"

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from atoll.cli.look import say
 from atoll.cli.options import Assignments, Config
+from atoll.cli.output import say
 
 if TYPE_CHECKING:
-    from atoll.settings.described import Setting
+    from atoll.settings import LoadedSettings, SettingsFallback
+    from atoll.settings.catalogue import Setting
 
 T = TypeVar("T")
 WIDTH: Final = 100
@@ -52,38 +53,57 @@ def config_verb(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print `name = value` and the origin of each value, one per line."""
     if schema:
-        from atoll.cli.schema import settings_schema  # noqa: PLC0415  (a verb loads what it needs when it runs)
+        from atoll.settings.catalogue import settings_schema  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
         say(json.dumps(settings_schema(), indent=2))
         return
-    from atoll.base.redacting import redacted  # noqa: PLC0415
-    from atoll.local import defaults  # noqa: PLC0415
-    from atoll.local.environment import flat  # noqa: PLC0415
-    from atoll.settings import given, load  # noqa: PLC0415
+    from atoll.local import run_settings  # noqa: PLC0415
+    from atoll.settings import given_values, load  # noqa: PLC0415
 
-    fallback = defaults.fallback(defaults.learners_of(given(config, assignments or []))) if up else None
+    fallback = None
+    if up:
+        stated = given_values(config, assignments or [])
+        fallback = run_settings.default_fallback(run_settings.stated_learners(stated))
     loaded = load(config, assignments or [], fallback=fallback)
-    whole = flat(loaded.settings)
-    values = {name: redacted(value) for name, value in whole.items()}
-    origins = {name: redacted(loaded.origins.get(name, DEFAULT)) for name in values}
     if describe or toml:
-        from atoll.settings.described import every_setting  # noqa: PLC0415
-
-        settings = _chosen({one.name: one for one in every_setting()}, names)
-        ours: set[str] = set() if fallback is None else {fallback.origin_of(name) for name in fallback.values}
-        live = {name for name in whole if origins[name] not in {DEFAULT, *ours}}
-        follows = {name: origins[name] for name in defaults.FOLLOWING if origins[name] in ours}
-        secret = {name for name, value in whole.items() if values[name] != value}
-        lines = _toml(settings, values, live, secret, follows) if toml else _described(settings, values, origins)
-        say("\n".join(lines))
+        say("\n".join(_explained_lines(loaded, fallback, names, toml=toml)))
         return
-    shown = _chosen(values, names)
+    values, origins = _shown_values(loaded)
+    shown = _select(values, names)
     width = max(len(name) for name in shown)
     for name, value in shown.items():
         say(f"{name:<{width}} = {_json(value):<24} {origins[name]}".rstrip())
 
 
-def _chosen(known: Mapping[str, T], names: Sequence[str] | None) -> dict[str, T]:
+def _shown_values(loaded: LoadedSettings) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return by dotted name the values and their origins, without secrets."""
+    from atoll.base.redacting import redacted  # noqa: PLC0415
+    from atoll.local.run_settings import flat  # noqa: PLC0415
+
+    values = {name: redacted(value) for name, value in flat(loaded.settings).items()}
+    return values, {name: redacted(loaded.origins.get(name, DEFAULT)) for name in values}
+
+
+def _explained_lines(
+    loaded: LoadedSettings, fallback: SettingsFallback | None, names: Sequence[str] | None, *, toml: bool
+) -> Iterator[str]:
+    """Return the settings of these names with what there is to know of each, in full or as a TOML file."""
+    from atoll.local.run_settings import FOLLOWING, flat  # noqa: PLC0415
+    from atoll.settings.catalogue import every_setting  # noqa: PLC0415
+
+    values, origins = _shown_values(loaded)
+    settings = _select({one.name: one for one in every_setting()}, names)
+    if not toml:
+        return _description_lines(settings, values, origins)
+    whole = flat(loaded.settings)
+    ours: set[str] = set() if fallback is None else {fallback.origin_of(name) for name in fallback.values}
+    live = {name for name in whole if origins[name] not in {DEFAULT, *ours}}
+    follows = {name: origins[name] for name in FOLLOWING if origins[name] in ours}
+    secret = {name for name, value in whole.items() if values[name] != value}
+    return _toml_lines(settings, values, live, secret, follows)
+
+
+def _select(known: Mapping[str, T], names: Sequence[str] | None) -> dict[str, T]:
     """Return the settings and sections of these names, all if there are none.
 
     Raises:
@@ -106,7 +126,9 @@ def _is_within(setting: str, name: str) -> bool:
     return setting == name or setting.startswith(f"{name}.")
 
 
-def _described(settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+def _description_lines(
+    settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> Iterator[str]:
     """Yield each setting with its value and what there is to know of it."""
     for name, setting in settings.items():
         leaves = [one for one in values if _is_within(one, name)]
@@ -119,7 +141,7 @@ def _described(settings: Mapping[str, Setting], values: Mapping[str, Any], origi
         yield from textwrap.wrap(about, WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
-def _toml(
+def _toml_lines(
     settings: Mapping[str, Setting],
     values: Mapping[str, Any],
     given: set[str],
@@ -128,8 +150,8 @@ def _toml(
 ) -> Iterator[str]:
     """Yield a file of settings: what was given for this call as values, and as comments what would hold anyway.
 
-    What shows no password is no value either: the file would not say that it lacks one. What `follows` from another setting
-    is marked: with another value there, the file would still show this one.
+    A value whose password is struck out is left out, too: the file would not say that it lacks one. A value that `follows` from
+    another setting is marked: with another value there, the file would still show this one.
     """
     yield TOML_HEAD
     section = ""
@@ -140,8 +162,8 @@ def _toml(
             yield f"\n[{section}]"
         about = f"{_sentence(setting.meaning)} Allowed: {setting.allowed}. {setting.variable}"
         yield from textwrap.wrap(about, WIDTH, initial_indent="# ", subsequent_indent="# ")
-        told = {one: values[one] for one in values if _is_within(one, name)} or {name: None}
-        for leaf, value in told.items():
+        leaves = {one: values[one] for one in values if _is_within(one, name)} or {name: None}
+        for leaf, value in leaves.items():
             key = leaf.removeprefix(f"{section}.")
             if leaf in secret:
                 yield f"# Given with a user or password, which is not shown: write it here, or in {setting.variable}."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from atoll.base.wording import counted
-from atoll.cli.look import say
+from atoll.cli.output import say
 
 if TYPE_CHECKING:
     from atoll.deploy.description import DeploymentDescription
@@ -64,12 +64,12 @@ def check(
 ) -> None:
     """Compare, and leave with 1 if anything differs."""
     from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.deploy.comparison import compared  # noqa: PLC0415
     from atoll.deploy.description import read_description  # noqa: PLC0415
+    from atoll.deploy.examination import compare_deployment  # noqa: PLC0415
 
     configure(level="error")
     described = read_description(description)
-    findings = asyncio.run(compared(described, out, wait_s))
+    findings = asyncio.run(compare_deployment(described, out, wait_s))
     for finding in findings:
         say(finding.text())
     if differing := sum(finding.grade == "FAIL" for finding in findings):
@@ -81,13 +81,15 @@ def check(
 def _say_next(described: DeploymentDescription, out: Path) -> None:
     """Say for each place what starts it."""
     from atoll.deploy.services import places  # noqa: PLC0415
-    from atoll.deploy.systemd import etc  # noqa: PLC0415
+    from atoll.deploy.systemd import config_folder  # noqa: PLC0415
 
     starts = {
         "compose": "copy {folder} there, give its `services` to user 10001, then: docker compose up -d",
         "kubernetes": "kubectl apply -k {folder}/services && kubectl apply -k {folder}",
         "skypilot": "cd {folder}; each file says its command: sky jobs launch …",
-        "systemd": "copy {folder} there; its `services` to " + etc(described) + ", its units to /etc/systemd/system",
+        "systemd": "copy {folder} there; its `services` to "
+        + config_folder(described)
+        + ", its units to /etc/systemd/system",
     }
     for place, target in places(described).items():
         say(f"{place} ({target}): {starts[target].format(folder=out / place)}")

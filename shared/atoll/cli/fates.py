@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.histories import agreement_of, saved_in, view_of_saved
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, opened, settings_of
+from atoll.cli.reading import Out, agreement_of, reading_bus, saved_in, settings_of, view_of_saved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,22 +52,22 @@ def fates(
     from atoll.run import ledger  # noqa: PLC0415
 
     if (saved := saved_in(out, run, broker)) is not None:
-        told = _of_saved(view_of_saved(saved), agreement_of(saved))
+        read = _fates_of_saved(view_of_saved(saved), agreement_of(saved))
     else:
         with settings_of(out, run, broker, config, assignments) as settings:
             configure(settings.log.format, "error", role="fates", run=settings.run)
-            told = asyncio.run(_read(settings))
+            read = asyncio.run(_read_fates(settings))
     if json:
-        sys.stdout.write(ledger.as_json(told.lives, told.fragments, told.data, told.rebuilt).decode() + "\n")
+        sys.stdout.write(ledger.as_json(read.lives, read.fragments, read.data, read.rebuilt).decode() + "\n")
         return
-    show(told.lives, told.fragments, told.rebuilt)
-    if told.data is not None:
-        show_data(told.data)
+    show(read.lives, read.fragments, read.rebuilt)
+    if read.data is not None:
+        show_data(read.data)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFates:
-    """What was read of a run: its incarnations, its number of fragments, its blocks of data, and whether it was rebuilt."""
+    """The ledger of a run: its incarnations, its number of fragments, its blocks of data, and whether it was rebuilt."""
 
     lives: list[IncarnationAccount]
     fragments: int
@@ -76,18 +75,18 @@ class ReadFates:
     rebuilt: Rebuilt | None = None
 
 
-async def _read(settings: Settings) -> ReadFates:
+async def _read_fates(settings: Settings) -> ReadFates:
     from atoll.run import ledger  # noqa: PLC0415
     from atoll.run.record import founded_run  # noqa: PLC0415
 
-    async with opened(settings, "fates") as bus:
+    async with reading_bus(settings, "fates") as bus:
         record = await founded_run(bus, settings.run)
         lives = await ledger.read_lives(bus, record)
         data = await ledger.read_data(bus, record)
     return ReadFates(lives, len(record.layout.fragments), data, record.rebuilt)
 
 
-def _of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
+def _fates_of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
     """Return the fates of a saved run, from the ledgers that its shards have closed.
 
     Raises:
@@ -112,13 +111,37 @@ def _of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
 
 
 def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | None = None) -> None:
-    """Print a table, a row per incarnation and one for the run."""
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.protocol.ledger import apportion  # noqa: PLC0415
+    """Print a table, a row per incarnation and one for the run, and whether the account is exact."""
     from atoll.run.ledger import total, wrong_accounts  # noqa: PLC0415
 
     sums = total(lives, fragments)
+    due = sum(life.due(fragments) for life in lives)
+    table = _fates_table(lives, fragments, sums, due)
+    console = wide_console(table)
+    console.print(table)
+    wrong = wrong_accounts(lives, fragments)
+    for fault in wrong:
+        console.print(f"wrong: {fault}", soft_wrap=True)
+    if not wrong:
+        # What a dead life did not settle is lost; less than nothing means that something has two fates.
+        once = all(count >= 0 for life in lives for count in life.fates(fragments).values())
+        exact = once and sum(sums.values()) == due
+        whole = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
+        console.print(whole if exact else "the ledger was read while it changed: ask again")
+    if rebuilt is not None:
+        console.print(
+            f"the run was rebuilt from checkpoint {rebuilt.checkpoint} ({rebuilt.tokens:,} tokens): what was trained after "
+            "it is in no ledger; 'lost' includes what was open or queued at the checkpoint",
+            soft_wrap=True,
+        )
+
+
+def _fates_table(lives: list[IncarnationAccount], fragments: int, sums: dict[str, int], due: int) -> Table:
+    """Return a row per incarnation and one for the run, with a column for each fate that some token has met."""
+    from rich.table import Table  # noqa: PLC0415
+
+    from atoll.protocol.ledger import apportion  # noqa: PLC0415
+
     shown = [fate for fate, tokens in sums.items() if tokens]
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("incarnation")
@@ -129,28 +152,9 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
         counts = apportion(life.fates(fragments), fragments)
         row = [f"{counts.get(fate, 0):,}" for fate in shown]
         table.add_row(life.name, life.state, f"{life.account.trained:,}", *row)
-    due = sum(life.due(fragments) for life in lives)
     whole = apportion(sums, fragments)
     table.add_row("all", "", f"{due // fragments:,}", *(f"{whole[fate]:,}" for fate in shown))
-    console = wide_enough(table)
-    console.print(table)
-    # What a dead life did not settle is lost; less than nothing means that something has two fates.
-    once = all(count >= 0 for life in lives for count in life.fates(fragments).values())
-    exact = once and sum(sums.values()) == due
-    whose = "every token has one fate" if rebuilt is None else "every token that this ledger knows has one fate"
-    wrong = wrong_accounts(lives, fragments)
-    for said in wrong:
-        console.print(f"wrong: {said}", soft_wrap=True)
-    if exact and not wrong:
-        console.print(whose)
-    elif not wrong:
-        console.print("the ledger was read while it changed: ask again")
-    if rebuilt is not None:
-        console.print(
-            f"the run was rebuilt from checkpoint {rebuilt.checkpoint} ({rebuilt.tokens:,} tokens): what was trained after "
-            "it is in no ledger; 'lost' includes what was open or queued at the checkpoint",
-            soft_wrap=True,
-        )
+    return table
 
 
 def show_data(data: DataLedger) -> None:
@@ -165,14 +169,14 @@ def show_data(data: DataLedger) -> None:
     for sums in sums_by_epoch(data):
         counts = (sums.finished, sums.leased, sums.returned, sums.untouched)
         table.add_row(str(sums.epoch), *(f"{blocks:,}" for blocks in counts))
-    console = wide_enough(table)
+    console = wide_console(table)
     console.print(f"\nblocks of data, {data.blocks:,} to an epoch")
     console.print(table)
     read = ", ".join(f"{learner} {blocks:,}" for learner, blocks in sums_by_learner(data).items())
     console.print(f"read by: {read or 'nobody'}")
 
 
-def wide_enough(table: Table) -> Console:
+def wide_console(table: Table) -> Console:
     """Return a console in which the table shows every digit, however narrow the terminal is: an account is never cut."""
     from rich.console import Console  # noqa: PLC0415
     from rich.measure import Measurement  # noqa: PLC0415

@@ -19,8 +19,8 @@ import typer
 
 from atoll.base.units import DAY_S
 from atoll.base.wording import counted
-from atoll.cli.look import say
 from atoll.cli.options import Broker
+from atoll.cli.output import say
 
 if TYPE_CHECKING:
     from atoll.keys.rights import Kind

@@ -29,16 +29,13 @@ from atoll.cli import (
     doctor,
     fates,
     keys,
-    look,
     replay,
     report,
     runs,
-    status,
     story,
     tap,
-    top,
     up,
-    why,
+    watch,
 )
 
 GROUP = "atoll.commands"
@@ -48,7 +45,7 @@ HELP = "Train one model across asynchronous islands of compute."
 def print_version(asked: bool) -> None:  # noqa: FBT001  (typer calls it)
     """Do as the verb `version` does and leave, if a person asked for that."""
     if asked:
-        look.version_verb()
+        doctor.version_verb()
         raise typer.Exit
 
 
@@ -81,15 +78,12 @@ def build() -> typer.Typer:
         runs.register,
         report.register,
         tap.register,
-        top.register,
-        status.register,
+        watch.register,
         fates.register,
-        why.register,
         story.register,
         replay.register,
         archive.register,
         config.register,
-        look.register,
         doctor.register,
     ):
         register(app)

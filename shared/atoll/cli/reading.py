@@ -1,8 +1,8 @@
-"""How verbs that read a run reach its broker: by its address, or by the folder of a run of `atoll up`.
+"""Access to a run for verbs that read it: its broker, by address or by the folder of a run of `atoll up`, and its event log.
 
 `atoll up` stops its broker at the end, and the broker's store stays in the run's folder. With `--out` a verb asks the broker of
-that folder; if none runs, it starts one on the store for as long as it reads. Who runs it writes its address into the store,
-so that several verbs can read at a time.
+that folder; if none runs, it starts one on the store for as long as it reads. The verb that hosts it writes its address into
+the store, so that several verbs can read at a time. A saved run has no broker: its event log is read from its folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from atoll.bus.interface import Bus
     from atoll.bus.nats.bus import JetStreamBus
     from atoll.keys.rights import Kind
+    from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.saved import SavedRun
+    from atoll.run.timeline import TimedView
     from atoll.settings import Settings
+    from atoll.story.history import History
 
 HINT_S: Final = 2.0
 BEGINS_S: Final = 5.0
@@ -32,7 +36,6 @@ LOOK_S: Final = 0.1
 ADDRESS: Final = "url"
 WATCHERS: Final[tuple[Kind, ...]] = ("reader", "evaluator", "synchronizer", "operator")
 B = TypeVar("B", bound="Bus")
-
 Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
 
 
@@ -46,7 +49,7 @@ def settings_of(
         SettingsError: the folder holds no run, or `run` or `broker` is given as well.
     """
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.local.run_keys import RunKeys, keys_of  # noqa: PLC0415
+    from atoll.local.own_brokers import RunKeys, keys_of  # noqa: PLC0415
     from atoll.run.folder import read_run_file  # noqa: PLC0415
     from atoll.settings import load  # noqa: PLC0415
 
@@ -113,7 +116,7 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     try:
         here.start()
     except InUse as error:
-        url = _address_beside(store)
+        url = _announced_address(store)
         if not url:
             raise error from None
         yield url
@@ -130,7 +133,7 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
         here.stop()
 
 
-def _address_beside(store: Path) -> str:
+def _announced_address(store: Path) -> str:
     """Return the address of the broker that has a store, as its host wrote it; of a cluster each node has its own.
 
     A host writes it once its broker answers. Until then what is there may be the address of a former one.
@@ -169,7 +172,7 @@ def check_kind(settings: Settings, kinds: Sequence[Kind], what: str) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, name: str, *, kinds: Sequence[Kind] = WATCHERS) -> AsyncIterator[Bus]:
+async def reading_bus(settings: Settings, name: str, *, kinds: Sequence[Kind] = WATCHERS) -> AsyncIterator[Bus]:
     """Yield a bus that creates nothing, for identities of these kinds; say so if the broker keeps us waiting.
 
     The event log is not open to a learner, so only what does not read it has `kinds` of its own.
@@ -177,7 +180,7 @@ async def opened(settings: Settings, name: str, *, kinds: Sequence[Kind] = WATCH
     from atoll.bus.open import open_bus  # noqa: PLC0415
 
     check_kind(settings, kinds, f"`atoll {name}` reads what no learner may")
-    bus = await _patiently(settings, name, open_bus)
+    bus = await _open_patiently(settings, name, open_bus)
     try:
         yield bus
     finally:
@@ -185,18 +188,18 @@ async def opened(settings: Settings, name: str, *, kinds: Sequence[Kind] = WATCH
 
 
 @asynccontextmanager
-async def opened_jetstream(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
+async def managing_bus(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
     """Yield a bus that also manages the broker's runs, and checks no signatures."""
     from atoll.bus.open import open_jetstream  # noqa: PLC0415
 
-    bus = await _patiently(settings, name, open_jetstream)
+    bus = await _open_patiently(settings, name, open_jetstream)
     try:
         yield bus
     finally:
         await bus.close()
 
 
-async def _patiently(settings: Settings, name: str, opening: Callable[..., Awaitable[B]]) -> B:
+async def _open_patiently(settings: Settings, name: str, opening: Callable[..., Awaitable[B]]) -> B:
     """Return what `opening` opens at the broker of `settings`; say so if the broker keeps us waiting."""
     from atoll.settings import bus_options  # noqa: PLC0415
 
@@ -209,3 +212,113 @@ async def _patiently(settings: Settings, name: str, opening: Callable[..., Await
         return await opening(broker.url, settings.run, name=name, options=bus_options(settings))
     finally:
         hint.cancel()
+
+
+def history_of(
+    verb: str,
+    out: Path | None,
+    run: str | None,
+    broker: str | None,
+    config: Path | None,
+    assignments: list[str] | None,
+) -> History:
+    """Return the event log of a run; nothing is changed.
+
+    Raises:
+        SettingsError: the folder holds no run, or its event log cannot be read.
+    """
+    return _read_history(verb, out, run, broker, config, assignments)[0]
+
+
+def recording_of(
+    verb: str,
+    out: Path | None,
+    run: str | None,
+    broker: str | None,
+    config: Path | None = None,
+    assignments: list[str] | None = None,
+) -> tuple[History, ProtocolSettings]:
+    """Return the event log of a run, and what its processes agreed on; nothing is changed.
+
+    Raises:
+        SettingsError: the folder holds no run, its event log cannot be read, or nothing says what was agreed on.
+    """
+    history, agreement = _read_history(verb, out, run, broker, config, assignments)
+    return history, _require_agreement(agreement, out)
+
+
+def _read_history(
+    verb: str,
+    out: Path | None,
+    run: str | None,
+    broker: str | None,
+    config: Path | None,
+    assignments: list[str] | None,
+) -> tuple[History, ProtocolSettings | None]:
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.run.saved import EVENTS_FILE  # noqa: PLC0415
+    from atoll.story.history import History  # noqa: PLC0415
+
+    if (saved := saved_in(out, run, broker)) is not None:
+        history = History(virtual=saved.simulated)
+        history.read_file(saved.folder / EVENTS_FILE)
+        return history, saved.agreement
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role=verb, run=settings.run)
+        return asyncio.run(_read_log(settings, verb))
+
+
+def saved_in(out: Path | None, run: str | None, broker: str | None) -> SavedRun | None:
+    """Return the saved run in a folder; None for a run that has a broker, or one that is not named by its folder."""
+    from atoll.run.saved import saved_run  # noqa: PLC0415
+
+    return None if out is None or run is not None or broker is not None else saved_run(out)
+
+
+def view_of_saved(saved: SavedRun) -> TimedView:
+    """Return the view of a saved run at its end.
+
+    Raises:
+        SettingsError: its event log cannot be read.
+    """
+    from atoll.run.timeline import TimedView  # noqa: PLC0415
+
+    view = TimedView()
+    for event in saved.events():
+        if event is None:
+            view.unreadable += 1
+        else:
+            view.on_event(event)
+    return view
+
+
+def agreement_of(saved: SavedRun) -> ProtocolSettings:
+    """Return what the processes of a saved run agreed on.
+
+    Raises:
+        SettingsError: nothing says it.
+    """
+    return _require_agreement(saved.agreement, saved.folder)
+
+
+def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -> ProtocolSettings:
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    if agreement is None:
+        raise SettingsError(
+            "nothing says what the processes of this run agreed on",
+            got=f"{where} without run.json",
+            todo="put the run.json of the run beside its event log",
+        )
+    return agreement
+
+
+async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
+    from atoll.run.record import founded_run  # noqa: PLC0415
+    from atoll.story.history import History  # noqa: PLC0415
+
+    history = History()
+    async with reading_bus(settings, verb) as bus:
+        record = await founded_run(bus, settings.run)
+        await history.read(bus, record.subjects)
+    return history, record.protocol

@@ -24,7 +24,7 @@ WIDTH_NO_TERMINAL = 200
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     report = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-    report.callback(help="Look at the reports that runs have left.")(_nothing)
+    report.callback(help="Look at the reports that runs have left.")(_group)
     report.command(
         name="compare",
         help="Print optimizer, tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs.",
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(report, name="report")
 
 
-def _nothing() -> None:
+def _group() -> None:
     """Do nothing before the verb: with a callback a single verb keeps its name."""
 
 

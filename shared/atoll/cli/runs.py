@@ -1,4 +1,4 @@
-"""`atoll runs`: what runs a broker keeps, how far each is, and what it takes of the disk; `atoll runs remove` deletes some.
+"""`atoll runs`: the runs that a broker keeps, how far each is, and its share of the disk; `atoll runs remove` deletes some.
 
 A run's streams stay on the broker when its processes are gone: that is what it goes on from. So nothing removes a run but this
 verb. It refuses a run whose processes can still be heard, unless it is told to.
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from atoll.cli.look import say
 from atoll.cli.options import Assignments, Broker, Config
-from atoll.cli.reading import check_kind, opened_jetstream, settings_of
+from atoll.cli.output import say
+from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.nats.bus import JetStreamBus
@@ -129,9 +129,9 @@ def show(rows: list[RunRow]) -> None:
         table.add_column(heading, justify="right")
     for row in rows:
         numbers = (row.wire, row.parameters, row.tokens, row.tokens_target, row.members)
-        told = ["-" if number is None else f"{number:,}" for number in numbers]
+        counts = ["-" if number is None else f"{number:,}" for number in numbers]
         written = "-" if row.written_ago_s is None else f"{as_duration(row.written_ago_s)} ago"
-        table.add_row(row.run, row.state, *told, as_size(row.size_bytes), as_size(row.bounds_bytes), written)
+        table.add_row(row.run, row.state, *counts, as_size(row.size_bytes), as_size(row.bounds_bytes), written)
     console = Console()
     if not console.is_terminal:
         console.width = 200
@@ -149,7 +149,7 @@ def _settings(broker: str | None, config: Path | None, assignments: list[str] | 
 
 
 async def _rows(settings: Settings) -> list[RunRow]:
-    async with opened_jetstream(settings, "runs") as bus:
+    async with managing_bus(settings, "runs") as bus:
         places = asyncio.Semaphore(ROWS_AT_ONCE)
 
         async def row(stored: StoredRun) -> RunRow:
@@ -175,7 +175,7 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
             target = record.protocol.tokens_target or None
             members = len(await read_members(bus, record.subjects))
             state = "a broker is away"
-            async with _further(settings, bus) as further:
+            async with _further_brokers(settings, bus) as further:
                 heads = [len(await read_heads(each, record)) for each in (bus, *further)]
                 elsewhere = [other for each in further for other in await each.stored_runs() if other.run == stored.run]
             for other in elsewhere:
@@ -192,60 +192,75 @@ async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunR
 
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
-    from atoll.base.errors import BrokerUnavailable, InUse, SettingsError  # noqa: PLC0415
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.base.units import as_size  # noqa: PLC0415
 
-    async with opened_jetstream(settings, "runs") as bus:
+    async with managing_bus(settings, "runs") as bus:
         there = {stored.run: stored for stored in await bus.stored_runs()}
         if absent := [run for run in runs if run not in there]:
             raise SettingsError(
                 "the broker keeps no such run", got=", ".join(absent), allowed=", ".join(there) or "it keeps none"
             )
         if not force:
-            heard = await asyncio.gather(*(_heard(bus.beside(run)) for run in runs))
-            if alive := [f"{run} ({', '.join(names)})" for run, names in zip(runs, heard, strict=True) if names]:
-                raise InUse(
-                    "processes of this run are still heard",
-                    got="; ".join(alive),
-                    todo="stop them, then remove the run; --force removes it all the same, and they end with an error",
-                )
+            await _check_silent(bus, runs)
         if not yes:
             sizes = ", ".join(f"{run} ({as_size(there[run].size_bytes)})" for run in runs)
             typer.confirm(f"remove {sizes} from {settings.broker.url}, for good?", abort=True)
         for run in runs:
-            size_bytes = there[run].size_bytes
-            try:
-                async with _further(settings, bus.beside(run)) as further:
-                    for each in further:
-                        size_bytes += sum(stored.size_bytes for stored in await each.stored_runs() if stored.run == run)
-                        await each.remove_run()
-            except BrokerUnavailable as away:
-                if not force:
-                    raise BrokerUnavailable(
-                        f"a broker that keeps fragments of run {run!r} is away",
-                        got=f"{away.what}: {away.got}",
-                        todo="start it, or set broker.bulk; --force removes what the other brokers keep",
-                    ) from away
-                say(f"left on a broker that is away: fragments of {run}")
+            size_bytes = there[run].size_bytes + await _remove_elsewhere(settings, bus.beside(run), run, force=force)
             await bus.beside(run).remove_run()
             say(f"removed {run}: {as_size(size_bytes)}")
+
+
+async def _check_silent(bus: JetStreamBus, runs: list[str]) -> None:
+    """Raise `InUse` if a process of these runs is still heard."""
+    from atoll.base.errors import InUse  # noqa: PLC0415
+
+    heard = await asyncio.gather(*(_listen_for_processes(bus.beside(run)) for run in runs))
+    if alive := [f"{run} ({', '.join(names)})" for run, names in zip(runs, heard, strict=True) if names]:
+        raise InUse(
+            "processes of this run are still heard",
+            got="; ".join(alive),
+            todo="stop them, then remove the run; --force removes it all the same, and they end with an error",
+        )
+
+
+async def _remove_elsewhere(settings: Settings, home: JetStreamBus, run: str, *, force: bool) -> int:
+    """Remove a run from the further brokers that keep fragments of it; return the bytes that they kept."""
+    from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
+
+    size_bytes = 0
+    try:
+        async with _further_brokers(settings, home) as further:
+            for each in further:
+                size_bytes += sum(stored.size_bytes for stored in await each.stored_runs() if stored.run == run)
+                await each.remove_run()
+    except BrokerUnavailable as away:
+        if not force:
+            raise BrokerUnavailable(
+                f"a broker that keeps fragments of run {run!r} is away",
+                got=f"{away.what}: {away.got}",
+                todo="start it, or set broker.bulk; --force removes what the other brokers keep",
+            ) from away
+        say(f"left on a broker that is away: fragments of {run}")
+    return size_bytes
 
 
 async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
     from atoll.base.errors import SettingsError  # noqa: PLC0415
 
-    async with opened_jetstream(settings, "runs") as bus:
+    async with managing_bus(settings, "runs") as bus:
         there = [stored.run for stored in await bus.stored_runs()]
         if run not in there:
             raise SettingsError("the broker keeps no such run", got=run, allowed=", ".join(there) or "it keeps none")
-        async with _further(settings, bus.beside(run)) as further:
+        async with _further_brokers(settings, bus.beside(run)) as further:
             changed = [await each.switch_taps(bodies=bodies) for each in (bus.beside(run), *further)]
     have = BODIES if bodies else f"{HEADERS} only"
     say(f"the taps of {run} have {have}; {sum(changed) or 'no'} streams changed")
 
 
 @asynccontextmanager
-async def _further(settings: Settings, home: JetStreamBus) -> AsyncIterator[list[JetStreamBus]]:
+async def _further_brokers(settings: Settings, home: JetStreamBus) -> AsyncIterator[list[JetStreamBus]]:
     """Yield buses to the further brokers that keep fragments of a run, as its record says.
 
     Raises `BrokerUnavailable` if one of them does not answer within `AWAY_S`.
@@ -268,7 +283,7 @@ async def _further(settings: Settings, home: JetStreamBus) -> AsyncIterator[list
         yield buses
 
 
-async def _heard(bus: JetStreamBus) -> list[str]:
+async def _listen_for_processes(bus: JetStreamBus) -> list[str]:
     """Return some processes of the run that said something within `LISTEN_S`."""
     subjects, names = bus.subjects, set[str]()
     feeds = [await bus.listen(subject) for subject in (subjects.beat("*"), subjects.presence("*"))]

@@ -1,7 +1,18 @@
-"""`atoll story`: the causal chain of a round, a fragment, a shard, a learner or a contribution, in words, from the event log.
+"""`atoll story` and `atoll why`: what happened in a run and why, in words, from its event log. They change nothing.
+
+    atoll story round 3/18         the causal chain of a round, a fragment, a shard, a learner or a contribution
+
+    atoll why                      what stands out, by cause, and the rounds that were long
+    atoll why --fragment 3         one round of it in full, as `atoll story round 3`
+    atoll why goodput              why learners were not stepping all the time
+    atoll why behind [LEARNER]     why a learner's contributions come late
+    atoll why refused [LEARNER]    why contributions were refused
+    atoll why loss                 what happened when the loss rose most
+    atoll why grace [FRAGMENT]     what a longer or shorter grace would have given
 
 The ids are those of logs and messages: `3/18` or `commit/3/18` is the round that made version 18 of fragment 3, and
 `a/1/3/5` or `push/a/1/3/5` is contribution 5 of learner a, incarnation 1, fragment 3. A shard is `shard-0`, or its number.
+Where the event log (`atoll.story`) has no figure, the answers say so.
 """
 
 from __future__ import annotations
@@ -10,18 +21,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.histories import history_of, tell
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out
+from atoll.cli.output import say_lines
+from atoll.cli.reading import Out, history_of
 
 if TYPE_CHECKING:
+    from atoll.base.errors import SettingsError
     from atoll.story.history import History
 
 KINDS = ("round", "fragment", "shard", "learner", "contribution")
+QUESTIONS = ("goodput", "behind", "refused", "loss", "grace")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the verbs."""
+    app.command(
+        name="why",
+        help="Say what stands out in a run and why its rounds waited; or answer: goodput, behind, refused, loss, grace.",
+    )(why)
     app.command(name="story", help="Tell what happened to a round, fragment, shard, learner or contribution, and why.")(
         story
     )
@@ -47,17 +64,16 @@ def story(  # noqa: PLR0913  (one option each)
 
     if kind not in KINDS:
         raise SettingsError("no story of this kind", got=kind, allowed=", ".join(KINDS))
-    tell(told(history_of("story", out, run, broker, config, assignments), kind, name))
+    say_lines(story_lines(history_of("story", out, run, broker, config, assignments), kind, name))
 
 
-def told(history: History, kind: str, name: str) -> list[str]:
+def story_lines(history: History, kind: str, name: str) -> list[str]:
     """Return the story of one of `KINDS`.
 
     Raises:
         SettingsError: the id is not of this kind, or the event log tells of no such thing.
     """
     from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.cli.why import lines  # noqa: PLC0415
     from atoll.story.telling import fragment_story, learner_story, shard_story  # noqa: PLC0415
 
     if kind == "shard":
@@ -67,23 +83,37 @@ def told(history: History, kind: str, name: str) -> list[str]:
             raise SettingsError("the event log tells of no such shard", got=name, allowed=known)
         return shard_story(history, shard)
     if kind == "learner":
-        if name not in history.learners():
-            known = ", ".join(history.learners()) or "nobody yet"
-            raise SettingsError("the event log tells of no such learner", got=name, allowed=known)
+        _check_learner(history, name)
         return learner_story(history, name)
     if kind == "contribution":
-        return _contribution(history, name)
+        return _contribution_lines(history, name)
+    fragment, version = _parse_round_id(kind, name)
+    if kind == "round" or history.find(fragment) is None:
+        return why_lines(history, fragment, version)
+    return fragment_story(history, fragment)
+
+
+def _parse_round_id(kind: str, name: str) -> tuple[int, int | None]:
+    """Return the fragment and the version that the id of a round or a fragment names."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
     parts = name.removeprefix("commit/").removeprefix("head/").split("/")
     if not all(part.isdecimal() for part in parts) or len(parts) > (2 if kind == "round" else 1):
         allowed = "FRAGMENT/VERSION, as 3/18, or FRAGMENT for its newest" if kind == "round" else "its number"
         raise SettingsError(f"not the id of a {kind}", got=name, allowed=allowed)
-    fragment, version = int(parts[0]), int(parts[1]) if len(parts) > 1 else None
-    if kind == "round" or history.find(fragment) is None:
-        return lines(history, fragment, version)
-    return fragment_story(history, fragment)
+    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
 
 
-def _contribution(history: History, name: str) -> list[str]:
+def _check_learner(history: History, name: str) -> None:
+    """Raise `SettingsError` if the event log tells of no such learner."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    if name not in history.learners():
+        known = ", ".join(history.learners()) or "nobody yet"
+        raise SettingsError("the event log tells of no such learner", got=name, allowed=known)
+
+
+def _contribution_lines(history: History, name: str) -> list[str]:
     from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.story import telling  # noqa: PLC0415
 
@@ -103,4 +133,102 @@ def _contribution(history: History, name: str) -> list[str]:
         got=name,
         allowed="one that was merged or refused",
         todo="one that was superseded, is queued, or died with its learner is in no event: see `atoll fates`",
+    )
+
+
+def why(  # noqa: PLR0913  (one option each)
+    question: Annotated[
+        str | None, typer.Argument(help="goodput, behind, refused, loss or grace.  [default: what stands out]")
+    ] = None,
+    about: Annotated[
+        str | None, typer.Argument(help="A learner (behind, refused) or a fragment (grace).  [default: all]")
+    ] = None,
+    *,
+    fragment: Annotated[int | None, typer.Option(min=0, help="Tell one round of this fragment in full.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="The version that the round made.  [default: the newest]")
+    ] = None,
+    run: Run = None,
+    broker: Broker = None,
+    out: Out = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Read a run's event log and answer from it."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    if version is not None and fragment is None:
+        raise SettingsError("a version of which fragment?", got=f"--version {version}", todo="give --fragment as well")
+    if question is not None and question not in QUESTIONS:
+        raise SettingsError("no such question", got=question, allowed=", ".join(QUESTIONS))
+    if question is not None and fragment is not None:
+        raise SettingsError(
+            "one round, or a question?", got=f"{question} and --fragment {fragment}", todo="ask one after the other"
+        )
+    history = history_of("why", out, run, broker, config, assignments)
+    say_lines(why_lines(history, fragment, version) if question is None else answer_lines(history, question, about))
+
+
+def answer_lines(history: History, question: str, about: str | None) -> list[str]:
+    """Return the answer to one of `QUESTIONS`.
+
+    Raises:
+        SettingsError: the event log tells of no such learner or fragment.
+    """
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.story import questions  # noqa: PLC0415
+
+    if question in ("goodput", "loss"):
+        if about is not None:
+            raise SettingsError(f"`why {question}` is about the whole run", got=about, todo="leave it away")
+        return questions.goodput(history) if question == "goodput" else questions.loss(history)
+    if question == "grace":
+        if about is not None and not about.isdecimal():
+            raise SettingsError("`why grace` is about a fragment", got=about, allowed="its number")
+        return questions.grace(history, None if about is None else int(about))
+    if about is not None:
+        _check_learner(history, about)
+    return questions.behind(history, about) if question == "behind" else questions.refused(history, about)
+
+
+def why_lines(history: History, fragment: int | None, version: int | None) -> list[str]:
+    """Return what there is to say of one round, or what stands out, with the rounds that are long.
+
+    Raises:
+        SettingsError: there is no such round.
+    """
+    from atoll.story.findings import findings  # noqa: PLC0415
+    from atoll.story.telling import long_rounds, round_story  # noqa: PLC0415
+
+    if fragment is None:
+        standing = [line for found in findings(history) for line in found.lines(history.clock)]
+        return [*standing, "", *long_rounds(history)] if standing else long_rounds(history)
+    found = history.find(fragment, version)
+    if found is not None:
+        lines = round_story(history, found)
+        still = history.waiting(fragment, found.round.version + 1) if version is None else None
+        return lines if still is None else [*lines, "", f"the next round still waits: {still.why} ({still.cause_id})"]
+    still = history.waiting(fragment, version or 1)
+    if still is not None:
+        return [f"fragment {fragment}: version {version or 1} is not there yet; {still.why} ({still.cause_id})"]
+    raise _no_such_round(history, fragment, version)
+
+
+def _no_such_round(history: History, fragment: int, version: int | None) -> SettingsError:
+    """Return the error for a round that the event log does not know, with what it knows instead."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+
+    there = [line.round.version for line in history.rounds if line.round.fragment == fragment]
+    fragments = sorted({line.round.fragment for line in history.rounds})
+    if not there and fragments:
+        return SettingsError(
+            "the event log tells of no round of this fragment",
+            got=fragment,
+            allowed=f"fragments {fragments[0]} to {fragments[-1]}",
+        )
+    return SettingsError(
+        "the event log tells of no such round",
+        got=f"fragment {fragment}, version {'newest' if version is None else version}",
+        allowed=f"versions {min(there)} to {max(there)}" if there else None,
+        todo="a round that has not ended is told by its shard's log (round.waiting)",
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, opened, settings_of
+from atoll.cli.reading import Out, reading_bus, settings_of
 
 if TYPE_CHECKING:
     from atoll.run.taps import Selection, Tapped, Tapping
@@ -115,7 +115,7 @@ async def _print(  # noqa: PLR0913  (what the verb was asked)
     from atoll.wire.subjects import Subjects, filter_below  # noqa: PLC0415
 
     clock, wanted = SystemClock(), filter_below(tail, "the tap")
-    async with opened(settings, "tap") as bus:
+    async with reading_bus(settings, "tap") as bus:
         tapping = Tapping(bus, settings.run, clock, selection, tail=wanted)
         await tapping.listen()
         if await read_run(bus, Subjects(settings.run)) is None:

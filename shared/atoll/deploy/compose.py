@@ -12,10 +12,8 @@ from typing import Any
 
 from atoll.base.errors import SettingsError
 from atoll.bus.addresses import LEAF_PORT, PORT
-from atoll.deploy.archives import archive_folders
-from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.own_folders import folders_of_container
-from atoll.deploy.quantities import processors, size_bytes
+from atoll.deploy.description import DeploymentDescription, processors, size_bytes
+from atoll.deploy.folders import archive_folders, folders_of_container
 from atoll.deploy.services import (
     DOOR,
     MONITOR_PORT,
@@ -75,7 +73,7 @@ def _head_folders(described: DeploymentDescription, place: str) -> str:
     )
 
 
-def _hardened(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
+def _hardened_service(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
     """Return what every service has: no root, no rights, nothing to write but what it is given, and a health check."""
     return {
         "image": image,
@@ -95,13 +93,13 @@ def _hardened(image: str, memory: str, heartbeat: list[str]) -> dict[str, Any]:
             "retries": 6,
         }
         | {"start_period": "60s"},
-        "deploy": {"resources": {"limits": {"memory": _bytes(memory), "pids": 256}}},
+        "deploy": {"resources": {"limits": {"memory": _compose_size(memory), "pids": 256}}},
     }
 
 
 def _node(described: DeploymentDescription, node: PlannedNode) -> dict[str, Any]:
     image, memory = described.software.hub_image, described.hub.memory
-    return _hardened(image, memory, ["--file", HEALTH]) | {
+    return _hardened_service(image, memory, ["--file", HEALTH]) | {
         "command": list(node_command(described, node, store="/data", keys="/door")),
         "environment": broker_environment(memory, HEALTH),
         "ports": [f"{node.port}:{PORT}", *([f"{node.leaf_port}:{LEAF_PORT}"] if node.leaf_port else [])],
@@ -111,7 +109,7 @@ def _node(described: DeploymentDescription, node: PlannedNode) -> dict[str, Any]
 
 def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]:
     image, memory = described.software.hub_image, described.hub.memory
-    return _hardened(image, memory, ["--file", HEALTH]) | {
+    return _hardened_service(image, memory, ["--file", HEALTH]) | {
         "command": list(leaf_command(leaf, store="/data", keys="/door")),
         "environment": broker_environment(memory, HEALTH),
         "volumes": [f"{leaf.name}:/data", f"./services/{leaf.name}:/door:ro"],
@@ -129,13 +127,13 @@ def _service(described: DeploymentDescription, place: str, service: PlannedServi
     )
     if service.kind == "learner":
         region = described.regions[place]
-        mounts += [f"{service.name}:/state", f"{_here(region.data)}:/data:ro"]
-        made = _hardened(described.software.learner_image, region.memory, config)
+        mounts += [f"{service.name}:/state", f"{_mountable_path(region.data)}:/data:ro"]
+        made = _hardened_service(described.software.learner_image, region.memory, config)
         made["deploy"]["resources"]["limits"]["cpus"] = processors(region.cpus)
         mounts += [_bind(folder) for folder in folders_of_container(service)]
         made |= {"command": [service.verb, *config], "volumes": mounts}
         return made if leaf is None else made | {"depends_on": waits}
-    made = _hardened(described.software.hub_image, described.hub.memory, config)
+    made = _hardened_service(described.software.hub_image, described.hub.memory, config)
     if service.kind == "reader":
         mounts.append(f"{service.name}:/state")
         made["ports"] = [f"127.0.0.1:{MONITOR_PORT}:{MONITOR_PORT}"]
@@ -166,7 +164,7 @@ def _bind(folder: str, *, read_only: bool = False) -> dict[str, Any]:
     return {"type": "bind", "source": folder, "target": folder, "read_only": read_only, "bind": bind}
 
 
-def _here(path: str) -> str:
+def _mountable_path(path: str) -> str:
     """Return a path as compose takes it for a folder and not for a volume.
 
     Raises:
@@ -182,6 +180,6 @@ def _here(path: str) -> str:
     return path if path.startswith(("/", "./", "../", "~")) else f"./{path}"
 
 
-def _bytes(quantity: str) -> str:
+def _compose_size(quantity: str) -> str:
     """Return a size in compose's words: its letters mean powers of 1024, with and without an i."""
     return f"{size_bytes(quantity)}b"

@@ -19,13 +19,15 @@
     protocol.fragments = 24
 
 A *place* is the hub or a region. A *service* is one process of a place: a broker's node, a synchronizer, a learner. Each place
-has one *target*, which says what starts its services. What follows from the description (names, addresses, settings of each
-service) is in `atoll.deploy.services`. Nothing in it is secret.
+has one *target*, which says what starts its services. All that follows from the description (names, addresses, settings of
+each service) is in `atoll.deploy.services`. Nothing in it is secret. Amounts of memory and processors are written as Kubernetes
+writes them.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -36,34 +38,58 @@ from atoll.base.errors import SettingsError
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
 from atoll.base.toml_text import parsed_toml
 from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
-from atoll.deploy.quantities import MEMORY_MIN, PROCESSORS, SIZE, size_bytes
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of
 from atoll.settings.sections import Copies, Section
 from atoll.wire.region_names import ALLOWED, is_region_name
 from atoll.wire.subjects import token
 
+SIZE: Final = r"([1-9][0-9]{0,14}(?:\.[0-9]{1,3})?)(Ki|Mi|Gi|Ti|k|M|G|T)?"
+PROCESSORS: Final = r"[1-9][0-9]{0,6}m|[1-9][0-9]{0,3}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]"
+MEMORY_MIN: Final = 64 << 20
+"""Less is a slip of the pen: a program would not start in it."""
+_SIZES: Final = {
+    **dict(zip(("", "k", "M", "G", "T"), (1000.0**power for power in range(5)), strict=True)),
+    **dict(zip(("Ki", "Mi", "Gi", "Ti"), (1024.0**power for power in range(1, 5)), strict=True)),
+}
+GO_SHARE: Final = 0.75
+"""Of a container's memory, what a program in Go may use before it collects garbage: else the limit ends it first."""
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+HubTarget = Literal["compose", "kubernetes", "systemd"]
+RegionTarget = Literal["compose", "kubernetes", "systemd", "skypilot"]
+Size = Annotated[str, Field(pattern=f"^{SIZE}$")]
+Processors = Annotated[str, Field(pattern=f"^({PROCESSORS})$")]
 
 
-def _network(text: str) -> str:
+def size_bytes(quantity: str) -> int:
+    """Return a size in bytes.
+
+    Examples:
+        >>> size_bytes("2Gi"), size_bytes("1.5G")
+        (2147483648, 1500000000)
+    """
+    found = re.fullmatch(SIZE, quantity)
+    if found is None:
+        raise ValueError(f"no size: {quantity!r}")
+    return round(float(found[1]) * _SIZES[found[2] or ""])
+
+
+def _normalize_network(text: str) -> str:
     """Return a network in the form of Kubernetes; an address alone is a network of one."""
     return str(ip_network(text))
 
 
-def _enough(memory: str) -> str:
+def _check_memory(memory: str) -> str:
     """Return an amount of memory in which a program can start."""
     if size_bytes(memory) < MEMORY_MIN:
         raise ValueError(f"at least {MEMORY_MIN >> 20}Mi")
     return memory
 
 
-HubTarget = Literal["compose", "kubernetes", "systemd"]
-RegionTarget = Literal["compose", "kubernetes", "systemd", "skypilot"]
-Network = Annotated[str, AfterValidator(_network)]
-Size = Annotated[str, Field(pattern=f"^{SIZE}$")]
-Memory = Annotated[Size, AfterValidator(_enough)]
-Processors = Annotated[str, Field(pattern=f"^({PROCESSORS})$")]
+Network = Annotated[str, AfterValidator(_normalize_network)]
+
+
+Memory = Annotated[Size, AfterValidator(_check_memory)]
 
 
 class HubPlace(Section):
@@ -107,7 +133,7 @@ class HubPlace(Section):
         return self.nodes or len(self.hosts)
 
     @model_validator(mode="after")
-    def _fits(self) -> HubPlace:
+    def _check_relations(self) -> HubPlace:
         if self.count not in (1, 3, 5):
             raise ValueError(f"{self.count} nodes; 1, 3 or 5 can elect a leader without waste")
         if len(self.hosts) not in (1, self.count):
@@ -170,7 +196,7 @@ class RegionPlace(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _fits(self) -> RegionPlace:
+    def _check_relations(self) -> RegionPlace:
         _check_namespace(self.namespace)
         if self.target == "kubernetes" and not _NAMESPACE.fullmatch(self.data):
             raise ValueError(f"data is the name of a PersistentVolumeClaim in Kubernetes, got {self.data!r}")
@@ -191,7 +217,7 @@ class RegionPlace(Section):
 
 
 class Software(Section):
-    """What is installed.
+    """The software that is installed.
 
     Attributes:
         learner_image: image of learners, for Kubernetes and compose.
@@ -225,14 +251,14 @@ class DeploymentDescription(Section):
 
     @field_validator("regions")
     @classmethod
-    def _named(cls, regions: dict[str, RegionPlace]) -> dict[str, RegionPlace]:
+    def _check_names(cls, regions: dict[str, RegionPlace]) -> dict[str, RegionPlace]:
         for name in regions:
             if not is_region_name(name):
                 raise ValueError(f"{name!r} is no name of a region: {ALLOWED}")
         return regions
 
     @model_validator(mode="after")
-    def _fits(self) -> DeploymentDescription:
+    def _check_relations(self) -> DeploymentDescription:
         names = [name for place in self.regions for name in self._names(place)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two services would have one name: {', '.join(twice)}; rename a region")
@@ -278,7 +304,7 @@ def read_description(path: Path) -> DeploymentDescription:
     try:
         found = DeploymentDescription(**table)
     except ValidationError as error:
-        raise _wrong(path, error) from error
+        raise _description_error(path, error) from error
     token(found.run, "run id")
     return found
 
@@ -288,7 +314,7 @@ def _check_namespace(name: str) -> None:
         raise ValueError(f"{name!r} is no namespace of Kubernetes: small letters, digits and '-'")
 
 
-def _wrong(path: Path, error: ValidationError) -> SettingsError:
+def _description_error(path: Path, error: ValidationError) -> SettingsError:
     """Return the first fault of a description, by its name in the file."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
@@ -300,3 +326,23 @@ def _wrong(path: Path, error: ValidationError) -> SettingsError:
     why = first["msg"].removeprefix("Value error, ")
     got = first["input"] if not isinstance(first["input"], dict) else None
     return SettingsError(f"{name or path} is wrong: {why}", got=got, todo=todo)
+
+
+def go_memory(quantity: str) -> str:
+    """Return the GOMEMLIMIT of a container with so much memory.
+
+    Examples:
+        >>> go_memory("2Gi")
+        '1536MiB'
+    """
+    return f"{max(1, int(GO_SHARE * size_bytes(quantity)) >> 20)}MiB"
+
+
+def processors(quantity: str) -> str:
+    """Return processors as a decimal number, which is all that compose takes.
+
+    Examples:
+        >>> processors("500m"), processors("4"), processors("1000")
+        ('0.5', '4', '1000')
+    """
+    return f"{(Decimal(quantity.removesuffix('m')) / (1000 if quantity.endswith('m') else 1)).normalize():f}"

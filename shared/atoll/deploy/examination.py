@@ -1,168 +1,430 @@
-"""The whole examination of one seat: from the machine outward to the run, each step only if the one before it left something.
+"""The whole examination of one seat, and what runs compared with a description.
 
-A wrong address makes every later question fail in the same way. So a person gets the first cause, and not its shadows.
+`examine` goes from the machine outward to the run, each step only if the one before it left something. A wrong address makes
+every later question fail in the same way, so a person gets the first cause, and not its shadows.
+
+`compare_deployment` looks at files, nodes, the run, synchronizers and learners. It listens for as long as services need to say
+that they live (synchronizers and learners do so every few seconds), as the operator, who may hear everything. Brokers tell
+their version when they greet, services when they claim their name. Settings of single learners are not told to anybody, so
+they are compared where they are written: in the rendered files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from atoll import __version__
 from atoll.base.clock import Clock, SystemClock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, PeerMisbehaved
+from atoll.base.regular_files import text_or_empty
+from atoll.base.wording import counted, few
 from atoll.bus.addresses import ADDRESSES, addresses, is_address
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.probe import BrokerProbe
 from atoll.bus.open import open_bus, open_jetstream
 from atoll.bus.options import BusOptions
-from atoll.deploy.door_checks import ExpectedDoor, doors_of
-from atoll.deploy.findings import Finding, of_error
-from atoll.deploy.machine_checks import MachineView, archive, congestion, disks, region_of, role_of, secrets
-from atoll.deploy.run_checks import clock, copies, founding, hub_link, link, model_bytes, record_of, rights
-from atoll.deploy.seat import Seat
+from atoll.deploy.checks import (
+    ExpectedDoor,
+    Finding,
+    MachineView,
+    check_archive,
+    check_clock,
+    check_congestion,
+    check_copies,
+    check_disks,
+    check_doors,
+    check_founding,
+    check_hub_link,
+    check_link,
+    check_region_identity,
+    check_rights,
+    check_role,
+    check_secrets,
+    error_finding,
+    grade_faults,
+    model_bytes,
+    read_record,
+)
+from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.rendering import edited_files, rendered_texts
+from atoll.deploy.seat import Seat, seat_of_service
+from atoll.deploy.services import kinds, learners_at, nodes, places
 from atoll.keys.identity import HeldIdentity, read_identity
+from atoll.keys.rights import premerger_of
+from atoll.run.record import read_members
 from atoll.settings import Settings, bus_options
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import Beat, Member, Presence, RunRecord, decode, encode
+from atoll.wire.premerge import RegionAnswer, RegionAsk
+from atoll.wire.subjects import Subjects
 
 PATIENCE_S: Final = 6.0
-NAME: Final = "doctor"
+DOCTOR: Final = "doctor"
+DEPLOY_CHECK: Final = "deploy-check"
+NAMED: Final = 8
+STRANGERS_S: Final = 3.0
+"""For so long we go on to listen when all that are described were heard: for others, who also speak every few seconds."""
+BEATS_WAITING_MIN: Final = 1024
+"""So many heartbeats may wait to be read, and two more for each learner that the description has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the examination sees of the machine, and the clock that it compares with the broker's."""
+class ExaminationContext:
+    """The machine as the examination sees it, and the clock that it compares with the broker's."""
 
     machine: MachineView = field(default_factory=MachineView)
     clock: Clock = field(default_factory=SystemClock)
     measures_link: bool = True
 
 
-async def examined(seat: Seat, outlook: Outlook | None = None) -> list[Finding]:
+async def examine(seat: Seat, context: ExaminationContext | None = None) -> list[Finding]:
     """Return what was found at `seat`."""
-    outlook = outlook or Outlook()
+    context = context or ExaminationContext()
     settings = seat.loaded.settings
-    findings = list(secrets(seat.secrets))
-    identity, wrong = _identity(settings.broker.identity, settings.run)
-    region, wrong_there = _identity(seat.region_identity, settings.run)
+    findings = list(check_secrets(seat.secrets))
+    identity, wrong = _read_identity(settings.broker.identity, settings.run)
+    region, wrong_there = _read_identity(seat.region_identity, settings.run)
     if region is not None:
-        wrong_there = [region_of(seat, region.kind, region.name)]
+        wrong_there = [check_region_identity(seat, region.kind, region.name)]
     findings += [*wrong, *wrong_there]
     wrong += [finding for finding in wrong_there if finding.grade == "FAIL"]
     if wrong:
-        return [*findings, *_disks(seat, identity, outlook, 0), congestion(outlook.machine, None)]
+        return [*findings, *_check_folders(seat, identity, context, 0), check_congestion(context.machine, None)]
     if identity is not None:
-        findings.append(role_of(seat, identity.kind, identity.name))
+        findings.append(check_role(seat, identity.kind, identity.name))
     if not all(is_address(url) for url in (settings.broker.url, *settings.broker.bulk)):
         findings.append(Finding("FAIL", "broker", f"{settings.broker.url!r} is no address", f"write it as {ADDRESSES}"))
         return findings
+    reached, record, echo_s = await _examine_brokers(seat, identity, region, context)
+    size_bytes = model_bytes(record)
+    folders = _check_folders(seat, identity, context, size_bytes)
+    return [*findings, *reached, *folders, check_congestion(context.machine, echo_s)]
+
+
+async def _examine_brokers(
+    seat: Seat, identity: HeldIdentity | None, region: HeldIdentity | None, context: ExaminationContext
+) -> tuple[list[Finding], RunRecord | None, float | None]:
+    """Examine the doors of all brokers, and what is behind those that can be used.
+
+    Returns the findings, the run record, and the shortest echo in seconds.
+    """
+    broker = seat.loaded.settings.broker
     authority = seat.authority if identity is None else identity.authority
-    expected = ExpectedDoor(authority, seat.certificate, outlook.clock.wall(), ours=seat.store is not None)
-    found, usable = await asyncio.to_thread(doors_of, settings.broker.url, expected)
-    findings += found
+    expected = ExpectedDoor(authority, seat.certificate, context.clock.wall(), ours=seat.store is not None)
+    findings, usable = await asyncio.to_thread(check_doors, broker.url, expected)
     record, echo_s = None, None
     if usable and seat.store is None:
-        reached, record, echo_s = await _behind_the_door(seat, identity, outlook)
-        findings += reached
+        found, record, echo_s = await _examine_broker(seat, identity, context)
+        findings += found
     if region is not None:
         there = ExpectedDoor(region.authority, seat.hub_certificate, expected.now_s)
-        to_hub = 0
-        for url in seat.hubs:
-            found, listening = await asyncio.to_thread(doors_of, url, there)
+        doors = [await asyncio.to_thread(check_doors, url, there) for url in seat.hubs]
+        findings += [finding for found, _ in doors for finding in found]
+        if usable and sum(listening for _, listening in doors):
+            found, echo_s = await _examine_hub_link(seat, region, context)
             findings += found
-            to_hub += listening
-        if usable and to_hub:
-            reached, echo_s = await _through_the_leaf(seat, region, outlook)
-            findings += reached
-    for url in settings.broker.bulk or (record.bulk if record is not None else ()):
-        found, _ = await asyncio.to_thread(doors_of, url, replace(expected, certificate="", ours=False))
+    for url in broker.bulk or (record.bulk if record is not None else ()):
+        found, _ = await asyncio.to_thread(check_doors, url, replace(expected, certificate="", ours=False))
         findings += found
-    return [*findings, *_disks(seat, identity, outlook, model_bytes(record)), congestion(outlook.machine, echo_s)]
+    return findings, record, echo_s
 
 
-def _disks(seat: Seat, identity: HeldIdentity | None, outlook: Outlook, model_bytes: int) -> Iterator[Finding]:
+def _check_folders(
+    seat: Seat, identity: HeldIdentity | None, context: ExaminationContext, model_bytes: int
+) -> Iterator[Finding]:
     """Yield what is found of the folders of a service; a run file alone does not tell what it does, and its identity does."""
-    yield from disks(seat, outlook.machine, model_bytes)
-    yield from archive(seat, None if identity is None else identity.kind, outlook.machine, model_bytes)
+    yield from check_disks(seat, context.machine, model_bytes)
+    yield from check_archive(seat, None if identity is None else identity.kind, context.machine, model_bytes)
 
 
-def _identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, list[Finding]]:
+def _read_identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, list[Finding]]:
     """Return the identity in a file, None for none, and what is wrong with it."""
     try:
         identity = None if path is None else read_identity(path)
         if identity is not None:
             identity.check_run(run)
     except AtollError as error:
-        return None, [of_error("identity", error)]
+        return None, [error_finding("identity", error)]
     return identity, []
 
 
-async def _behind_the_door(
-    seat: Seat, identity: HeldIdentity | None, outlook: Outlook
+async def _examine_broker(
+    seat: Seat, identity: HeldIdentity | None, context: ExaminationContext
 ) -> tuple[list[Finding], RunRecord | None, float | None]:
     """Return what the broker says once it has let us in, the run record, and the shortest echo in seconds."""
     settings = seat.loaded.settings
     options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
     try:
-        async with _buses(settings, options) as (raw, bus):
+        async with _open_buses(settings, options) as (raw, bus):
             probe = BrokerProbe(raw)
-            findings = [Finding("ok", "broker", f"lets us in at {_hosts(settings)}, with JetStream")]
-            record, found = await record_of(bus, settings.run)
+            findings = [Finding("ok", "broker", f"lets us in at {_broker_hosts(settings)}, with JetStream")]
+            record, found = await read_record(bus, settings.run)
             findings += found
             if record is not None:
-                findings.append(founding(record, seat.loaded))
-                findings += await copies(probe, settings.run, settings.broker.replicas)
+                findings.append(check_founding(record, seat.loaded))
+                findings += await check_copies(probe, settings.run, settings.broker.replicas)
             if identity is not None:
                 kind, name = identity.kind, identity.name
-                findings += await rights(probe, kind, settings.run, name, founds=identity.founds)
-            findings.append(await _clock(probe, settings.run, outlook))
+                findings += await check_rights(probe, kind, settings.run, name, founds=identity.founds)
+            findings.append(await _check_clock(probe, settings.run, context))
             echo_s = None
-            if outlook.measures_link:
-                found, echo_s = await link(probe, model_bytes(record))
+            if context.measures_link:
+                found, echo_s = await check_link(probe, model_bytes(record))
                 findings += found
             return findings, record, echo_s
     except AtollError as error:
-        return [of_error("broker", error)], None, None
+        return [error_finding("broker", error)], None, None
 
 
-async def _through_the_leaf(seat: Seat, region: HeldIdentity, outlook: Outlook) -> tuple[list[Finding], float | None]:
+async def _examine_hub_link(
+    seat: Seat, region: HeldIdentity, context: ExaminationContext
+) -> tuple[list[Finding], float | None]:
     """Return what the broker of a region says of its hub: whether that lets the region in, its clock, the link and its echo."""
     settings = seat.loaded.settings
     options = BusOptions(patience_s=PATIENCE_S, total_s=PATIENCE_S, credentials=region.credentials())
     try:
-        raw = await open_jetstream(settings.broker.url, settings.run, name=NAME, options=options)
+        raw = await open_jetstream(settings.broker.url, settings.run, name=DOCTOR, options=options)
     except AtollError as error:
         todo = "nats-server.log in the store of this broker says why; is the hub's roll the newest one, and the region on it?"
-        return [of_error("hub", error, todo)], None
+        return [error_finding("hub", error, todo)], None
     try:
         probe = BrokerProbe(raw)
-        findings = [Finding("ok", "hub", f"lets region {region.name} in"), await _clock(probe, settings.run, outlook)]
-        if not outlook.measures_link:
+        findings = [
+            Finding("ok", "hub", f"lets region {region.name} in"),
+            await _check_clock(probe, settings.run, context),
+        ]
+        if not context.measures_link:
             return findings, None
-        measured, echo_s = await hub_link(probe, 0)
+        measured, echo_s = await check_hub_link(probe, 0)
         return [*findings, *measured], echo_s
     finally:
         await raw.close()
 
 
-async def _clock(probe: BrokerProbe, run: str, outlook: Outlook) -> Finding:
-    return await clock(probe, run, outlook.clock.wall, sets_clock=outlook.machine.sets_clock())
+async def _check_clock(probe: BrokerProbe, run: str, context: ExaminationContext) -> Finding:
+    return await check_clock(probe, run, context.clock.wall, sets_clock=context.machine.sets_clock())
 
 
 @asynccontextmanager
-async def _buses(settings: Settings, options: BusOptions) -> AsyncIterator[tuple[JetStreamBus, Bus]]:
+async def _open_buses(settings: Settings, options: BusOptions) -> AsyncIterator[tuple[JetStreamBus, Bus]]:
     """Yield a bus for questions of our own, and one that checks signatures and knows further brokers, as services have it."""
     async with AsyncExitStack() as opened:
-        raw = await open_jetstream(settings.broker.url, settings.run, name=NAME, options=options)
+        raw = await open_jetstream(settings.broker.url, settings.run, name=DOCTOR, options=options)
         opened.push_async_callback(raw.close)
-        bus = await open_bus(settings.broker.url, settings.run, name=NAME, options=options)
+        bus = await open_bus(settings.broker.url, settings.run, name=DOCTOR, options=options)
         opened.push_async_callback(bus.close)
         yield raw, bus
 
 
-def _hosts(settings: Settings) -> str:
+def _broker_hosts(settings: Settings) -> str:
     return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in addresses(settings.broker.url))
+
+
+@dataclass(slots=True)
+class HeardServices:
+    """The services that said something while we listened: synchronizers by name, learners by id."""
+
+    synchronizers: dict[str, Presence] = field(default_factory=dict)
+    learners: dict[str, Beat] = field(default_factory=dict)
+
+
+async def compare_deployment(described: DeploymentDescription, out: Path, wait_s: float) -> list[Finding]:
+    """Return how the files in `out`, and what runs, differ from a description; services have `wait_s` to be heard.
+
+    Raises:
+        SettingsError: nothing is rendered in `out`.
+    """
+    findings = check_files(described, out)
+    seat = seat_of_service(described, out, None, [])
+    settings = seat.loaded.settings
+    try:
+        authority = read_identity(settings.broker.identity or out).authority
+    except AtollError as error:
+        return [*findings, error_finding("keys", error, "atoll deploy render")]
+    expected = ExpectedDoor(authority, seat.certificate, SystemClock().wall())
+    found, usable = await asyncio.to_thread(check_doors, settings.broker.url, expected)
+    findings += [finding for finding in found if finding.grade != "ok"]
+    findings.append(
+        grade_faults("broker", _missing_nodes(described, usable), f"{usable} nodes", "start them; see above why not")
+    )
+    if not usable:
+        return findings
+    options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
+    try:
+        raw = await open_jetstream(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
+        bus = await open_bus(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
+    except AtollError as error:
+        return [*findings, error_finding("broker", error)]
+    try:
+        record, found = await read_record(bus, described.run)
+        findings += found
+        if record is not None:
+            findings.append(check_founding(record, seat.loaded))
+            findings += await check_copies(BrokerProbe(raw), described.run, described.hub.count)
+        members = await read_members(bus, Subjects(described.run)) if record is not None else {}
+        heard = await listen_for_services(bus, described, members, wait_s)
+        findings += check_services(described, members, heard)
+        if record is not None:
+            findings += await check_premergers(bus, described, record, members)
+    except AtollError as error:
+        findings.append(error_finding("run", error))
+    finally:
+        await bus.close()
+        await raw.close()
+    return findings
+
+
+def check_files(described: DeploymentDescription, out: Path) -> list[Finding]:
+    """Return whether the files in `out` are those of the description."""
+    edited = edited_files(out)
+    wanted = rendered_texts(described)
+    stale = [name for name, text in wanted.items() if name not in edited and text_or_empty(out / name) != text]
+    return [
+        grade_faults(
+            "files",
+            [f"edited by hand: {few(edited, NAMED)}"] if edited else [],
+            "none is edited",
+            "put it into the description",
+        ),
+        grade_faults(
+            "files",
+            [f"not as described: {few(stale, NAMED)}"] if stale else [],
+            f"{len(wanted)} are as described",
+            "atoll deploy render",
+        ),
+    ]
+
+
+def _missing_nodes(described: DeploymentDescription, usable: int) -> list[str]:
+    count = len(nodes(described))
+    return [f"{usable} of {count} nodes can be used"] if usable < count else []
+
+
+async def listen_for_services(
+    bus: Bus, described: DeploymentDescription, members: Mapping[str, Member | None], wait_s: float
+) -> HeardServices:
+    """Listen until all that the description has were heard and others had their time, for `wait_s` at most."""
+    subjects, heard, complete = Subjects(described.run), HeardServices(), asyncio.Event()
+    everybody = [name for place in places(described) for name in learners_at(described, place)]
+    missing = {name for name in everybody if not ((one := members.get(name)) and one.left)}
+
+    def on_presence(message: CoreMessage) -> None:
+        presence = decode(Presence, message.data)
+        if message.subject == subjects.presence(presence.name):
+            heard.synchronizers[presence.name] = presence
+
+    def on_beat(message: CoreMessage) -> None:
+        beat = decode(Beat, message.data)
+        if message.subject == subjects.beat(beat.learner):
+            heard.learners[beat.learner] = beat
+            missing.discard(beat.learner)
+
+    async def hear(feed: Subscription, take: Callable[[CoreMessage], None]) -> None:
+        async for message in feed:
+            with contextlib.suppress(PeerMisbehaved):
+                take(message)
+            if len(heard.synchronizers) >= described.hub.synchronizers and not missing:
+                complete.set()
+
+    presences = await bus.listen(subjects.presence("*"))
+    # A feed that is full loses its oldest message: the same learners each time, if all of them beat at one moment.
+    beats = await bus.listen(subjects.beat("*"), len_max=BEATS_WAITING_MIN + 2 * len(everybody))
+    hearing = asyncio.gather(hear(presences, on_presence), hear(beats, on_beat))
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await complete.wait()
+                await asyncio.sleep(STRANGERS_S)
+    finally:
+        await presences.close()
+        await beats.close()
+        await hearing  # ends with its feeds, and says what went wrong with them
+    return heard
+
+
+def check_services(
+    described: DeploymentDescription, members: Mapping[str, Member | None], heard: HeardServices
+) -> list[Finding]:
+    """Return whether those who were heard are those of the description, and of which versions they are."""
+    present = {one.name: one for one in heard.synchronizers.values() if not one.leaving}
+    learners = {place: learners_at(described, place) for place in places(described)}
+    findings = [
+        _check_synchronizers(described, present),
+        *(_check_learners(place, names, members, heard) for place, names in learners.items() if names),
+    ]
+    described_names = {name for place in places(described) for name in kinds(described, place)}
+    if strange := sorted(heard.learners.keys() - described_names):
+        todo = "add them to the description, or revoke their keys"
+        findings.append(Finding("FAIL", "learners", f"not in the description: {few(strange, NAMED)}", todo))
+    software = {one.host: one.software for one in present.values()}
+    software |= {name: one.software for name, one in members.items() if one is not None and name in heard.learners}
+    return [*findings, _check_versions(software)]
+
+
+def _check_synchronizers(described: DeploymentDescription, present: Mapping[str, Presence]) -> Finding:
+    wanted = described.hub.synchronizers
+    lacking = [f"{len(present)} of {wanted} are heard"] if len(present) < wanted else []
+    hosts = ", ".join(
+        sorted(f"{one.host} (shards {few(map(str, one.owns), NAMED) or 'none'})" for one in present.values())
+    )
+    return grade_faults("synchronizers", lacking, f"{len(present)}: {hosts}", "start the others, or see their logs")
+
+
+def _check_learners(
+    place: str, learners: list[str], members: Mapping[str, Member | None], heard: HeardServices
+) -> Finding:
+    """Return whether the learners of a place are heard, but for those that have left."""
+    finished = [name for name in learners if (one := members.get(name)) is not None and one.left]
+    silent = [name for name in learners if name not in heard.learners and name not in finished]
+    never = [name for name in silent if name not in members]
+    lost = [name for name in silent if name in members]
+    faults = [f"never came: {few(never, NAMED)}"] if never else []
+    faults += [f"not heard: {few(lost, NAMED)}"] if lost else []
+    well = f"{len(learners) - len(finished)} train" + (f", {len(finished)} have left" if finished else "")
+    return grade_faults(place, faults, well, "start them, or run `atoll doctor` where they are")
+
+
+async def check_premergers(
+    bus: Bus, described: DeploymentDescription, record: RunRecord, members: Mapping[str, Member | None]
+) -> list[Finding]:
+    """Return whether the synchronizers of regions answer: a question without a manifest is answered at once.
+
+    One whose learners have all left is not asked: it leaves with the run.
+    """
+    subjects, findings = Subjects(described.run), []
+    question = encode(RegionAsk(verb="read", run_nonce=record.nonce))
+    for place, region in described.regions.items():
+        learners = learners_at(described, place)
+        if not region.premerge or all((one := members.get(name)) is not None and one.left for name in learners):
+            continue
+        answer_at = subjects.premerge_answer(place, f"check-{secrets.token_hex(8)}")
+        told = await bus.ask(subjects.premerge(place), question, timeout_s=PATIENCE_S, answer_at=answer_at)
+        faults = [] if told is not None and _is_answer(told) else [f"{premerger_of(place)} does not answer"]
+        todo = "start it, or run `atoll doctor` where it is"
+        findings.append(grade_faults(place, faults, f"{premerger_of(place)} answers", todo))
+    return findings
+
+
+def _is_answer(told: bytes) -> bool:
+    with contextlib.suppress(PeerMisbehaved):
+        decode(RegionAnswer, told)
+        return True
+    return False
+
+
+def _check_versions(told: dict[str, str]) -> Finding:
+    """Return whether all services are of our own version."""
+    others: dict[str, list[str]] = {}
+    for name, version in sorted(told.items()):
+        if version != __version__:
+            others.setdefault(version or "one that does not say", []).append(name)
+    faults = [f"{version}: {few(names, NAMED)}" for version, names in others.items()]
+    alike = f"{counted(len(told), 'service')} of {__version__}"
+    return grade_faults("versions", faults, alike, f"upgrade them to {__version__}, or this one")

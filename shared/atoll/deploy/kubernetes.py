@@ -1,4 +1,4 @@
-"""A place as a kustomization of Kubernetes (1.28 or later), on top of a base that all places share.
+"""A place as a kustomization of Kubernetes (1.28 or later), on top of a base that all places share, and who may speak to whom.
 
     kubernetes/base/                 nothing passes that no rule names; an account without rights
     PLACE/services/                  kustomization of secrets and run files; the secrets are files, and no YAML holds one
@@ -7,9 +7,13 @@
 Identities come as Secrets, which Kubernetes shows to a group, and a secret that others may read is none. So a first container
 copies them into memory, for the user of the service alone. A learner has no liveness probe: one that is cut off from the
 broker is unhealthy and trains on, and whoever kills it loses its steps. A Job brings back a learner whose machine was taken,
-and leaves alone one that has finished.
+and leaves alone one that has finished. The broker of a region is not well while the hub is away, and its learners need it then.
+So its probes look at its port alone.
 
-The broker of a region is not well while the hub is away, and its learners need it then. So its probes look at its port alone.
+**Rules.** The base closes everything: no pod of the namespace hears or says anything. Each place then opens what its services
+need, which is little: a learner and a synchronizer open one connection to the broker and take none; the broker takes clients on
+one port, its own nodes on another, and the brokers of regions on a third. In a region with a broker of its own, that one alone
+reaches the hub. Names are asked of the cluster's name server. Rules count only where the cluster's network plug-in keeps them.
 """
 
 from __future__ import annotations
@@ -20,8 +24,7 @@ from typing import Any, Final
 
 from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.kubernetes_rules import base_files, budget, learners_of, named, rules_of_hub, rules_of_region
-from atoll.deploy.own_folders import folders_of_container
+from atoll.deploy.folders import folders_of_container, uses_object_store
 from atoll.deploy.services import (
     CLUSTER,
     DOOR,
@@ -41,13 +44,18 @@ from atoll.deploy.services import (
 from atoll.deploy.texts import yaml
 from atoll.wire.region_names import HUB
 
-__all__ = ["base_files", "kubernetes_files"]
 USER: Final = 10001
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 RETRIES: Final = 2**31 - 1
 _HEALTH: Final = "/tmp/health"  # noqa: S108  (of a container)
 _HEAD: Final = "{run}, {place}: written by `atoll deploy render`; change the description and render again."
 _KUSTOMIZATION: Final = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+_BASE_HEAD: Final = "Common to all places: written by `atoll deploy render`; change the description and render again."
+_EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
+_NAMES: Final = {
+    "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
+    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+}
 
 
 def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, str]:
@@ -57,7 +65,12 @@ def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, 
     if place == HUB:
         namespace = described.hub.namespace
         documents = {
-            "brokers.yaml": [_brokers(described), _headless(), *_outside(described), budget(CLUSTER, CLUSTER)],
+            "brokers.yaml": [
+                _brokers(described),
+                _nodes_service(),
+                *_node_services(described),
+                budget(CLUSTER, CLUSTER),
+            ],
             "synchronizers.yaml": [
                 *(_deployment(described, one, "synchronizer") for one in planned if one.kind == "synchronizer"),
                 budget("synchronizers", "synchronizer"),
@@ -71,7 +84,7 @@ def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, 
         learners = [one for one in planned if one.kind == "learner"]
         premergers = [one for one in planned if one.kind == "premerger"]
         documents = {
-            **({} if leaf is None else {"broker.yaml": [_leaf(described, leaf), _inside(leaf)]}),
+            **({} if leaf is None else {"broker.yaml": [_leaf(described, leaf), _leaf_service(leaf)]}),
             **(
                 {"synchronizer.yaml": [_deployment(described, one, one.name) for one in premergers]}
                 if premergers
@@ -88,11 +101,13 @@ def kubernetes_files(described: DeploymentDescription, place: str) -> dict[str, 
     }
     found = {name: yaml(*each, head=head) for name, each in documents.items()}
     found["kustomization.yaml"] = yaml(overlay, head=f"{head}\nFirst: kubectl apply -k {place}/services")
-    found["services/kustomization.yaml"] = yaml(_given(place, namespace, planned, leaf), head=head)
+    found["services/kustomization.yaml"] = yaml(_service_files(place, namespace, planned, leaf), head=head)
     return found
 
 
-def _given(place: str, namespace: str, planned: list[PlannedService], leaf: PlannedLeaf | None) -> dict[str, Any]:
+def _service_files(
+    place: str, namespace: str, planned: list[PlannedService], leaf: PlannedLeaf | None
+) -> dict[str, Any]:
     """Return the kustomization of secrets and run files; their names stay, so a change of the roll restarts nobody."""
     secrets = [{"name": one.name, "files": [f"{one.name}/{IDENTITY_FILE}"]} for one in planned]
     door = ("roll.json", "broker.pem", "broker.key", "authority.pem")
@@ -133,7 +148,7 @@ def _pod(role: str, name: str, container: dict[str, Any], volumes: list[dict[str
     return {"metadata": {"labels": {"app": role, "atoll/service": name}}, "spec": spec}
 
 
-def _serving(role: str, service: PlannedService, container: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+def _service_pod(role: str, service: PlannedService, container: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the template of a pod whose service has an identity and a run file."""
     volumes = [
         {"name": "service", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -191,7 +206,7 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
         "image": described.software.hub_image,
         "args": args,
         "env": [
-            *named(broker_environment(hub.memory, _HEALTH)),
+            *named_variables(broker_environment(hub.memory, _HEALTH)),
             {
                 "name": "NODE",
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
@@ -211,7 +226,7 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
     }
     door = {"name": "door", "secret": {"secretName": DOOR, "defaultMode": 0o440}}
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
-    pod = _pod(CLUSTER, CLUSTER, container, [door], topologySpreadConstraints=[{**spread, **_selected(CLUSTER)}])
+    pod = _pod(CLUSTER, CLUSTER, container, [door], topologySpreadConstraints=[{**spread, **_label_selector(CLUSTER)}])
     more = {"replicas": hub.count, "ordinals": {"start": 1}, "podManagementPolicy": "Parallel"}
     return _stateful(CLUSTER, NODES_SERVICE, pod, hub.storage, more)
 
@@ -248,7 +263,7 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
         "name": "broker",
         "image": image,
         "args": list(leaf_command(leaf, store="/data", keys="/door", identity=f"/service/{IDENTITY_FILE}")),
-        "env": named(broker_environment(hub.memory, _HEALTH)),
+        "env": named_variables(broker_environment(hub.memory, _HEALTH)),
         "ports": [{"name": "clients", "containerPort": PORT}],
         "volumeMounts": [
             _mount("tmp", "/tmp"),  # noqa: S108
@@ -269,24 +284,24 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
     return _stateful(leaf.name, leaf.name, pod, described.regions[leaf.place].storage, {"replicas": 1})
 
 
-def _inside(leaf: PlannedLeaf) -> dict[str, Any]:
+def _leaf_service(leaf: PlannedLeaf) -> dict[str, Any]:
     """Return the Service by whose name the learners of a region reach their broker."""
     spec = {"selector": {"app": leaf.name}, "ports": [{"name": "clients", "port": PORT, "targetPort": PORT}]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": leaf.name}, "spec": spec}
 
 
-def _selected(role: str) -> dict[str, Any]:
+def _label_selector(role: str) -> dict[str, Any]:
     return {"labelSelector": {"matchLabels": {"app": role}}}
 
 
-def _headless() -> dict[str, Any]:
+def _nodes_service() -> dict[str, Any]:
     """Return the Service that gives each node a name, also before it is ready: the nodes find each other by it."""
     ports = [{"name": "clients", "port": PORT}, {"name": "nodes", "port": CLUSTER_PORT}]
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": CLUSTER}, "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NODES_SERVICE}, "spec": spec}
 
 
-def _outside(described: DeploymentDescription) -> list[dict[str, Any]]:
+def _node_services(described: DeploymentDescription) -> list[dict[str, Any]]:
     """Return a Service for each node by which islands of other places reach it, and the name that must lead there."""
     return [
         {
@@ -330,7 +345,7 @@ def _deployment(
     service: PlannedService,
     role: str,
     *,
-    container: Mapping[str, Any] = NOTHING,
+    container: Mapping[str, Any] = _NOTHING,
     **more: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     """Return a service of which there is one, started anew wherever there is room: it holds nothing of its own."""
@@ -357,7 +372,7 @@ def _deployment(
             "replicas": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "selector": {"matchLabels": {"app": role, "atoll/service": service.name}},
-            "template": _serving(role, service, container, **more),
+            "template": _service_pod(role, service, container, **more),
         },
     }
 
@@ -390,8 +405,149 @@ def _learner(described: DeploymentDescription, place: str, service: PlannedServi
             "parallelism": 1,
             # The former one must be gone: two processes of one learner id refuse each other.
             "podReplacementPolicy": "Failed",
-            "template": _serving(
+            "template": _service_pod(
                 learners_of(described, place), service, container, volumes=volumes, restartPolicy="OnFailure"
             ),
         },
     }
+
+
+def base_files() -> dict[str, str]:
+    """Return the files of the base by their names."""
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "atoll"},
+        "automountServiceAccountToken": False,
+    }
+    closed = _rule("nothing-passes", {}, {"policyTypes": ["Ingress", "Egress"]})
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["account.yaml", "closed.yaml"],
+    }
+    return {
+        "kustomization.yaml": yaml(kustomization, head=_BASE_HEAD),
+        "account.yaml": yaml(account, head=_BASE_HEAD),
+        "closed.yaml": yaml(closed, head=_BASE_HEAD),
+    }
+
+
+def rules_of_hub(described: DeploymentDescription) -> list[dict[str, Any]]:
+    """Return the rules of the broker's nodes and of the synchronizers."""
+    own_nodes = _pods(CLUSTER)
+    watchers = [MONITOR] if described.hub.monitor else []
+    own = {
+        "podSelector": {
+            "matchExpressions": [{"key": "app", "operator": "In", "values": [*watchers, "synchronizer", "learner"]}]
+        }
+    }
+    islands = [{"ipBlock": {"cidr": cidr}} for cidr in described.hub.sources or _EVERYWHERE]
+    to_nodes = {"to": [own_nodes], "ports": [{"port": CLUSTER_PORT, "protocol": "TCP"}]}
+    leaves = [leaf for place in described.regions if (leaf := leaf_of(described, place)) is not None]
+    near = [_pods(leaf.name) for leaf in leaves if _is_beside_the_hub(described, leaf.place)]
+    from_leaves = {"from": [*near, *islands], "ports": [{"port": LEAF_PORT, "protocol": "TCP"}]}
+    broker = {
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": [own, *islands], "ports": [{"port": PORT, "protocol": "TCP"}]},
+            {"from": [own_nodes], "ports": [{"port": CLUSTER_PORT, "protocol": "TCP"}]},
+            *([from_leaves] if leaves else []),
+        ],
+        "egress": [_NAMES, to_nodes],
+    }
+    synchronizer = {
+        "policyTypes": ["Egress"],
+        "egress": [
+            _NAMES,
+            {"to": [own_nodes], "ports": [{"port": PORT, "protocol": "TCP"}]},
+            *_to_archive(described),
+        ],
+    }
+    # Any pod of the cluster may ask the monitor, which only tells: a Prometheus stands in a namespace of its own.
+    asked = {"from": [{"namespaceSelector": {}}], "ports": [{"port": MONITOR_PORT, "protocol": "TCP"}]}
+    monitor = {
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [asked],
+        "egress": [_NAMES, {"to": [own_nodes], "ports": [{"port": PORT, "protocol": "TCP"}]}],
+    }
+    return [
+        _rule("broker", {"app": CLUSTER}, broker),
+        _rule("synchronizer", {"app": "synchronizer"}, synchronizer),
+        *(_rule(name, {"app": name}, monitor) for name in watchers),
+    ]
+
+
+def rules_of_region(described: DeploymentDescription, place: str) -> list[dict[str, Any]]:
+    """Return the rules of a region: its learners reach their broker and nothing else, as far as its addresses are told."""
+    leaf = leaf_of(described, place)
+    if leaf is not None:
+        return _rules_around(described, leaf)
+    reached = _hub_reached(described, place, {node.port for node in nodes(described)}, PORT)
+    return [_rule("learner", {"app": "learner"}, {"policyTypes": ["Egress"], "egress": [_NAMES, *reached]})]
+
+
+def budget(name: str, role: str) -> dict[str, Any]:
+    """Return the rule that maintenance takes one at a time."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": role}}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+
+
+def learners_of(described: DeploymentDescription, place: str) -> str:
+    """Return the label `app` of a region's learners; rules add up, so those behind a leaf have one of their own."""
+    return "learner" if leaf_of(described, place) is None else f"{place}-learner"
+
+
+def _rules_around(described: DeploymentDescription, leaf: PlannedLeaf) -> list[dict[str, Any]]:
+    """Return the rules of a region with a broker of its own."""
+    place = leaf.place
+    roles = [learners_of(described, place)]
+    roles += [one.name for one in services(described, place) if one.kind == "premerger"]
+    taken = {"from": [_pods(role) for role in roles], "ports": [{"port": PORT, "protocol": "TCP"}]}
+    hub = _hub_reached(described, place, {node.leaf_port for node in nodes(described)}, LEAF_PORT)
+    broker = {"policyTypes": ["Ingress", "Egress"], "ingress": [taken], "egress": [_NAMES, *hub]}
+    to_leaf = {"to": [_pods(leaf.name)], "ports": [{"port": PORT, "protocol": "TCP"}]}
+    others = {"policyTypes": ["Egress"], "egress": [_NAMES, to_leaf]}
+    return [_rule(leaf.name, {"app": leaf.name}, broker), *(_rule(role, {"app": role}, others) for role in roles)]
+
+
+def _hub_reached(described: DeploymentDescription, place: str, ports: set[int], inner: int) -> list[dict[str, Any]]:
+    """Return the ways from a region to the hub: to `ports` of its hosts, and to port `inner` of its pods beside us."""
+    to: list[dict[str, Any]] = [{"ipBlock": {"cidr": cidr}} for cidr in described.hub.addresses or _EVERYWHERE]
+    reached = [{"to": to, "ports": [{"port": port, "protocol": "TCP"} for port in sorted(ports)]}]
+    if _is_beside_the_hub(described, place):
+        # Behind the address of a Service stands a pod, and rules see the pod.
+        reached.append({"to": [_pods(CLUSTER)], "ports": [{"port": inner, "protocol": "TCP"}]})
+    return reached
+
+
+def _is_beside_the_hub(described: DeploymentDescription, place: str) -> bool:
+    hub, region = described.hub, described.regions[place]
+    return hub.target == region.target == "kubernetes" and hub.namespace == region.namespace
+
+
+def _pods(role: str) -> dict[str, Any]:
+    return {"podSelector": {"matchLabels": {"app": role}}}
+
+
+def _to_archive(described: DeploymentDescription) -> list[dict[str, Any]]:
+    """Return the way to an archive that is an object store, which speaks HTTPS."""
+    if not uses_object_store(described):
+        return []
+    return [{"to": [{"ipBlock": {"cidr": cidr}} for cidr in _EVERYWHERE], "ports": [{"port": 443, "protocol": "TCP"}]}]
+
+
+def _rule(name: str, labels: Mapping[str, str], rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule for the pods with `labels`; without any, for all pods of the namespace."""
+    selector = {"matchLabels": dict(labels)} if labels else {}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name},
+        "spec": {"podSelector": selector, **rules},
+    }
+
+
+def named_variables(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return variables as a container has them."""
+    return [{"name": name, "value": value} for name, value in environment.items()]

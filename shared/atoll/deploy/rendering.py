@@ -1,4 +1,4 @@
-"""Writes all files of a deployment: once, and again whenever the description changes.
+"""All files of a deployment, written once, and again whenever the description changes.
 
     OUT/keys/                        the operator's folder of keys: it stays, and is copied nowhere
     OUT/kubernetes/base/             what all places in Kubernetes share
@@ -17,26 +17,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from atoll.base.atomic_files import hold, write_whole
 from atoll.base.errors import AtollError, EnvironmentFault, InUse, SettingsError
+from atoll.base.huge_pages import huge_pages
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, TooLarge, read_file, read_text, text_or_empty
 from atoll.base.wording import few
-from atoll.deploy.archives import archive_folders, archive_notes
 from atoll.deploy.compose import compose_files
 from atoll.deploy.description import DeploymentDescription, leaf_name
+from atoll.deploy.folders import archive_folders, archive_notes
 from atoll.deploy.kubernetes import base_files, kubernetes_files
 from atoll.deploy.services import (
     IDENTITY_FILE,
     RUN_FILE,
+    PlannedService,
     founders,
     hosts_of_broker,
     identities,
@@ -45,18 +48,12 @@ from atoll.deploy.services import (
     learners_at,
     places,
     services,
+    unit_name,
 )
-from atoll.deploy.skypilot import skypilot_files
 from atoll.deploy.systemd import systemd_files
-from atoll.deploy.texts import toml
+from atoll.deploy.texts import toml, yaml
 from atoll.keys.certificates import hosts_of
-from atoll.keys.handing_out import (
-    ensure,
-    hand_out_door,
-    hand_out_identities,
-    hand_out_identity,
-    hand_out_region_door,
-)
+from atoll.keys.handing_out import ensure, hand_out_door, hand_out_identities, hand_out_identity, hand_out_region_door
 from atoll.keys.identity import FOLDER_MODE
 from atoll.keys.roll import KeyFolder
 from atoll.settings import load
@@ -66,18 +63,16 @@ MANIFEST: Final = "rendered.json"
 KEYS: Final = "keys"
 SERVICES: Final = "services"
 DOOR_FILES: Final = ("roll.json", "broker.pem", "broker.key", "authority.pem", IDENTITY_FILE)
-_RENDERERS: Final = {
-    "compose": compose_files,
-    "kubernetes": kubernetes_files,
-    "skypilot": skypilot_files,
-    "systemd": systemd_files,
-}
+SECRET: Final = "ATOLL_IDENTITY_BASE64"  # noqa: S105  (a name)
+_TASK_HEAD: Final = """{name}: written by `atoll deploy render`; change the description and render again.
+
+  sky jobs launch {file} --secret {secret}="$(base64 -w0 services/{service}/identity.toml)" """
 _HEAD: Final = "# Written by `atoll deploy render`; change the description and render again.\n"
 
 
 @dataclass(slots=True)
 class Rendered:
-    """What a rendering did: paths below the folder."""
+    """The outcome of a rendering: paths below the folder."""
 
     written: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -86,7 +81,7 @@ class Rendered:
 
 
 class _Manifest(msgspec.Struct):
-    """What `MANIFEST` holds: the run, and the digest of each file."""
+    """The content of `MANIFEST`: the run, and the digest of each file."""
 
     run: str
     files: dict[str, str]
@@ -100,8 +95,14 @@ def rendered_texts(described: DeploymentDescription) -> dict[str, str]:
     """
     archive_folders(described)  # in Kubernetes no file follows from it: there it refuses a folder
     found: dict[str, str] = {}
+    targets = {
+        "compose": compose_files,
+        "kubernetes": kubernetes_files,
+        "skypilot": skypilot_files,
+        "systemd": systemd_files,
+    }
     for place, target in places(described).items():
-        for name, text in _RENDERERS[target](described, place).items():
+        for name, text in targets[target](described, place).items():
             found[f"{place}/{name}"] = text
         for service in services(described, place):
             found[f"{place}/{SERVICES}/{service.name}/{RUN_FILE}"] = _HEAD + toml(service.settings)
@@ -135,7 +136,9 @@ def render(described: DeploymentDescription, out: Path) -> Rendered:
 
 def _render(described: DeploymentDescription, out: Path) -> Rendered:
     wanted, former = rendered_texts(described), _manifest(out, described.run)
-    if edited := [name for name in edits(out) if name in wanted and _digest(out / name) != _digest_of(wanted[name])]:
+    if edited := [
+        name for name in edited_files(out) if name in wanted and _digest(out / name) != _digest_of(wanted[name])
+    ]:
         raise SettingsError(
             "these files were edited since they were rendered, and would be overwritten",
             got=", ".join(edited),
@@ -161,7 +164,7 @@ def _render(described: DeploymentDescription, out: Path) -> Rendered:
     return done
 
 
-def edits(out: Path) -> list[str]:
+def edited_files(out: Path) -> list[str]:
     """Return the files of the last rendering that are not as they were written; those that are gone do not count."""
     return [name for name, digest in _manifest(out).items() if (out / name).is_file() and _digest(out / name) != digest]
 
@@ -200,27 +203,37 @@ def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -
     ensure(folder, described.run, everybody, hosts_of_broker(described), founders(described), at)
     if new := [name for name in everybody if name not in before]:
         done.notes.append(f"new keys: {few(new, 8)}")
+    done.notes += _key_notes(described, folder, everybody)
+    for place in places(described):
+        done.written += [str(path.relative_to(out)) for path in _hand_out_keys(described, folder, place, out)]
+
+
+def _key_notes(described: DeploymentDescription, folder: KeyFolder, everybody: Container[str]) -> Iterator[str]:
+    """Yield what the keys lack, or hold too much, for this description."""
     shown = set(hosts_of(read_text(folder.certificate_path)))
     if lacking := [host for host in hosts_of_broker(described) if host not in shown]:
         hosts = " ".join(f"--host {host}" for host in hosts_of_broker(described))
-        done.notes.append(
+        yield (
             f"the broker's certificate is not for {', '.join(lacking)}; make another and render again: "
             f"atoll keys certificate {folder.path} {hosts}"
         )
     for entry in folder.read().entries:
         if entry.run == described.run and entry.name not in everybody and not entry.revoked_at_s:
-            done.notes.append(
+            yield (
                 f"{entry.name} may still enter; if it is gone: atoll keys revoke {folder.path} {entry.name} --run {entry.run}"
             )
-    for place in places(described):
-        into = out / place / SERVICES
-        into.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        changed = hand_out_identities(folder, described.run, kinds(described, place), into)
-        changed += hand_out_door(folder, into) if place == HUB else []
-        if (leaf := leaf_of(described, place)) is not None:
-            changed += hand_out_identity(folder, described.run, place, into / leaf.name)
-            changed += hand_out_region_door(folder, leaf.name, (leaf.host,), into)
-        done.written += [str(path.relative_to(out)) for path in changed]
+
+
+def _hand_out_keys(described: DeploymentDescription, folder: KeyFolder, place: str, out: Path) -> list[Path]:
+    """Write the identities and doors of a place; return the files that changed."""
+    into = out / place / SERVICES
+    into.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    changed = hand_out_identities(folder, described.run, kinds(described, place), into)
+    changed += hand_out_door(folder, into) if place == HUB else []
+    if (leaf := leaf_of(described, place)) is not None:
+        changed += hand_out_identity(folder, described.run, place, into / leaf.name)
+        changed += hand_out_region_door(folder, leaf.name, (leaf.host,), into)
+    return changed
 
 
 def _remove(out: Path, name: str, digest: str, done: Rendered) -> None:
@@ -231,7 +244,7 @@ def _remove(out: Path, name: str, digest: str, done: Rendered) -> None:
     if _digest(path) != digest:
         done.notes.append(f"{name} is not of this description any more; it was edited, so it stays")
         return
-    for each in _with_identity(path):
+    for each in _file_and_identity(path):
         each.unlink(missing_ok=True)
         done.removed.append(str(each.relative_to(out)))
     while path.parent != out and not any(path.parent.iterdir()):
@@ -253,7 +266,7 @@ def _remove_doors(described: DeploymentDescription, out: Path, done: Rendered) -
             door.rmdir()
 
 
-def _with_identity(path: Path) -> Iterator[Path]:
+def _file_and_identity(path: Path) -> Iterator[Path]:
     yield path
     if path.name == RUN_FILE and (path.parent / IDENTITY_FILE).exists():
         yield path.parent / IDENTITY_FILE
@@ -295,3 +308,44 @@ def _digest(path: Path) -> str:
 
 def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def skypilot_files(described: DeploymentDescription, place: str) -> dict[str, str]:
+    """Return a region as tasks of SkyPilot: one for each learner, on machines that may be taken back.
+
+    The identity is a *secret* of the task: the file names it and does not hold it, and `sky` asks for it at launch. The run
+    file holds no secret and travels in the task's own text. A managed job (`sky jobs launch`) that loses its machine begins
+    anew on another one: the learner takes the run's values, and goes on with fresh moments of its inner optimizer. One that has
+    finished leaves with 0 and stays finished.
+    """
+    found = {}
+    for service in services(described, place):
+        file = f"{service.name}.sky.yaml"
+        head = _TASK_HEAD.format(
+            name=unit_name(described, service.name), file=file, secret=SECRET, service=service.name
+        )
+        found[file] = yaml(_skypilot_task(described, place, service), head=head.rstrip())
+    return found
+
+
+def _skypilot_task(described: DeploymentDescription, place: str, service: PlannedService) -> dict[str, Any]:
+    region = described.regions[place]
+    resources: dict[str, Any] = {"accelerators": region.accelerators} if region.accelerators else {}
+    resources |= {"use_spot": region.spot, "disk_size": 256}
+    run = (
+        "umask 077\nmkdir -p ~/atoll && cd ~/atoll\n"
+        f'printf %s "${SECRET}" | base64 -d > {IDENTITY_FILE}\n'
+        f"cat > {RUN_FILE} <<'END_OF_RUN_FILE'\n{toml(service.settings)}END_OF_RUN_FILE\n"
+        f"exec atoll learner --config {RUN_FILE}\n"
+    )
+    mounted = {"file_mounts": {"/data": region.data}} if "://" in region.data else {}
+    return {
+        "name": unit_name(described, service.name).lower(),
+        "resources": resources,
+        "num_nodes": 1,
+        **mounted,
+        "envs": huge_pages({}),
+        "secrets": {SECRET: None},
+        "setup": f"python3 -m pip install --upgrade {shlex.quote(described.software.package)}\n",
+        "run": run,
+    }

@@ -19,12 +19,13 @@ from atoll.deploy.services import (
     IDENTITY_FILE,
     RUN_FILE,
     PlannedLeaf,
+    PlannedService,
     broker_url,
     leaf_of,
     nodes,
     places,
     services,
-    unit,
+    unit_name,
 )
 from atoll.keys.rights import Kind
 from atoll.settings import LoadedSettings, load
@@ -76,14 +77,8 @@ def seat_of_service(described: DeploymentDescription, out: Path, service: str | 
     Raises:
         SettingsError: the description has no such service, or it is not rendered in `out`.
     """
-    shown = text_or_empty(out / HUB / SERVICES / DOOR / "broker.pem")
     if service is None:
-        url, identity = broker_url(described, ""), out / OPERATORS
-        told = [f"run={described.run}", f"broker.url={url}", f"broker.identity={identity}"]
-        told += [f"broker.replicas={described.hub.count}"]
-        told += [f"{name}={json.dumps(value)}" for name, value in described.settings.items() if name == "protocol"]
-        secrets = (identity, *(out / KEYS / name for name in ("root.key", "authority.key", "broker.key")))
-        return Seat("operator", load(None, [*told, *assignments], {}), "operator", shown, secrets=secrets)
+        return _seat_of_operator(described, out, assignments)
     for node in nodes(described):
         if node.name == service:
             return _seat_of_broker(described, out / HUB / SERVICES / DOOR, (node.name, node.address), assignments)
@@ -93,19 +88,41 @@ def seat_of_service(described: DeploymentDescription, out: Path, service: str | 
             return _seat_of_leaf(described, out, leaf, assignments)
         for planned in services(described, place):
             if planned.name == service:
-                file = out / place / SERVICES / service / RUN_FILE
-                if not file.is_file():
-                    raise SettingsError("this service is not rendered", got=f"no {file}", todo="atoll deploy render")
-                loaded = load(file, assignments)
-                if leaf is not None:
-                    shown = text_or_empty(out / place / SERVICES / leaf.name / "broker.pem")
-                return Seat(service, loaded, planned.kind, shown, secrets=_secrets(loaded))
-    known = [node.name for node in nodes(described)]
-    known += [leaf.name for place in places(described) if (leaf := leaf_of(described, place)) is not None]
-    known += [planned.name for place in places(described) for planned in services(described, place)]
+                return _seat_of_planned(out, place, planned, leaf, assignments)
     raise SettingsError(
-        "the description has no such service", got=service, allowed=", ".join(known), todo="correct --service"
+        "the description has no such service",
+        got=service,
+        allowed=", ".join(_service_names(described)),
+        todo="correct --service",
     )
+
+
+def _service_names(described: DeploymentDescription) -> list[str]:
+    names = [node.name for node in nodes(described)]
+    names += [leaf.name for place in places(described) if (leaf := leaf_of(described, place)) is not None]
+    return names + [planned.name for place in places(described) for planned in services(described, place)]
+
+
+def _seat_of_operator(described: DeploymentDescription, out: Path, assignments: list[str]) -> Seat:
+    url, identity = broker_url(described, ""), out / OPERATORS
+    own = [f"run={described.run}", f"broker.url={url}", f"broker.identity={identity}"]
+    own += [f"broker.replicas={described.hub.count}"]
+    own += [f"{name}={json.dumps(value)}" for name, value in described.settings.items() if name == "protocol"]
+    secrets = (identity, *(out / KEYS / name for name in ("root.key", "authority.key", "broker.key")))
+    shown = text_or_empty(out / HUB / SERVICES / DOOR / "broker.pem")
+    return Seat("operator", load(None, [*own, *assignments], {}), "operator", shown, secrets=secrets)
+
+
+def _seat_of_planned(
+    out: Path, place: str, service: PlannedService, leaf: PlannedLeaf | None, assignments: list[str]
+) -> Seat:
+    """Return the seat of a service with a run file, in a place with the broker `leaf`, or with that of the hub."""
+    file = out / place / SERVICES / service.name / RUN_FILE
+    if not file.is_file():
+        raise SettingsError("this service is not rendered", got=f"no {file}", todo="atoll deploy render")
+    loaded = load(file, assignments)
+    door = out / HUB / SERVICES / DOOR if leaf is None else out / place / SERVICES / leaf.name
+    return Seat(service.name, loaded, service.kind, text_or_empty(door / "broker.pem"), secrets=_secrets(loaded))
 
 
 def _seat_of_broker(
@@ -115,7 +132,7 @@ def _seat_of_broker(
     name, address = named
     loaded = load(None, [f"run={described.run}", f"broker.url={address}", *assignments], {})
     shown, authority = (text_or_empty(door / name) for name in ("broker.pem", "authority.pem"))
-    store = Path(f"/var/lib/{unit(described, name)}")
+    store = Path(f"/var/lib/{unit_name(described, name)}")
     return Seat(name, loaded, None, shown, authority, (door / "broker.key",), store)
 
 

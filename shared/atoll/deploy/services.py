@@ -1,9 +1,9 @@
-"""What follows from a description: the services of each place, their names, addresses and settings.
+"""The services of each place as they follow from a description: their names, addresses and settings.
 
 Every service has a folder of its own with a run file and, if it is not a broker's node, an identity. The broker of a region has
 a door and an identity there, and no run file. A run file names its identity relative to itself, so the two can lie anywhere
-together. What the description decides (who we are, where the broker is) cannot be set in its tables of settings: two answers to
-one question would be one too many.
+together. A setting that the description decides (who we are, where the broker is) cannot be in its tables of settings: two
+answers to one question would be one too many.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from atoll.base.errors import SettingsError
 from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT, bracketed
-from atoll.deploy.description import DeploymentDescription, RegionPlace, leaf_name
-from atoll.deploy.quantities import go_memory
+from atoll.deploy.description import DeploymentDescription, RegionPlace, go_memory, leaf_name
 from atoll.keys.rights import Kind, premerger_of
 from atoll.wire.region_names import HUB
 
@@ -39,7 +38,7 @@ DECIDED: Final = (
     "monitor.port",
 )
 TABLES: Final = ("learner", "synchronizer", "data", "monitor", "broker", "log")
-"""What the description writes into."""
+"""The tables that the description writes into."""
 MONITOR: Final = "monitor"
 MONITOR_PORT: Final = 9464
 CONTAINED: Final = ("compose", "kubernetes")
@@ -127,7 +126,7 @@ def leaf_of(described: DeploymentDescription, place: str) -> PlannedLeaf | None:
     return PlannedLeaf(place, leaf_name(place) if contained else region.host, PORT if contained else region.port, hubs)
 
 
-def inside(described: DeploymentDescription, node: PlannedNode) -> str:
+def inner_host(described: DeploymentDescription, node: PlannedNode) -> str:
     """Return the name by which the services of the hub reach a node."""
     names = {"kubernetes": f"{CLUSTER}-{node.number}.{NODES_SERVICE}", "compose": node.name}
     return names.get(described.hub.target, node.host)
@@ -140,12 +139,12 @@ def broker_url(described: DeploymentDescription, place: str) -> str:
         return leaf.address
     if place != HUB or described.hub.target == "systemd":
         return ",".join(node.address for node in found)
-    return ",".join(f"tls://{inside(described, node)}:{PORT}" for node in found)
+    return ",".join(f"tls://{inner_host(described, node)}:{PORT}" for node in found)
 
 
 def hosts_of_broker(described: DeploymentDescription) -> list[str]:
     """Return all names and addresses that the broker's certificate must have."""
-    names = [name for node in nodes(described) for name in (node.host, inside(described, node))]
+    names = [name for node in nodes(described) for name in (node.host, inner_host(described, node))]
     return list(dict.fromkeys([*names, "127.0.0.1"]))
 
 
@@ -165,7 +164,8 @@ def services(described: DeploymentDescription, place: str) -> list[PlannedServic
         target = described.hub.target
         stays = target != "systemd"
         told = [
-            PlannedService(name, "synchronizer", _told(described, place, name, target, stay=stays)) for name in names
+            PlannedService(name, "synchronizer", _service_tables(described, place, name, target, stay=stays))
+            for name in names
         ]
         return [*told, *([PlannedService(MONITOR, "reader", _monitor(described))] if described.hub.monitor else [])]
     region = described.regions[place]
@@ -203,8 +203,8 @@ def founders(described: DeploymentDescription) -> set[str]:
 
 
 def _learner(described: DeploymentDescription, place: str, name: str, region: RegionPlace) -> dict[str, Any]:
-    told = _told(described, place, name, region.target, stay=region.target == "compose", more=region.settings)
-    state = STATE.get(region.target, f"/var/lib/{unit(described, name)}")
+    told = _service_tables(described, place, name, region.target, stay=region.target == "compose", more=region.settings)
+    state = STATE.get(region.target, f"/var/lib/{unit_name(described, name)}")
     mounted = region.target in ("compose", "kubernetes") or "://" in region.data
     data = "/data" if mounted else region.data
     learner = {"checkpoint_dir": f"{state}/checkpoints", "compile_cache": f"{state}/jax", **told.get("learner", {})}
@@ -217,7 +217,7 @@ def _learner(described: DeploymentDescription, place: str, name: str, region: Re
 
 
 def _premerger(described: DeploymentDescription, place: str, name: str, region: RegionPlace) -> dict[str, Any]:
-    told = _told(described, place, name, region.target, stay=region.target in CONTAINED)
+    told = _service_tables(described, place, name, region.target, stay=region.target in CONTAINED)
     # It owns no shard, and rebuilds no run.
     kept = {key: value for key, value in told.get("synchronizer", {}).items() if key not in ("shard", "restore")}
     return told | {"synchronizer": {**kept, "region": place}}
@@ -229,13 +229,13 @@ def _monitor(described: DeploymentDescription) -> dict[str, Any]:
     A Prometheus reaches it there by the name of its service, which it has to know as one of its own.
     """
     target = described.hub.target
-    told = _told(described, HUB, MONITOR, target, stay=target != "systemd")
-    own = {"folder": f"{STATE.get(target, f'/var/lib/{unit(described, MONITOR)}')}/records", "port": MONITOR_PORT}
+    told = _service_tables(described, HUB, MONITOR, target, stay=target != "systemd")
+    own = {"folder": f"{STATE.get(target, f'/var/lib/{unit_name(described, MONITOR)}')}/records", "port": MONITOR_PORT}
     if target in CONTAINED:
         given = told.get("monitor", {}).get("names", ())
         named = (given,) if isinstance(given, str) else given
         own |= {"host": "0.0.0.0", "names": [*_monitor_names(described), *named]}  # noqa: S104  (see above)
-    return merged(told, {"monitor": own})
+    return merge_tables(told, {"monitor": own})
 
 
 def _monitor_names(described: DeploymentDescription) -> list[str]:
@@ -246,7 +246,7 @@ def _monitor_names(described: DeploymentDescription) -> list[str]:
     return [MONITOR, there, f"{there}.svc", f"{there}.svc.cluster.local"]
 
 
-def _told(
+def _service_tables(
     described: DeploymentDescription,
     place: str,
     name: str,
@@ -256,40 +256,40 @@ def _told(
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the tables of a service's run file, its own settings above those of all."""
-    given = merged(merged({"log": {"format": "json"}}, described.settings), more or {})
+    given = merge_tables(merge_tables({"log": {"format": "json"}}, described.settings), more or {})
     if flat := next((one for one in TABLES if not isinstance(given.get(one, {}), Mapping)), None):
         raise SettingsError(
             "this is a table of settings",
             got=f"{flat} = {given[flat]!r}",
             todo=f"write [settings.{flat}] and its settings",
         )
-    if wrong := next((one for one in DECIDED if _has(given, one)), None):
+    if wrong := next((one for one in DECIDED if _is_set(given, one)), None):
         raise SettingsError(
             "the description itself decides this setting", got=f"{wrong} in the settings of {place}", todo="take it out"
         )
     broker = {"url": broker_url(described, place), "identity": IDENTITY_FILE, "replicas": described.hub.count}
-    health = {"systemd": f"/run/{unit(described, name)}/health", "skypilot": "health"}.get(target, "/tmp/health")  # noqa: S108
+    health = {"systemd": f"/run/{unit_name(described, name)}/health", "skypilot": "health"}.get(target, "/tmp/health")  # noqa: S108
     # A unit's folder for temporary files ends with it, and a dump is looked at afterwards.
-    kept = {"log": {"dump_dir": f"/var/lib/{unit(described, name)}/facts"}} if target == "systemd" else {}
+    kept = {"log": {"dump_dir": f"/var/lib/{unit_name(described, name)}/facts"}} if target == "systemd" else {}
     decided = {"run": described.run, "stay": stay, "health_file": health, "broker": broker}
-    return merged(merged(kept, given), decided)
+    return merge_tables(merge_tables(kept, given), decided)
 
 
-def unit(described: DeploymentDescription, name: str) -> str:
+def unit_name(described: DeploymentDescription, name: str) -> str:
     """Return the name of a service on a machine that may have those of other runs."""
     return f"atoll-{described.run}-{name}"
 
 
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return two trees of tables as one; `over` wins."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
-        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        found[key] = merge_tables(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return found
 
 
-def _has(tables: Mapping[str, Any], name: str) -> bool:
+def _is_set(tables: Mapping[str, Any], name: str) -> bool:
     here: Any = tables
     for key in name.split("."):
         if not isinstance(here, Mapping) or key not in here:
@@ -316,7 +316,7 @@ def node_command(described: DeploymentDescription, node: PlannedNode, **paths: s
     for other in nodes(described):
         if other.number != node.number:
             port = CLUSTER_PORT if contained else other.cluster_port
-            yield from ("--route", f"nats://{bracketed(inside(described, other))}:{port}")
+            yield from ("--route", f"nats://{bracketed(inner_host(described, other))}:{port}")
 
 
 def leaf_command(leaf: PlannedLeaf, *, store: str, keys: str, identity: str = "") -> Iterator[str]:

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from atoll.base.huge_pages import huge_pages
-from atoll.deploy.archives import archive_folders
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.own_folders import own_folders
-from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit
+from atoll.deploy.folders import archive_folders, own_folders
+from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit_name
 from atoll.wire.region_names import HUB
 
 USER: Final = "atoll"
@@ -80,16 +79,18 @@ def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str
     found = {}
     if place == HUB:
         for node in nodes(described):
-            name = unit(described, node.name)
-            words = list(node_command(described, node, store=f"/var/lib/{name}", keys=f"{etc(described)}/{DOOR}"))
+            name = unit_name(described, node.name)
+            words = list(
+                node_command(described, node, store=f"/var/lib/{name}", keys=f"{config_folder(described)}/{DOOR}")
+            )
             found[f"{name}.service"] = _unit(described, node.name, words, _broker_environment(name))
     if (leaf := leaf_of(described, place)) is not None:
-        name = unit(described, leaf.name)
-        words = list(leaf_command(leaf, store=f"/var/lib/{name}", keys=f"{etc(described)}/{leaf.name}"))
+        name = unit_name(described, leaf.name)
+        words = list(leaf_command(leaf, store=f"/var/lib/{name}", keys=f"{config_folder(described)}/{leaf.name}"))
         found[f"{name}.service"] = _unit(described, leaf.name, words, _broker_environment(name))
     for service in services(described, place):
-        words = [service.verb, "--config", f"{etc(described)}/{service.name}/{RUN_FILE}"]
-        name = unit(described, service.name)
+        words = [service.verb, "--config", f"{config_folder(described)}/{service.name}/{RUN_FILE}"]
+        name = unit_name(described, service.name)
         folders = own_folders(service, (*TEMPORARY, f"/var/lib/{name}"))
         if (
             service.kind == "synchronizer"
@@ -102,7 +103,7 @@ def systemd_files(described: DeploymentDescription, place: str) -> dict[str, str
     return found
 
 
-def etc(described: DeploymentDescription) -> str:
+def config_folder(described: DeploymentDescription) -> str:
     """Return the folder on a machine that has the folders of its services."""
     return f"/etc/atoll/{described.run}"
 
@@ -135,7 +136,7 @@ def _unit(
         makes="".join(_MAKES.format(folder=folder, user=USER) for folder in folders),
         writes="".join(_WRITES.format(folder=folder) for folder in folders),
         after=_AFTER if folders else "",
-        unit=unit(described, name),
+        unit=unit_name(described, name),
         # Token shards may be in somebody's home.
         home="read-only",
     )

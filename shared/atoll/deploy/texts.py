@@ -49,10 +49,10 @@ def _key(key: str) -> str:
 
 def _text(text: str) -> str:
     """Return a text between double quotes; what is not printable is written by its number, which both languages read."""
-    return '"' + "".join(one if one.isprintable() and one not in '"\\' else _escaped(ord(one)) for one in text) + '"'
+    return '"' + "".join(one if one.isprintable() and one not in '"\\' else _escape(ord(one)) for one in text) + '"'
 
 
-def _escaped(point: int) -> str:
+def _escape(point: int) -> str:
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
 
 

@@ -4,18 +4,28 @@ Our own broker is a child of `up`, not a part of it: Ctrl-C in a terminal goes t
 the broker must end last. The host restarts the server on the same port if it dies, and writes its address to a file; a
 restarted host finds its port there. A broker of several nodes has a host for each.
 
-A server that lives and does not serve is restarted, too (`atoll.local.broker_watches`).
+In two states a server lives and does not serve; each is mended by a restart, which loses nothing.
+
+**Its disk was full.** It refuses every write, also when there is room again, because it remembers the first error of a file
+until it restarts. It has acknowledged nothing since.
+
+**It is frozen**: stopped, or hung. It holds its connections and says nothing. As a node of a cluster it does harm when it goes
+on: in its eyes every leader has been silent, so it stands for election in every group, in a newer term. That unseats all the
+leaders that served meanwhile, and commits pause for another 4 to 9 seconds. A node that is started anew listens first. Silence
+alone proves nothing: strangers may crowd the door, or our own question may fail. A frozen server has no processor time either.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,7 +37,7 @@ from atoll.base.logs import configure, get
 from atoll.base.regular_files import read_text
 from atoll.base.stop_signals import StopSignals
 from atoll.bus.regions import RegionSide
-from atoll.local.broker_watches import FROZEN_S, RoomWatch, SilenceWatch, processor_s
+from atoll.bus.server_log import FULL, LogReader, own_words
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode, Door
@@ -39,8 +49,12 @@ RESTARTS_MAX = 5
 RESTARTS_S = 600.0
 """A server that dies so often within so long will not get better."""
 WATCH_S = 0.25
-
 log = get(__name__)
+ROOM_BYTES: Final = 64 << 20
+PROBE_EVERY_S: Final = 2.0
+FROZEN_S: Final = 8.0
+AGAIN_S: Final = 120.0
+"""A server that is only slow, on a machine with too much to do, gets no faster by restarts."""
 
 
 async def check_broker_at(url: str, options: BusOptions) -> None:
@@ -83,10 +97,10 @@ def host(store_dir: Path, url_file: Path, port: int, node: str, keys: str) -> No
     door = LockedDoor(KeyFolder(Path(keys)), store_dir, node=bool(node)) if keys else None
     member = msgspec.json.decode(node, type=ClusterNode) if node else None
     broker = broker_of(store_dir, port, member, door)
-    keep(broker, lambda url: _announce(url_file, url), door)
+    keep_running(broker, lambda url: _announce(url_file, url), door)
 
 
-def keep(
+def keep_running(
     broker: EmbeddedBroker,
     ready: Callable[[str], None],
     door: Door | None = None,
@@ -100,7 +114,7 @@ def keep(
     Raises what `EmbeddedBroker.start` raises, also when the server died more than `RESTARTS_MAX` times in ten minutes.
     """
     stop = StopSignals()
-    with broker, _region_of(broker) as keeper:
+    with broker, _region_keeper(broker) as keeper:
         deaths: deque[float] = deque(maxlen=RESTARTS_MAX)
         room, frozen = RoomWatch(broker.log_path), SilenceWatch(broker.answers, lambda: processor_s(broker.pid))
         ready(broker.url)
@@ -108,31 +122,22 @@ def keep(
             is_frozen = frozen.is_frozen()
             if broker.pid and frozen.answers and (keeper is None or keeper.hub_answers):
                 show_life(health_file)
-            often = len(deaths) == RESTARTS_MAX and time.monotonic() - deaths[0] < RESTARTS_S
-            if not broker.pid and not often:
-                deaths.append(time.monotonic())
-                log.warning("broker.restarted", reason="it died", restarts=len(deaths))
-                _start_again(broker)
-            elif broker.pid and is_frozen:
+            if not broker.pid:
+                _restart_dead(broker, deaths)
+            elif is_frozen:
                 log.warning("broker.restarted", reason=f"it said and did nothing for {FROZEN_S:g} s")
                 broker.kill()
-                _start_again(broker)
-            elif broker.pid and room.is_back():
+                _restart(broker)
+            elif room.is_back():
                 log.warning("broker.restarted", reason="its disk was full and has room again")
-                _start_again(broker)
+                _restart(broker)
                 room = RoomWatch(broker.log_path)
-            elif broker.pid and door is not None and door.has_changed():
-                _take_over(broker, door)
-            elif not broker.pid:
-                raise BrokerUnavailable(
-                    "the broker dies again and again",
-                    got=f"{len(deaths)} restarts within {RESTARTS_S:g} s",
-                    todo=f"look at {broker.log_path}",
-                )
+            elif door is not None and door.has_changed():
+                _apply_door(broker, door)
 
 
 @contextlib.contextmanager
-def _region_of(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
+def _region_keeper(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
     """Keep the runs of the region whose leaf the broker is, if it is one; give the keeper."""
     if not isinstance(broker.link, RegionSide):
         yield None
@@ -147,7 +152,20 @@ def _region_of(broker: EmbeddedBroker) -> Iterator[RegionKeeper | None]:
         keeper.stop()
 
 
-def _start_again(broker: EmbeddedBroker) -> None:
+def _restart_dead(broker: EmbeddedBroker, deaths: deque[float]) -> None:
+    """Restart a server that died, unless it did so too often; `deaths` are the times of its last ones."""
+    if len(deaths) == RESTARTS_MAX and time.monotonic() - deaths[0] < RESTARTS_S:
+        raise BrokerUnavailable(
+            "the broker dies again and again",
+            got=f"{len(deaths)} restarts within {RESTARTS_S:g} s",
+            todo=f"look at {broker.log_path}",
+        )
+    deaths.append(time.monotonic())
+    log.warning("broker.restarted", reason="it died", restarts=len(deaths))
+    _restart(broker)
+
+
+def _restart(broker: EmbeddedBroker) -> None:
     """Start a server that was there before; one that does not come up is tried again."""
     try:
         broker.restart()
@@ -155,7 +173,7 @@ def _start_again(broker: EmbeddedBroker) -> None:
         log.warning("broker.not_back", reason=on_one_line(str(error)))
 
 
-def _take_over(broker: EmbeddedBroker, door: Door) -> None:
+def _apply_door(broker: EmbeddedBroker, door: Door) -> None:
     """Have the server take over a door that has changed.
 
     One that it refuses is put back, so that it can start again. One of which it says nothing stays: it may hold nobody who was
@@ -165,7 +183,7 @@ def _take_over(broker: EmbeddedBroker, door: Door) -> None:
         broker.reload()
         if door.cuts_off():
             log.warning("broker.restarted", reason="the key of a region holds no more, and its leaf may be connected")
-            _start_again(broker)
+            _restart(broker)
     except SettingsError as error:
         door.put_back()
         log.warning("broker.door_refused", reason=on_one_line(str(error)), holds="the former doors")
@@ -188,6 +206,79 @@ def _announce(url_file: Path, url: str) -> None:
 
 def _main() -> None:
     host(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+
+
+class RoomWatch:
+    """Tells when a server that ran out of disk has room again, by the server's own words in its log."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Begin at the present end of the log."""
+        self._log = LogReader(log_path)
+        self._folder = log_path.parent
+        self._is_full = False
+
+    def is_back(self) -> bool:
+        """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
+        if not self._is_full and any(FULL in word for word in own_words(self._log.news())):
+            self._is_full = True
+            todo = f"make {ROOM_BYTES >> 20} MiB of room in {self._folder}: nothing is lost, and the server starts again then"
+            log.error("broker.disk_full", free_bytes=self._free_bytes(), todo=todo)
+        if not self._is_full or self._free_bytes() < ROOM_BYTES:
+            return False
+        self._is_full = False
+        return True
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._folder).free
+
+
+def processor_s(pid: int) -> float | None:
+    """Return the processor time that a process has had, in seconds; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+class SilenceWatch:
+    """Tells when a server has said nothing and done nothing for `FROZEN_S`, and then not again for `AGAIN_S`."""
+
+    def __init__(
+        self,
+        probe: Callable[[], bool | None],
+        worked_s: Callable[[], float | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with a server that answers.
+
+        Args:
+            probe: returns whether it answers now, None if it could not be asked.
+            worked_s: returns its processor time, None if nobody knows.
+            clock: seconds.
+        """
+        self._probe = probe
+        self._worked_s = worked_s
+        self._clock = clock
+        self._awake_s = self._probed_s = clock()
+        self._work_s: float | None = None
+        self._told_s = float("-inf")
+        self.answers = True
+
+    def is_frozen(self) -> bool:
+        """Ask the server, if it is time to; return True if it should be started anew."""
+        now_s = self._clock()
+        if now_s - self._probed_s >= PROBE_EVERY_S:
+            self._probed_s = now_s
+            was_silent, self.answers = not self.answers, self._probe() is not False
+            work_s = self._worked_s()
+            # We may have been frozen with it: its silence counts from the first question that it leaves open.
+            if self.answers or not was_silent or work_s is None or work_s != self._work_s:
+                self._awake_s, self._work_s = now_s, work_s
+        if self._clock() - self._awake_s < FROZEN_S or now_s - self._told_s < AGAIN_S:
+            return False
+        self._told_s, self._awake_s, self.answers = now_s, now_s, True
+        return True
 
 
 if __name__ == "__main__":

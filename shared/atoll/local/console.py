@@ -1,4 +1,4 @@
-"""What `atoll up` shows while it works: a live picture on a terminal, plain lines elsewhere.
+"""The output of `atoll up` while it works: a live picture on a terminal, plain lines elsewhere.
 
 `RunConsole` is the interface. On a terminal a stage is a moving bar with its elapsed time, and training is a picture that
 is redrawn in place. Elsewhere a stage is one line at its beginning and one at its end, and training is a status line every
@@ -89,8 +89,8 @@ class ConsolePicture:
     def goodput(self) -> float | None:
         """Return the goodput since this process began to listen, None before there is any: of steps that merges follow.
 
-        Who looks for some seconds at a run that has stood still for an hour knows by the event log that nothing comes of its
-        steps.
+        A watcher that looks for some seconds at a run that has stood still for an hour knows by the event log that nothing
+        comes of its steps.
         """
         if (present_s := self.view.present_s) <= 0:
             return None
@@ -269,7 +269,7 @@ def _learner_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
         if life is not None:
             moved = total(other.meter.moved for other in learner.lives.values())
             meter = None if state in ("left", "silent") else life.meter
-            row |= {"life": Text(str(life.incarnation)), **_carried(meter, moved)}
+            row |= {"life": Text(str(life.incarnation)), **_traffic_cells(meter, moved)}
         if life is not None and (beat := life.beat) is not None:
             row |= {
                 "step": Text(str(beat.step)),
@@ -284,10 +284,10 @@ def _learner_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
 def _host_rows(picture: ConsolePicture) -> Iterator[dict[str, Text]]:
     for host in picture.hosts():
         state = Text("serving" if host.serving else "waiting")
-        yield {"process": Text(name_of(host)), "state": state, **_carried(host.meter, host.meter.moved)}
+        yield {"process": Text(name_of(host)), "state": state, **_traffic_cells(host.meter, host.meter.moved)}
 
 
-def _carried(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
+def _traffic_cells(meter: TrafficMeter | None, moved: LinkTraffic) -> dict[str, Text]:
     """Return the bytes of a link, up and down, and its pace while its process lives."""
     cells = {"up": as_size(moved.wire_up), "down": as_size(moved.wire_down)}
     if meter is not None:

@@ -24,7 +24,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
 from atoll.base.errors import INTERRUPTED, for_a_terminal
-from atoll.local.console_tables import PANELS, Panel, Row, TopMoment, fitting, heading, in_order, numbers
+from atoll.local.console_tables import PANELS, Panel, Row, TopMoment, fitting_columns, heading, numbers, sort_rows
 
 EVERY_S: Final = 0.5
 GAP: Final = 3
@@ -152,21 +152,27 @@ class TopApp(App[int]):
     def _fill(self, table: PanelTable, panel: Panel) -> None:
         """Put the panel's rows into the table; the cursor stays on its row."""
         by, falling = self._sorted.get(self._shown, (None, False))
-        shown = fitting(panel, self.size.width, by)
+        shown = fitting_columns(panel, self.size.width, by)
         names = [column.name for column in panel.columns]
         column = names.index(by) if by in names else None
-        rows = in_order(panel.rows, column, falling=falling)
+        rows = sort_rows(panel.rows, column, falling=falling)
         mark = "▼" if falling else "▲"
         labels = tuple(names[n] + (f" {mark}" if n == column else "") for n in shown)
         former, self._rows = self._rows, rows
-        keys = [row.key for row in rows]
-        drawn = (self._shown, *labels)
-        if drawn == self._drawn and keys == self._keys:
-            for place, (old, row) in enumerate(zip(former, rows, strict=True)):
-                for slot, n in enumerate(shown):
-                    if old.cells[n].text != row.cells[n].text or old.cells[n].style != row.cells[n].style:
-                        table.update_cell_at(Coordinate(place, slot), drawn_cell(panel, row, n), update_width=True)
-            return
+        if (self._shown, *labels) == self._drawn and [row.key for row in rows] == self._keys:
+            self._fill_changed_cells(table, panel, shown, former)
+        else:
+            self._fill_anew(table, panel, shown, labels)
+
+    def _fill_changed_cells(self, table: PanelTable, panel: Panel, shown: list[int], former: list[Row]) -> None:
+        for place, (old, row) in enumerate(zip(former, self._rows, strict=True)):
+            for slot, n in enumerate(shown):
+                if old.cells[n].text != row.cells[n].text or old.cells[n].style != row.cells[n].style:
+                    table.update_cell_at(Coordinate(place, slot), drawn_cell(panel, row, n), update_width=True)
+
+    def _fill_anew(self, table: PanelTable, panel: Panel, shown: list[int], labels: tuple[str, ...]) -> None:
+        """Draw all rows, with new columns if those are others; the cursor stays on its row, and the scroll position with it."""
+        drawn, keys = (self._shown, *labels), [row.key for row in self._rows]
         held, top = self._cursors.get(self._shown), table.scroll_offset
         same = drawn == self._drawn
         table.clear(columns=not same)
@@ -174,7 +180,7 @@ class TopApp(App[int]):
             table.fixed_columns = 2 if self._shown == "map" else 1
             for label, n in zip(labels, shown, strict=True):
                 table.add_column(Text(label, justify="right" if panel.columns[n].right else "left"))
-        for row in rows:
+        for row in self._rows:
             table.add_row(*(drawn_cell(panel, row, n) for n in shown), key=row.key)
         self._drawn, self._keys = drawn, keys
         if held in keys:
@@ -183,7 +189,6 @@ class TopApp(App[int]):
             table.scroll_to(top.x, top.y, animate=False)
 
     def _tell(self, table: PanelTable) -> None:
-        """Tell the row under the cursor in full."""
         here = self._rows[table.cursor_row].detail if 0 <= table.cursor_row < len(self._rows) else ""
         self.screen_stack[0].query_one("#detail", Static).update(for_a_terminal(here))
 
@@ -206,7 +211,7 @@ class TopApp(App[int]):
         """Sort by the next column that is shown; after the last one the rows stand in their own order."""
         panel = PANELS[self._shown](self._moment())
         by, falling = self._sorted.get(self._shown, (None, False))
-        names = [panel.columns[n].name for n in fitting(panel, self.size.width, by)]
+        names = [panel.columns[n].name for n in fitting_columns(panel, self.size.width, by)]
         place = names.index(by) + 1 if by in names else 0
         self._sorted[self._shown] = (names[place] if place < len(names) else None, falling)
         self.draw()

@@ -1,10 +1,11 @@
-"""What `atoll top` shows of a run: its numbers, and one table for each panel. Pure: from a moment to texts.
+"""The run as `atoll top` and `atoll status` show it: its status, its numbers, a table for each panel. Pure, from a moment.
 
     TopMoment ──► numbers, heading           the lines above the panels
-              ──► one of PANELS              columns, rows, and what a row says in full below the table
+              ──► one of PANELS              columns, rows, and a row's detail in full below the table
+              ──► status_of, status_lines    the status, and the lines that `atoll status` prints without `--json`
 
 A column has a rank. On a narrow terminal columns of high rank are left out until the others fit (`fitting`), so no cell is
-cut. What is left out stands in the row's detail.
+cut. Every column that is left out stands in the row's detail.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.base.units import as_bytes, as_count, as_duration, as_time
-from atoll.local.console import ConsolePicture
-from atoll.run.decisions import ISOLATION_CURE, describe_isolation, describe_wait
+from atoll.base.wording import counted
+from atoll.local.console import ConsolePicture, status_line
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.hearing import Hearing
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
-from atoll.run.standing import Standing, Storing, heard_at_s, making_of, stalled_fragments, standing_of
+from atoll.run.standing import (
+    FragmentStatus,
+    LearnerStatus,
+    RunStatus,
+    ShardStatus,
+    Standing,
+    Storing,
+    heard_at_s,
+    making_of,
+    stalled_fragments,
+    standing_of,
+)
 from atoll.run.timeline import Timeline, TimeMark
 from atoll.run.view import RoundLine
 
@@ -31,6 +44,8 @@ ROUNDS_SEARCHED: Final = 20
 GAP: Final = 2
 UNKNOWN: Final = "-"
 MARK_STYLES: Final = {"fault": "red", "recovery": "green", "change": ""}
+NAMED_MAX: Final = 4
+RECENT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,34 +189,34 @@ def learners(moment: TopMoment) -> Panel:
         Column("heard"),
     )
     hearing, learners = moment.hearing, sorted(moment.picture.view.learners.items())
-    rows = [_learner(moment, hearing.state(learner), name, learner) for name, learner in learners]
+    rows = [_learner_row(moment, hearing.state(learner), name, learner) for name, learner in learners]
     return Panel(columns, tuple(rows), "No learner has joined yet.")
 
 
-def _learner(moment: TopMoment, state: str, name: str, learner: LearnerView) -> Row:
+def _learner_row(moment: TopMoment, state: str, name: str, learner: LearnerView) -> Row:
     life, told = learner.latest, learner.told
     incarnation = 0 if life is None else life.incarnation
     heard_s = moment.heard_at_s(learner)
     style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
-    cells = [Cell(name, name), Cell(state, state, style), _number(incarnation, str(incarnation))]
+    cells = [Cell(name, name), Cell(state, state, style), _number_cell(incarnation, str(incarnation))]
     if told is None:
         cells += [Cell(UNKNOWN, -1.0)] * 6
         rest = "nothing of its steps is known"
     else:
         loss = UNKNOWN if told.loss is None else f"{told.loss:.3f}"
         cells += [
-            _number(told.step, as_count(told.step)),
-            _number(-1.0 if told.loss is None else told.loss, loss),
-            _number(told.tokens_per_s, as_count(round(told.tokens_per_s))),
-            _number(told.step_s, f"{told.step_s:.3g}"),
-            _number(told.lag_versions, str(told.lag_versions)),
-            _number(told.overhead, f"{100 * told.overhead:.1f}%"),
+            _number_cell(told.step, as_count(told.step)),
+            _number_cell(-1.0 if told.loss is None else told.loss, loss),
+            _number_cell(told.tokens_per_s, as_count(round(told.tokens_per_s))),
+            _number_cell(told.step_s, f"{told.step_s:.3g}"),
+            _number_cell(told.lag_versions, str(told.lag_versions)),
+            _number_cell(told.overhead, f"{100 * told.overhead:.1f}%"),
         ]
         rest = (
             f"{learner.tokens:,} tokens, a step in {as_time(told.step_s)}, overhead {100 * told.overhead:.1f}%, "
             f"{told.lag_versions} versions behind"
         )
-    cells.append(_number(-1.0 if heard_s is None else moment.wall_s - heard_s, moment.ago(heard_s)))
+    cells.append(_number_cell(-1.0 if heard_s is None else moment.wall_s - heard_s, moment.ago(heard_s)))
     return Row(name, tuple(cells), f"{name}: {state}, incarnation {incarnation}; {rest}")
 
 
@@ -226,14 +241,20 @@ def shards(moment: TopMoment) -> Panel:
         up, down = (0.0, 0.0) if state.text == "silent" else host.meter.pace()
         moved = host.meter.moved
         amounts = (up, down, float(moved.wire_up), float(moved.wire_down))
-        cells = (_named(name_of(host)), state, _number(silent, as_time(round(silent))), *map(_amount, amounts))
+        cells = (
+            _name_cell(name_of(host)),
+            state,
+            _number_cell(silent, as_time(round(silent))),
+            *map(_amount_cell, amounts),
+        )
         told = ", ".join(cell.text for cell in cells[3:])
         rows.append(Row(f"{number}", cells, f"{name_of(host)}: {state.text}; up/s, down/s, up, down: {told}"))
     owned = {shard for host in picture.hosts() for shard in host.owns}
     absent = [shard for shard in range(picture.protocol.shards) if shard not in owned]
     nobody = (Cell("unserved", "unserved", "red"), *(Cell(UNKNOWN, -1.0),) * 5)
     rows += [
-        Row(f"no {n}", (_named(f"shard-{n}"), *nobody), f"no process that is heard serves shard {n}") for n in absent
+        Row(f"no {n}", (_name_cell(f"shard-{n}"), *nobody), f"no process that is heard serves shard {n}")
+        for n in absent
     ]
     return Panel(columns, tuple(rows), "No synchronizer is heard.")
 
@@ -259,10 +280,10 @@ def fragments(moment: TopMoment) -> Panel:
             break
     rows = []
     for fragment, known in sorted(view.fragments.items())[:FRAGMENTS_MAPPED]:
-        cells, told = [_number(fragment, f"p{fragment}"), _number(known.version, f"v{known.version}")], []
+        cells, told = [_number_cell(fragment, f"p{fragment}"), _number_cell(known.version, f"v{known.version}")], []
         for name in names:
             version = newest.get((fragment, name))
-            cells.append(Cell(UNKNOWN, -1.0) if version is None else _lag(version, known.version))
+            cells.append(Cell(UNKNOWN, -1.0) if version is None else _lag_cell(version, known.version))
             told.append(f"{name} {'none' if version is None else f'v{version}'}")
         detail = f"fragment {fragment} at version {known.version}; newest contributions went into: {', '.join(told)}"
         rows.append(Row(str(fragment), tuple(cells), detail))
@@ -270,7 +291,7 @@ def fragments(moment: TopMoment) -> Panel:
     return Panel(columns, tuple(rows), "No fragment has been committed yet.")
 
 
-def _lag(version: int, newest: int) -> Cell:
+def _lag_cell(version: int, newest: int) -> Cell:
     lag = max(0, newest - version)
     style = "green" if lag == 0 else "yellow" if lag <= 2 else "red"
     return Cell(f"v{version}" + (f" -{lag}" if lag else ""), float(lag), style)
@@ -295,11 +316,11 @@ def rounds(moment: TopMoment) -> Panel:
         quorum_s = min(max(0.0, made.quorum_wait_s), max(0.0, made.waited_s))
         times_s = (quorum_s, max(0.0, made.waited_s - quorum_s), made.merge_s, made.commit_s)
         cells = (
-            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
-            _number(made.fragment, f"p{made.fragment}"),
-            _number(made.version, f"v{made.version}"),
-            _number(len(made.contributors), f"{len(made.contributors)}/{made.live}"),
-            *(_number(seconds, f"{seconds:.3f}") for seconds in times_s),
+            _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            _number_cell(made.fragment, f"p{made.fragment}"),
+            _number_cell(made.version, f"v{made.version}"),
+            _number_cell(len(made.contributors), f"{len(made.contributors)}/{made.live}"),
+            *(_number_cell(seconds, f"{seconds:.3f}") for seconds in times_s),
             Cell(made.end or UNKNOWN, made.end),
         )
         why = "" if made.why is None else "; ".join(describe_wait(made.why).values())
@@ -332,7 +353,7 @@ def faults(moment: TopMoment) -> Panel:
     told = sorted([*moment.timeline.marks, *now], key=lambda mark: mark.at_s, reverse=True)
     for number, line in enumerate(told):
         cells = (
-            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
             Cell(line.group, line.group, MARK_STYLES[line.group]),
             Cell(line.who, line.who),
             Cell(line.text, line.text),
@@ -354,10 +375,10 @@ def quarantine(moment: TopMoment) -> Panel:
     for number, line in enumerate(reversed(moment.picture.view.isolations)):
         told = line.event
         cells = (
-            _number(moment.wall_s - line.at_s, moment.ago(line.at_s)),
+            _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
             Cell(told.learner, told.learner),
-            _number(told.incarnation, str(told.incarnation)),
-            _number(told.offences, str(told.offences)),
+            _number_cell(told.incarnation, str(told.incarnation)),
+            _number_cell(told.offences, str(told.offences)),
             Cell(told.reason, told.reason),
         )
         why = f"{describe_isolation(told.offences, told.reason)}; {ISOLATION_CURE}"
@@ -383,7 +404,7 @@ PANELS: Final[dict[str, Callable[[TopMoment], Panel]]] = {
 }
 
 
-def fitting(panel: Panel, width: int, marked: str | None = None) -> list[int]:
+def fitting_columns(panel: Panel, width: int, marked: str | None = None) -> list[int]:
     """Return the columns that are shown in so many columns of text; the heading of the `marked` one has a mark."""
     widths = [
         max(len(column.name) + 2 * (column.name == marked), *(len(row.cells[n].text) for row in panel.rows), 0) + GAP
@@ -398,20 +419,121 @@ def fitting(panel: Panel, width: int, marked: str | None = None) -> list[int]:
     return shown
 
 
-def in_order(rows: Sequence[Row], column: int | None, *, falling: bool) -> list[Row]:
+def sort_rows(rows: Sequence[Row], column: int | None, *, falling: bool) -> list[Row]:
     """Return the rows sorted by a column, in their own order if that is None."""
     if column is None:
         return list(rows)
     return sorted(rows, key=lambda row: row.cells[column].key, reverse=falling)
 
 
-def _number(value: float, text: str) -> Cell:
+def _number_cell(value: float, text: str) -> Cell:
     return Cell(text, float(value))
 
 
-def _named(name: str) -> Cell:
+def _name_cell(name: str) -> Cell:
     return Cell(name, name)
 
 
-def _amount(count: float) -> Cell:
+def _amount_cell(count: float) -> Cell:
     return Cell(as_bytes(count), count)
+
+
+def status_of(moment: TopMoment, broker: str) -> RunStatus:
+    """Return the status of a run at a moment; `broker` is the address that answered."""
+    picture, view = moment.picture, moment.picture.view
+    standing = standing_at(moment)
+    hearing = moment.hearing
+    learners = tuple(_learner_status(moment, hearing, learner) for _, learner in sorted(view.learners.items()))
+    lags = [each.lag_versions for each in learners if each.state == "training" and each.lag_versions is not None]
+    owners = {shard: host for host in picture.hosts() for shard in host.owns}
+    shards = []
+    for shard in range(picture.protocol.shards):
+        owner = owners.get(shard)
+        heard_s = None if owner is None or owner.heard_s is None else picture.now_s - owner.heard_s
+        shards.append(ShardStatus(shard=shard, served=owner is not None, heard_s=_round(heard_s)))
+    return RunStatus(
+        run=picture.run,
+        standing=standing.word,
+        waits_for=standing.waits_for,
+        unheard=standing.unheard,
+        broker=broker,
+        tokens=view.run_tokens,
+        tokens_target=picture.target,
+        tokens_per_s=round(picture.tokens_per_s, 3),
+        commits=view.commits,
+        quorum=picture.protocol.quorum,
+        bits_per_byte=view.validations[-1].validation.bits_per_byte if view.validations else None,
+        goodput=_round(picture.goodput),
+        bytes_per_token=_round(byte_ledger(view, picture.protocol.fragments).per_token("learner")),
+        lag_versions_max=max(lags, default=None),
+        faults=moment.timeline.faults,
+        learners=learners,
+        shards=tuple(shards),
+        fragments=tuple(
+            FragmentStatus(fragment=fragment, version=known.version, contributors=known.contributors)
+            for fragment, known in sorted(view.fragments.items())
+        ),
+        quarantined=tuple(sorted({told.learner for told in view.quarantined})),
+        clipped=_clipped_lines(moment),
+    )
+
+
+def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
+    """Return the lines for a person: what the run does and waits for, the run in one line, who is isolated or clipped.
+
+    `founded_at_s` is from the run record. Without it the run began with the first entry of its event log.
+    """
+    isolated = [
+        f"in quarantine: {told.learner}, {describe_isolation(told.offences, told.reason)}; {ISOLATION_CURE}"
+        for told in moment.picture.view.quarantined[-NAMED_MAX:]
+    ]
+    return "\n".join(
+        [heading(moment), status_line(with_age(moment, founded_at_s)), *isolated, *_clipped_lines(moment)[:NAMED_MAX]]
+    )
+
+
+def _clipped_lines(moment: TopMoment) -> tuple[str, ...]:
+    """Return, by learner, that contributions were clipped within `RECENT_S`, and the newest of them."""
+    return tuple(
+        f"{name}: {counted(clips.count, 'contribution was', 'contributions were')} clipped, the last {moment.ago(clips.at_s)} "
+        f"ago, {describe_clip(clips.norm, clips.norm_max)}; {CLIP_CURE}"
+        for name, clips in sorted(moment.picture.view.sums.clipped.items())
+        if moment.wall_s - clips.at_s <= RECENT_S
+    )
+
+
+def with_age(moment: TopMoment, founded_at_s: float | None = None) -> ConsolePicture:
+    """Return the picture of a moment with the age of its run; `founded_at_s` as in `status_lines`."""
+    return replace(moment.picture, run_s=_age_s(moment, founded_at_s))
+
+
+def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
+    """Return the age of the run, or how long it lasted if it has ended."""
+    timeline = moment.timeline
+    until_s = timeline.newest_s if moment.has_ended and timeline.newest_s else moment.wall_s
+    began_s = timeline.began_s if founded_at_s is None else founded_at_s
+    # Two machines may disagree about the time: an age is never below zero.
+    return 0.0 if began_s is None else max(0.0, until_s - began_s)
+
+
+def _learner_status(moment: TopMoment, hearing: Hearing, learner: LearnerView) -> LearnerStatus:
+    life, told = learner.latest, learner.told
+    heard_at_s = moment.heard_at_s(learner)
+    heard_s = None if heard_at_s is None else max(0.0, moment.wall_s - heard_at_s)
+    return LearnerStatus(
+        learner=learner.learner,
+        state=hearing.state(learner),
+        incarnation=0 if life is None else life.incarnation,
+        tokens=learner.tokens,
+        step=None if told is None else told.step,
+        step_s=None if told is None else told.step_s,
+        loss=None if told is None else told.loss,
+        tokens_per_s=None if told is None else told.tokens_per_s,
+        overhead=None if told is None else told.overhead,
+        lag_versions=None if told is None else told.lag_versions,
+        heard_s=_round(heard_s),
+    )
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,7 +1,7 @@
 """Keeps the present session's entry in `run.json` true while the session goes on.
 
 The file is written at the beginning, every few seconds and at the end. So the folder of a run whose `up` was killed still
-knows how much was trained and committed (`atoll.local.run_probe` compares the broker's store with it).
+knows how much was trained and committed (`atoll.local.run_store` compares the broker's store with it).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAVE_S: Final = 10.0
 
 
 class Journal:
-    """Writes one session of a run into the run's folder; `ended` notes how the session came to its end."""
+    """Writes one session of a run into the run's folder; `end` notes how the session came to its end."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, view: RunView, clock: Clock) -> None:
         """Open a session in the run's file, or in a new one; nothing is written yet."""
@@ -56,20 +56,20 @@ class Journal:
         self.file.begun = True
         self.save()
 
-    def ended(self, how: str) -> None:
+    def end(self, how: str) -> None:
         """Note how the session ended."""
         self._session.ended = how
 
-    def failed(self) -> None:
+    def fail(self) -> None:
         """Note that the session failed, unless its training has ended: what fails afterwards changes nothing of that."""
         if self._session.ended == RUNNING:
             self._session.ended = "failed"
 
-    def continued_by(self) -> str:
+    def continuation(self) -> str:
         """Return the command that continues the run, as `continuation` does."""
         return continuation(self.file, self._folder.out)
 
-    def rebuilt(self, record: RebuiltRecord) -> None:
+    def note_rebuilt(self, record: RebuiltRecord) -> None:
         """Note that the run went back to a checkpoint: later commits no longer belong to it."""
         self._session.rebuilt = record
         self.file.tokens, self.file.versions = record.tokens, record.versions

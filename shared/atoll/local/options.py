@@ -1,7 +1,7 @@
 """From flags, environment, a file and an earlier run to one checked plan of a run on this machine.
 
 Precedence, highest first: flags, `--set`, environment, the file, then one of three: the folder's `run.json` (for a run that
-is continued), the run that `--like` names, or `atoll.local.defaults`. A continued run may change only settings that its
+is continued), the run that `--like` names, or `atoll.local.run_settings`. A continued run may change only settings that its
 processes have not agreed on. Any other difference is refused by name, because the run record on the broker would silently
 win. A run that is begun like another is a new one: there everything may change.
 """
@@ -19,14 +19,12 @@ from typing import Any
 from atoll.base.errors import SettingsError
 from atoll.base.redacting import redacted
 from atoll.bus.addresses import ADDRESSES, is_address
-from atoll.local import defaults
-from atoll.local.environment import as_text, flat
-from atoll.local.likeness import RUN_AS_FOUND, EarlierRun, read_earlier, without_what_follows
-from atoll.local.own_brokers import BROKERS, check_same_brokers, copies_of, keys_for
-from atoll.local.run_keys import RunKeys
+from atoll.local import run_settings
+from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies_of, keys_for
+from atoll.local.run_settings import RUN_AS_FOUND, EarlierRun, as_text, flat, read_earlier, without_derived
 from atoll.model.model_files import check_model_files
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
-from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, given, load, placed
+from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, given_values, load, place_path
 from atoll.wire.subjects import token
 
 VOCABULARY = "tokenizer.json"
@@ -35,7 +33,7 @@ _FIXED = ("run", "seed", "protocol.", "model.", "data.dir")
 _OURS = ("broker.url", "learner.id", "synchronizer.", "up.out", "up.port", "up.via.")
 
 Stated = Mapping[str, tuple[Any, str]]
-"""What was given for this session by dotted name: the value as it stands and its origin."""
+"""The values that were given for this session, by dotted name: each as it stands, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class UpPlan:
     like: EarlierRun | None = None
     keys: Path | None = None
 
-    def beside(self, bulk: tuple[str, ...]) -> UpPlan:
+    def with_bulk(self, bulk: tuple[str, ...]) -> UpPlan:
         """Return this plan for a run whose further brokers answer at these addresses, if it has any."""
         broker = self.settings.broker.model_copy(update={"bulk": bulk})
         return replace(self, settings=self.settings.model_copy(update={"broker": broker})) if bulk else self
@@ -126,17 +124,11 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     """
     environment = os.environ if environment is None else environment
     flags = _flags(request)
-    stated = given(request.config, request.assignments, environment, flags)
+    stated = given_values(request.config, request.assignments, environment, flags)
     run = str(stated["run"][0]) if "run" in stated else request.run or f"up-{secrets.token_hex(4)}"
     out = Path(str(stated["up.out"][0])) if "up.out" in stated else Path("runs") / token(run, "run id")
     former, aside = _former(request, out)
-    like = None if request.like is None else read_earlier(request.like)
-    if former is not None and like is not None:
-        raise SettingsError(
-            "--like begins a new run, and this folder holds one",
-            got=out,
-            todo="choose another --out, or leave --like away",
-        )
+    like = _earlier(request, former, out)
     loaded = load(request.config, request.assignments, environment, flags, _fallback(former, like, run, stated))
     settings = loaded.settings
     if settings.learner.initial_model is not None:
@@ -150,13 +142,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     copies = copies_of(settings, loaded.origins, stated)
     keys = keys_for(settings, out, stated, former, flag=request.locked, fresh=aside or request.fresh)
     locked = settings.up.locked if "broker.url" in stated else keys is not None
-    broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
-    settings = settings.model_copy(
-        update={
-            "up": settings.up.model_copy(update={"throttle": throttle, "locked": locked}),
-            "broker": settings.broker.model_copy(update=broker),
-        }
-    )
+    settings = _complete(settings, copies, keys, {"throttle": throttle, "locked": locked})
     result = UpPlan(
         settings=settings,
         learners=learners,
@@ -175,14 +161,27 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         like=like,
         keys=keys,
     )
-    if request.resume and former is None:
-        raise SettingsError(
-            "there is no run to resume", got=out, allowed="a folder with run.json", todo="correct --out"
-        )
-    _check_data(result)
-    if former is not None:
-        _check_unchanged(former, result, stated)
+    _check(result, stated)
     return result
+
+
+def _complete(settings: Settings, copies: int, keys: Path | None, up: Mapping[str, Any]) -> Settings:
+    """Return the settings with what follows from others: copies of each stream, the identity of `keys`, values of `up`."""
+    broker = {"replicas": copies} | ({} if keys is None else {"identity": RunKeys(keys, settings.run).operator})
+    return settings.model_copy(
+        update={"up": settings.up.model_copy(update=up), "broker": settings.broker.model_copy(update=broker)}
+    )
+
+
+def _check(up: UpPlan, stated: Stated) -> None:
+    """Raise `SettingsError` for a plan that does not fit its folder, its text or the run that it continues."""
+    if up.resume and up.former is None:
+        raise SettingsError(
+            "there is no run to resume", got=up.out, allowed="a folder with run.json", todo="correct --out"
+        )
+    _check_data(up)
+    if up.former is not None:
+        _check_unchanged(up.former, up, stated)
 
 
 def _flags(request: UpRequest) -> dict[str, Any]:
@@ -230,6 +229,18 @@ def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:
     return former, False
 
 
+def _earlier(request: UpRequest, former: RunFile | None, out: Path) -> EarlierRun | None:
+    """Return the run that `--like` names, if it does; refuse it for a run that is continued."""
+    like = None if request.like is None else read_earlier(request.like)
+    if former is not None and like is not None:
+        raise SettingsError(
+            "--like begins a new run, and this folder holds one",
+            got=out,
+            todo="choose another --out, or leave --like away",
+        )
+    return like
+
+
 def shard_names(shards: int) -> tuple[str, ...]:
     """Return the names of the processes that serve shards first, one per shard."""
     return tuple(f"shard-{i}" for i in range(shards))
@@ -247,7 +258,7 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
     """
     kept = {name: value for name, value in flat(up.settings).items() if not name.startswith(_OURS)}
     return {
-        name: placed(value, Path.cwd()) if name in PLACES else value
+        name: place_path(value, Path.cwd()) if name in PLACES else value
         for name, value in kept.items()
         if value is not None
         and redacted(value) == value
@@ -265,7 +276,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
     if former is not None:
         kept = {name: value for name, value in former.settings.items() if not name.startswith("up.")}
         kept = {name: value for name, value in kept.items() if name not in RUN_AS_FOUND}
-        kept = without_what_follows(kept, "run.json", ("train.",))
+        kept = without_derived(kept, "run.json", ("train.",))
         ours = {
             "run": former.run,
             "up.learners": former.learners,
@@ -275,7 +286,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
         return SettingsFallback("run.json", kept | ours)
     if like is not None:
         return like.fallback(run, stated)
-    return defaults.fallback(defaults.learners_of(stated), run=run)
+    return run_settings.default_fallback(run_settings.stated_learners(stated), run=run)
 
 
 def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: Stated) -> dict[str, float]:
@@ -363,7 +374,7 @@ def _check_target(former: RunFile, up: UpPlan) -> None:
             got=got,
             allowed=allowed,
             todo=f"give a larger --tokens to continue it, --again to begin anew, or another --out; "
-            f"its report is {up.out / 'report.html'}{_unexported(up)}",
+            f"its report is {up.out / 'report.html'}{_export_hint(up)}",
         )
     raise SettingsError(
         "this run is not finished, and has trained more than the new target",
@@ -374,7 +385,7 @@ def _check_target(former: RunFile, up: UpPlan) -> None:
     )
 
 
-def _unexported(up: UpPlan) -> str:
+def _export_hint(up: UpPlan) -> str:
     """Return how to write the model of a finished run out, if its folder has none: the export failed, or was killed."""
     if up.broker is not None or (up.out / VALIDATION).exists():
         return ""
@@ -385,7 +396,7 @@ def _unexported(up: UpPlan) -> str:
 
 def _comparable(name: str, value: object) -> str:
     """Return a setting as a text; a path as the place that it names."""
-    return as_text(placed(value, Path.cwd()) if name in PLACES else value)
+    return as_text(place_path(value, Path.cwd()) if name in PLACES else value)
 
 
 def _is_finished(former: RunFile, target: int) -> bool:

@@ -44,7 +44,7 @@ DIE_WITH_PARENT = (
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """How to start a child: its name (and log file), command, whole environment, and how many faults lead to a restart."""
+    """A child to start: its name (and log file), command, whole environment, and how many faults lead to a restart."""
 
     name: str
     command: tuple[str, ...]
@@ -142,7 +142,7 @@ class ProcessGroup:
                 child.due_s = None
                 ends += self._spawn_again(child, now_s)
             if child.process is not None and (code := child.process.poll()) is not None:
-                ends.append(self._ended(child, child.process.pid, code, now_s))
+                ends.append(self._note_end(child, child.process.pid, code, now_s))
         return ends
 
     def alive(self, names: Iterable[str]) -> set[str]:
@@ -244,7 +244,7 @@ class ProcessGroup:
             self._spawn(child)
         except EnvironmentFault as error:
             log.warning("child.not_started", child=child.plan.name, reason=str(error))
-            return [self._restarted_later(child, error.exit_code, now_s)]
+            return [self._plan_restart(child, error.exit_code, now_s)]
         return []
 
     def _spawn(self, child: _Child) -> None:
@@ -268,14 +268,14 @@ class ProcessGroup:
                 f"{child.plan.name} cannot be started", got=error, todo="free memory, processes or disk"
             ) from error
 
-    def _ended(self, child: _Child, pid: int, code: int, now_s: float) -> Exit:
+    def _note_end(self, child: _Child, pid: int, code: int, now_s: float) -> Exit:
         """Note an end; end what it has left."""
         _signal_group(pid, signal.SIGKILL)
         child.process = None
         proven = self.proven(child.plan.name) and now_s - child.born_s >= PROVEN_S
         child.restarts = 0 if proven else child.restarts
         child.was_proven = child.was_proven or proven
-        return self._restarted_later(child, code, now_s)
+        return self._plan_restart(child, code, now_s)
 
     def _is_absence(self, child: _Child, code: int) -> bool:
         """Return whether a child ended for want of the broker: we missed it, too, or the child that has reached it says so."""
@@ -283,7 +283,7 @@ class ProcessGroup:
             return False
         return child.was_proven or self.away_s() > child.away_s
 
-    def _restarted_later(self, child: _Child, code: int, now_s: float) -> Exit:
+    def _plan_restart(self, child: _Child, code: int, now_s: float) -> Exit:
         """Note a code, and when to start again if that is what it deserves."""
         child.codes.append(code)
         fault = code not in (0, UserError.exit_code)

@@ -29,9 +29,9 @@ from atoll.base.user_cache import user_cache
 
 CACHE_BYTES_MAX: Final = 1 << 30
 CPU_FACTS: Final = ("model name", "flags", "CPU implementer", "CPU part", "Features")
-"""What the kernel's list of processors says of what one can do, on x86 and on ARM."""
+"""The abilities of a processor in the kernel's list, on x86 and on ARM."""
 PROGRAM: Final = "-cache"
-"""How JAX ends the name of a program's file; what is in it is compressed by zstd."""
+"""The end of the name of a program's file, by JAX; its content is compressed by zstd."""
 LOOKED: Final = ".looked"
 """Its time is that of the last look at all entries."""
 FRAME_HEAD_BYTES: Final = 18

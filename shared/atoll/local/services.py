@@ -1,6 +1,6 @@
 """The programs of a run on this machine, as plans for the process group.
 
-A program is configured through its environment (`atoll.local.environment`): the resolved settings of the run, with its own
+A program is configured through its environment (`atoll.local.run_settings`): the resolved settings of the run, with its own
 on top. Programs run under this very interpreter.
 """
 
@@ -20,13 +20,12 @@ from atoll.base.wording import counted
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
-from atoll.local.defaults import EVALUATE_CORES_MAX, EVALUATE_EVERY_S
-from atoll.local.environment import flat, variables, without_settings
 from atoll.local.options import UpPlan, shard_names, standby_names
+from atoll.local.own_brokers import RunKeys
 from atoll.local.processes import ChildPlan, ProcessGroup
 from atoll.local.program_cache import program_cache
-from atoll.local.recovery import archive_url
-from atoll.local.run_keys import RunKeys
+from atoll.local.run_settings import EVALUATE_CORES_MAX, EVALUATE_EVERY_S, flat, variables, without_settings
+from atoll.local.run_store import archive_url
 from atoll.run.folder import RunFolder
 from atoll.settings.sections import MonitorSettings
 
@@ -226,7 +225,7 @@ class Services:
 
     def _identity(self, name: str) -> dict[str, str]:
         """Return the setting that makes a program who it is at a locked broker."""
-        return {} if self._keys is None else {"broker.identity": str(self._keys.of(name))}
+        return {} if self._keys is None else {"broker.identity": str(self._keys.identity_of(name))}
 
     def _verb(self, name: str, *words: str, restarts_max: int = 0) -> ChildPlan:
         command = (sys.executable, "-m", "atoll.cli", *words)
@@ -234,7 +233,6 @@ class Services:
         return ChildPlan(name, command, self._environment(own) | huge_pages(os.environ), restarts_max=restarts_max)
 
     def _environment(self, own: Mapping[str, Any]) -> dict[str, str]:
-        """Return a program's whole environment."""
         cache = self._up.settings.learner.compile_cache or program_cache(self._folder.out)
         shared: dict[str, Any] = {
             "data.dir": str(self.data_dir),

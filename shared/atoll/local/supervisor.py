@@ -20,17 +20,30 @@ from typing import Final
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import INTERRUPTED, AtollError, ProtocolMisuse
 from atoll.base.logs import logging_to
+from atoll.base.regular_files import read_text
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.local.brokers import check_broker_at
+from atoll.local.browser import open_page
 from atoll.local.console import ConsolePicture, RunConsole, make_face
-from atoll.local.dashboard import DashboardPage
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan
 from atoll.local.processes import ProcessGroup
-from atoll.local.recovery import find_loss, move_store_aside, rebuild_at, refuse, told, try_archive, unarchived
-from atoll.local.run_probe import close_run, go_on, last_facts, lost_commits, newest_is_exported
+from atoll.local.run_store import (
+    close_run,
+    continue_run,
+    describe_rebuilt,
+    describe_unarchived,
+    explain_loss,
+    find_loss,
+    last_facts,
+    lost_commits,
+    move_store_aside,
+    newest_is_exported,
+    rebuild_at,
+    try_archive,
+)
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.folder import VALIDATION, RunFolder, move_aside
@@ -103,7 +116,7 @@ class Supervisor:
         try:
             return await self._from_broker_to_report()
         except _Stopped:
-            self._journal.ended("stopped")
+            self._journal.end("stopped")
             with contextlib.suppress(asyncio.CancelledError):  # by a second signal
                 await self._end([DATA], PAGE_LEAVE_S)  # it removes what it has half made
             self._face.say(
@@ -111,11 +124,11 @@ class Supervisor:
             )
             return INTERRUPTED
         except asyncio.CancelledError:
-            self._journal.ended("killed")
+            self._journal.end("killed")
             self._face.say("killed; what the broker has is kept, `atoll up --out` continues from there")
             return INTERRUPTED
         except BaseException:
-            self._journal.failed()
+            self._journal.fail()
             raise
         finally:
             self._face.rest()
@@ -139,12 +152,12 @@ class Supervisor:
         for difference in self._up.like.differences() if self._up.like is not None else ():
             self._face.say(difference)
         preparing = self._start_data()
-        url = await self._whole(await self._start_broker())
+        url = await self._check_store(await self._start_broker())
         self._services = Services(self._up, self._folder, url)
         self._page = DashboardPage(self._services, self._fleet, self._face)
         await self._finish(preparing, DATA, PREPARE_S, needed=True)
         if self._up.like is not None:
-            self._say(self._up.like.other_text(self._services.data_dir))
+            self._say(self._up.like.text_difference(self._services.data_dir))
         run = self._up.settings.run
         bus = await open_bus(url, run, name="up", options=self._bus_options())
         self._fleet.away_s = lambda: bus.stats.away_s(self._clock.monotonic())
@@ -152,7 +165,7 @@ class Supervisor:
         following = asyncio.create_task(watch.follow())
         try:
             if self._up.former is not None:
-                await go_on(bus, run, self._up.settings.protocol.tokens_target)
+                await continue_run(bus, run, self._up.settings.protocol.tokens_target)
             self._start_services()
             failure = await self._train_and_end(bus, watch, following)
         finally:
@@ -176,11 +189,11 @@ class Supervisor:
             how = await self._watch(bus, watch, following)
             self._face.rest()
             await self._drain(bus)
-            self._journal.ended(how)
+            self._journal.end(how)
             failure = await self._export(bus)
         except AtollError as error:
             failure = error
-            self._journal.failed()
+            self._journal.fail()
             self._fleet.kill([*self._up.learners, *self._services.shards, *self._services.standbys, EVALUATOR, EXPORT])
         self._face.rest()
         if self._view.trained_tokens > 0 and (failure is None or self._view.present_s > 0):
@@ -216,23 +229,23 @@ class Supervisor:
                 raise self._fleet.failure(name, "the broker did not start")
             self._fleet.allow(name, RESTARTS_MAX)
         url, bulk = self._services.addresses()
-        self._up = self._up.beside(bulk)
+        self._up = self._up.with_bulk(bulk)
         return url
 
-    async def _whole(self, url: str) -> str:
+    async def _check_store(self, url: str) -> str:
         """Return the URL of a broker that holds all that the folder remembers of the run, rebuilt if that is allowed."""
         if (loss := await find_loss(url, self._up)) is None:
             return url
         if not self._up.resume:
-            raise refuse(loss, self._up)
+            raise explain_loss(loss, self._up)
         if self._up.broker is None:
             await self._end(self._services.brokers, BROKER_LEAVE_S)
             self._face.say(f"the broker's store has lost the run; it is kept in {move_store_aside(self._folder)}")
             url = await self._start_broker()
         with self._face.stage("rebuilding the run from its archive"):
             rebuilt = await rebuild_at(url, self._up, self._clock)
-        self._journal.rebuilt(rebuilt)
-        self._face.say(told(rebuilt))
+        self._journal.note_rebuilt(rebuilt)
+        self._face.say(describe_rebuilt(rebuilt))
         return url
 
     def _start_data(self) -> str:
@@ -274,21 +287,27 @@ class Supervisor:
             if bus.stats.reconnects > reconnects:
                 reconnects = bus.stats.reconnects
                 self._face.say("the broker was away and answers again")
-            if self._stopping:
-                return "stopped"
             if self._fleet.alive(self._services.shards) or not self._view.trained_tokens:
                 merging_s = now_s
-            # Shards that have closed their ledgers wait for nobody: a learner that no longer answers keeps nothing open.
-            if not self._fleet.alive(self._up.learners) or now_s - merging_s > self._services.learners_leave_s:
-                return "finished"
-            if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
-                return "minutes"
+            if why := self._reason_to_end(now_s, first_s, merging_s):
+                return why
             self._journal.look(self._face.say)
             self._page.look()
             # Of a run that goes on nothing is known before its event log is read: its picture would begin at nothing.
             if self._up.former is None or watch.answered_s is not None:
                 self._face.show(self._picture(now_s))
             await asyncio.sleep(SHOW_S)
+
+    def _reason_to_end(self, now_s: float, first_s: float | None, merging_s: float) -> str:
+        """Return why the run ends now, "" if it goes on; it trained first at `first_s`, and shards ran last at `merging_s`."""
+        if self._stopping:
+            return "stopped"
+        # Shards that have closed their ledgers wait for nobody: a learner that no longer answers keeps nothing open.
+        if not self._fleet.alive(self._up.learners) or now_s - merging_s > self._services.learners_leave_s:
+            return "finished"
+        if self._up.minutes and first_s is not None and now_s - first_s >= 60 * self._up.minutes:
+            return "minutes"
+        return ""
 
     async def _drain(self, bus: Bus) -> None:
         """End what trains and merges in good order: learners, then shards.
@@ -336,10 +355,10 @@ class Supervisor:
             self._face.say(f"the event log could not be read to its end: {error}")
         self._journal.keep(self._face.say)
         report, unwritten = write_report(self._folder, self._view, self._journal.file, last)
-        self._face.say(summary(report, self._folder.out, self._journal.continued_by()))
+        self._face.say(summary(report, self._folder.out, self._journal.continuation()))
         if unwritten is not None:
             raise unwritten
-        self._say(await asyncio.to_thread(unarchived, self._up))
+        self._say(await asyncio.to_thread(describe_unarchived, self._up))
 
     def _say(self, text: str) -> None:
         """Say something, if it is anything."""
@@ -396,3 +415,36 @@ class Supervisor:
     def _picture(self, now_s: float) -> ConsolePicture:
         settings = self._up.settings
         return ConsolePicture(self._view, settings.run, settings.protocol, self._journal.began_s, now_s)
+
+
+class DashboardPage:
+    """The page of one session."""
+
+    def __init__(self, services: Services, fleet: ProcessGroup, face: RunConsole) -> None:
+        """Serve nothing yet."""
+        self._services = services
+        self._fleet = fleet
+        self._face = face
+        self._awaited = False
+
+    def start(self) -> None:
+        """Start the monitor, if the run is to have a page."""
+        if not self._services.wants_page:
+            return
+        self._services.page_url.unlink(missing_ok=True)
+        self._fleet.start(self._services.dashboard())
+        self._awaited = True
+
+    def look(self) -> None:
+        """Say where the page is and open it, once it is there."""
+        if not self._awaited:
+            return
+        try:
+            url = read_text(self._services.page_url)
+        except OSError:
+            # A monitor that has left told why by its exit, which `up` reports.
+            self._awaited = bool(self._fleet.alive([DASHBOARD]))
+            return
+        self._awaited = False
+        opened = open_page(url)
+        self._face.say(f"dashboard: {url}{' (opened in the browser)' if opened else ''}")

@@ -3,7 +3,7 @@
 Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is a
 source of pydantic-settings, which merges them (`atoll.settings.sources`). `load` is the only place that reads the
 environment; services get the frozen result. Every value remembers where it came from (`LoadedSettings.origins`), so an
-error names the file, the variable or the flag that is wrong (`atoll.settings.refusals`), and `atoll config` shows it.
+error names the file, the variable or the flag that is wrong (`atoll.settings.errors`), and `atoll config` shows it.
 Relations between settings are checked here, once, with both values in the message.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
@@ -31,7 +31,7 @@ from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
 from atoll.keys.identity import run_credentials
 from atoll.protocol.settings import NESTEROV, OUTERS, ProtocolSettings
-from atoll.settings.refusals import as_typed, explained, protocol_refusal, refusal
+from atoll.settings.errors import protocol_error, section_error, validation_error, with_origin
 from atoll.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
@@ -45,18 +45,18 @@ from atoll.settings.sections import (
 )
 from atoll.settings.sources import (
     PREFIX,
-    Given,
-    GivenSource,
     SettingsFallback,
-    assigned,
-    beneath,
-    exported,
-    flagged,
+    StatedSource,
+    StatedValues,
+    assigned_values,
+    environment_values,
+    fallback_values,
+    file_values,
+    flag_values,
     in_force,
-    placed,
+    place_path,
     places_of,
     variable,
-    written,
 )
 from atoll.wire.subjects import token
 
@@ -69,12 +69,12 @@ __all__ = [
     "Settings",
     "SettingsFallback",
     "bus_options",
-    "given",
+    "given_values",
     "load",
     "named_code",
     "own_outer",
-    "placed",
-    "refusal",
+    "place_path",
+    "section_error",
     "variable",
 ]
 
@@ -90,7 +90,7 @@ def _protocol(value: object) -> ProtocolSettings:
     try:
         return check_codecs(msgspec.convert(value, ProtocolSettings, strict=False).check())
     except msgspec.ValidationError as error:
-        raise protocol_refusal(error, value) from error
+        raise protocol_error(error, value) from error
 
 
 class Settings(BaseSettings):
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of `load`, highest precedence first; what code passes directly wins over all."""
         del env_settings, dotenv_settings, file_secret_settings
-        return (init_settings, *(GivenSource(settings_cls, one) for one in in_force.get()))
+        return (init_settings, *(StatedSource(settings_cls, one) for one in in_force.get()))
 
 
 PLACES: Final = places_of(Settings) | {"model.config"}
@@ -183,13 +183,13 @@ class LoadedSettings:
         try:
             self.settings.protocol.check(learners)
         except SettingsError as error:
-            raise as_typed(error, self.origins) from error
+            raise with_origin(error, self.origins) from error
 
 
 NO_FLAGS: Final[Mapping[str, object]] = {}
 
 
-def given(
+def given_values(
     config: Path | None = None,
     assignments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -208,9 +208,9 @@ def given(
 def own_outer(config: Path | None = None, assignments: Sequence[str] = ()) -> str:
     """Return the outer optimizer that the settings of this process name, of a process that agrees on nothing else of a run.
 
-    Raises what `given` raises.
+    Raises what `given_values` raises.
     """
-    value, _ = given(config, assignments).get("protocol.outer", (NESTEROV, ""))
+    value, _ = given_values(config, assignments).get("protocol.outer", (NESTEROV, ""))
     return str(value)
 
 
@@ -226,10 +226,10 @@ def load(
     `flags` are values of the section `up` by dotted name.
 
     Raises:
-        SettingsError: as `given`; a name is unknown, a value is wrong, also in the sections of an installed service; only
-            `fallback` names some code.
+        SettingsError: as `given_values`; a name is unknown, a value is wrong, also in the sections of an installed service;
+            only `fallback` names some code.
     """
-    sources = (*_sources(config, assignments, environment, flags), beneath(fallback))
+    sources = (*_sources(config, assignments, environment, flags), fallback_values(fallback))
     origins = _origins(sources)
     _check_code(sources)
     before = in_force.set(sources)
@@ -241,9 +241,9 @@ def load(
             model, train = completed(settings.model, settings.train)
             settings = settings.model_copy(update={"model": model, "train": train})
     except ValidationError as error:
-        raise explained(error, origins, Settings) from error
+        raise validation_error(error, origins, Settings) from error
     except SettingsError as error:
-        raise as_typed(error, origins) from error
+        raise with_origin(error, origins) from error
     finally:
         in_force.reset(before)
     return LoadedSettings(settings, origins)
@@ -255,7 +255,7 @@ def named_code(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in NAMES_OF_CODE[name]}
 
 
-def _check_code(sources: Sequence[Given]) -> None:
+def _check_code(sources: Sequence[StatedValues]) -> None:
     """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
     *own, lowest = sources
     for name, value in named_code({name: lowest.value(name) for name in NAMES_OF_CODE}).items():
@@ -280,13 +280,18 @@ def _sources(
     assignments: Sequence[str],
     environment: Mapping[str, str] | None,
     flags: Mapping[str, object],
-) -> tuple[Given, ...]:
+) -> tuple[StatedValues, ...]:
     """Return all that was given, highest precedence first."""
     environment = os.environ if environment is None else environment
-    return flagged(flags), assigned(assignments), exported(environment), written(config, PLACES)
+    return (
+        flag_values(flags),
+        assigned_values(assignments),
+        environment_values(environment),
+        file_values(config, PLACES),
+    )
 
 
-def _origins(sources: Sequence[Given]) -> dict[str, str]:
+def _origins(sources: Sequence[StatedValues]) -> dict[str, str]:
     """Return by name the origin of the value that holds; refuse a name that is a value in one place and a table in another."""
     origins = {name: origin for source in reversed(sources) for name, origin in source.origins.items()}
     # An empty table contradicts nothing.

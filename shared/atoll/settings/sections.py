@@ -1,6 +1,7 @@
 """The sections of the configuration that the kernel itself reads, one class a table.
 
-What a setting means stands once, in the `Attributes:` of its class; `atoll.settings.described` and the reference read it there.
+The meaning of a setting stands once, in the `Attributes:` of its class; `atoll.settings.catalogue` and the reference read it
+there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _REGION: Final = f"empty, or {ALLOWED}"
 
 
 class NamesPlace:
-    """Marks a text that may name a folder: such a text is a place, as a path is (see `atoll.settings.sources.placed`)."""
+    """Marks a text that may name a folder: such a text is a place, as a path is (see `atoll.settings.sources.place_path`)."""
 
 
 def _not_empty(given: object) -> object:
@@ -254,7 +255,7 @@ class UpSettings(Section):
 
 
 class LogSettings(Section):
-    """How a process logs.
+    """The log of a process.
 
     Attributes:
         format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.

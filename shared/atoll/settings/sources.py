@@ -32,8 +32,8 @@ PREFIX: Final = "ATOLL_"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What one source holds: nested tables, and the origin of each value by its dotted name."""
+class StatedValues:
+    """The content of one source: nested tables, and the origin of each value by its dotted name."""
 
     tables: dict[str, Any]
     origins: dict[str, str]
@@ -62,18 +62,18 @@ class SettingsFallback:
         return self.origins.get(name, self.origin)
 
 
-in_force: ContextVar[tuple[Given, ...]] = ContextVar("in_force", default=())
+in_force: ContextVar[tuple[StatedValues, ...]] = ContextVar("in_force", default=())
 """The sources of the `load` that is under way, highest precedence first."""
 
 
-class GivenSource(PydanticBaseSettingsSource):
+class StatedSource(PydanticBaseSettingsSource):
     """One source of `load`, for pydantic-settings.
 
     The library's own sources pass over a variable that no field asks for. These hand every name on, so that a setting
     which does not exist is refused by name.
     """
 
-    def __init__(self, settings_cls: type[BaseSettings], given: Given) -> None:
+    def __init__(self, settings_cls: type[BaseSettings], given: StatedValues) -> None:
         """Keep what was given."""
         super().__init__(settings_cls)
         self._given = given
@@ -106,59 +106,59 @@ class FlagText(str):
         return text
 
 
-def flagged(flags: Mapping[str, object]) -> Given:
+def flag_values(flags: Mapping[str, object]) -> StatedValues:
     """Return what flags give: values of `up` by dotted name; the flag of `up.throttle.learner-1` is `--throttle`."""
-    found = Given({}, {})
+    found = StatedValues({}, {})
     for name, value in flags.items():
-        _plant_text(found, name, value, f"--{name.split('.')[1]}")
+        _put_text(found, name, value, f"--{name.split('.')[1]}")
     return found
 
 
-def assigned(assignments: Sequence[str]) -> Given:
+def assigned_values(assignments: Sequence[str]) -> StatedValues:
     """Return what `--set` texts give, and those of flags that name a setting outside of `up`.
 
     Raises:
         SettingsError: a text is no assignment.
     """
-    found = Given({}, {})
+    found = StatedValues({}, {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
         origin = assignment.flag if isinstance(assignment, FlagText) else f"--set {name.strip()}"
-        _plant_text(found, name.strip(), text, origin)
+        _put_text(found, name.strip(), text, origin)
     return found
 
 
-def exported(environment: Mapping[str, str]) -> Given:
+def environment_values(environment: Mapping[str, str]) -> StatedValues:
     """Return what `ATOLL_…` variables give; an empty one gives nothing."""
-    found = Given({}, {})
+    found = StatedValues({}, {})
     for key, text in sorted(environment.items()):
         if key.startswith(PREFIX) and key != SWITCH and text != "":
-            _plant_text(found, key.removeprefix(PREFIX).lower().replace("__", "."), text, key)
+            _put_text(found, key.removeprefix(PREFIX).lower().replace("__", "."), text, key)
     return found
 
 
-def written(config: Path | None, places: Collection[str]) -> Given:
+def file_values(config: Path | None, places: Collection[str]) -> StatedValues:
     """Return what the file gives; the settings in `places` are paths, relative ones as seen from the file's folder.
 
     Raises:
         SettingsError: the file cannot be read, or is not TOML.
     """
-    found = Given({}, {})
+    found = StatedValues({}, {})
     for name, value in _flatten(_read_toml(config)) if config is not None else ():
-        _plant(found, name, placed(value, config.parent) if config and name in places else value, str(config))
+        _put(found, name, place_path(value, config.parent) if config and name in places else value, str(config))
     return found
 
 
-def beneath(fallback: SettingsFallback | None) -> Given:
+def fallback_values(fallback: SettingsFallback | None) -> StatedValues:
     """Return what holds where nothing else is given."""
-    found = Given({}, {})
+    found = StatedValues({}, {})
     if fallback is None:
         return found
     for name, value in fallback.values.items():
         if value is not None and value != "":
-            _plant(found, name, value, fallback.origin_of(name))
+            _put(found, name, value, fallback.origin_of(name))
     return found
 
 
@@ -173,10 +173,10 @@ def places_of(kind: type[BaseModel], prefix: str = "") -> frozenset[str]:
     return frozenset(found)
 
 
-def placed(value: object, folder: Path) -> object:
+def place_path(value: object, folder: Path) -> object:
     """Return a path, or a list of them, as seen from `folder`; what is absolute, in a home, a URL or empty stays."""
     if isinstance(value, list | tuple):
-        return [placed(one, folder) for one in value]
+        return [place_path(one, folder) for one in value]
     if not isinstance(value, str | Path) or value == "" or "://" in str(value) or str(value).startswith("~"):
         return value
     return str(folder / value)
@@ -211,11 +211,11 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, obje
     return leaves
 
 
-def _plant_text(given: Given, name: str, value: object, origin: str) -> None:
+def _put_text(given: StatedValues, name: str, value: object, origin: str) -> None:
     """Plant what a flag, `--set` or a variable gives; a table in JSON is planted value by value."""
     table = _table(value) if isinstance(value, str) and value.startswith("{") else None
     for inner, leaf in [(name, value)] if table is None else _flatten({name: table}):
-        _plant(given, inner, leaf, origin)
+        _put(given, inner, leaf, origin)
 
 
 def _table(text: str) -> dict[str, Any] | None:
@@ -227,7 +227,7 @@ def _table(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _plant(given: Given, name: str, value: object, origin: str) -> None:
+def _put(given: StatedValues, name: str, value: object, origin: str) -> None:
     """Put `value` into the nested tables at dotted `name`."""
     *path, last = name.split(".")
     here = given.tables

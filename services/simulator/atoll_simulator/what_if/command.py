@@ -57,7 +57,8 @@ def what_if(  # noqa: PLR0913  (one option each)
     """Print the check and the change; leave with 1 when the simulation misses the recording. Nothing of the run is changed."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.base.units import within  # noqa: PLC0415
-    from atoll.cli.histories import recording_of, tell  # noqa: PLC0415
+    from atoll.cli.output import say_lines  # noqa: PLC0415
+    from atoll.cli.reading import recording_of  # noqa: PLC0415
     from atoll_simulator.what_if.asked import asked  # noqa: PLC0415
     from atoll_simulator.what_if.recording import fitted  # noqa: PLC0415
     from atoll_simulator.what_if.told import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
@@ -77,7 +78,9 @@ def what_if(  # noqa: PLR0913  (one option each)
     if as_json:
         typer.echo(json.dumps(as_document(recording, found, change), indent=2))
     else:
-        tell([*fit_lines(recording), *check_lines(found), *(change_lines(found, change) if change is not None else [])])
+        say_lines(
+            [*fit_lines(recording), *check_lines(found), *(change_lines(found, change) if change is not None else [])]
+        )
     if not found.believed:
         raise typer.Exit(MISSED)
 

@@ -1,8 +1,9 @@
-"""Every setting that there is: name, default, what is allowed, what it means; read from the classes that enforce it.
+"""The catalogue of settings: name, default, what is allowed, what it means; read from the classes that enforce it.
 
 Names, types and bounds are those of the settings classes, meanings those of their `Attributes:` sections. The classes of the
 sections that the kernel only carries come from the installed services, by the entry-point group `atoll.sections`; of a service
-that cannot be loaded here nothing is told. `atoll config` shows the result, and so does the reference in docs/.
+that cannot be loaded here nothing is told. `atoll config` shows the result, and so does the reference in docs/. The JSON schema
+is pydantic's own, with the protocol's table (a msgspec struct) and these descriptions.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from typing import Any, Final, get_origin
 import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from atoll.base.docstrings import attributes
 from atoll.codec import FORMATS
 from atoll.protocol.settings import OUTER_ALLOWED, ProtocolSettings
 from atoll.settings import Settings, load, variable
-from atoll.settings.allowed import allowed, choices, protocol_range
+from atoll.settings.errors import describe_allowed, describe_choices, protocol_range
 
 SECTIONS: Final = "atoll.sections"
 _FORMATS: Final = ", ".join(FORMATS)
 _NAMED: Final = {"codec_up": _FORMATS, "codec_down": _FORMATS, "outer": OUTER_ALLOWED}
-"""What is allowed for names that other rooms give a meaning to: the type in the protocol room is a text."""
+"""The values allowed for names that other rooms give a meaning to: the type in the protocol room is a text."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Setting:
         return variable(self.name)
 
 
-def carried() -> dict[str, type[BaseModel]]:
+def carried_sections() -> dict[str, type[BaseModel]]:
     """Return the sections that the kernel only carries, by the class of the service that reads them."""
     found: dict[str, type[BaseModel]] = {}
     for point in sorted(entry_points(group=SECTIONS), key=lambda one: one.name):
@@ -64,26 +67,26 @@ def carried() -> dict[str, type[BaseModel]]:
 def every_setting() -> list[Setting]:
     """Return every setting there is, in the order of the classes."""
     effective = load(environment={}).settings
-    told, services = attributes(Settings.__doc__), carried()
+    told, services = attributes(Settings.__doc__), carried_sections()
     found: list[Setting] = []
     for name, field in Settings.model_fields.items():
         if name in services:
-            found += _of_model(name, services[name], dict(getattr(effective, name)))
+            found += _model_settings(name, services[name], dict(getattr(effective, name)))
         elif isinstance(field.default, ProtocolSettings):
-            found += _of_protocol(name)
+            found += _protocol_settings(name)
         elif isinstance(field.default, BaseModel):
-            found += _of_model(name, type(field.default), {})
+            found += _model_settings(name, type(field.default), {})
         elif get_origin(field.annotation) is not dict:
-            found.append(Setting(name, as_json(field.default), allowed(field), told.get(name, "")))
+            found.append(Setting(name, as_json(field.default), describe_allowed(field), told.get(name, "")))
     return found
 
 
 def as_json(value: object) -> str:
     """Return a value as JSON, "none" for None."""
-    return "none" if value is None else json.dumps(value, default=_builtin, ensure_ascii=False)
+    return "none" if value is None else json.dumps(value, default=_as_builtin, ensure_ascii=False)
 
 
-def _of_model(section: str, kind: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Setting]:
+def _model_settings(section: str, kind: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Setting]:
     """Yield the settings of one pydantic table, and of the tables inside it.
 
     `values` are those that its service completes the empty table to, in their order; a field that is not among them is no
@@ -93,25 +96,60 @@ def _of_model(section: str, kind: type[BaseModel], values: Mapping[str, Any]) ->
     for name in values or kind.model_fields:
         field = kind.model_fields[name]
         if isinstance(field.default, BaseModel):
-            yield from _of_model(f"{section}.{name}", type(field.default), {})
+            yield from _model_settings(f"{section}.{name}", type(field.default), {})
             continue
-        default = values[name] if name in values else _default(field)
-        yield Setting(f"{section}.{name}", as_json(default), allowed(field), told.get(name, ""))
+        default = values[name] if name in values else _default_of(field)
+        yield Setting(f"{section}.{name}", as_json(default), describe_allowed(field), told.get(name, ""))
 
 
-def _default(field: FieldInfo) -> object:
+def _default_of(field: FieldInfo) -> object:
     """Return the default of a field that does not follow from others; None where there is none."""
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def _of_protocol(section: str) -> Iterator[Setting]:
+def _protocol_settings(section: str) -> Iterator[Setting]:
     """Yield what a run agrees on; its bounds are those that `ProtocolSettings.check` enforces."""
     told = attributes(ProtocolSettings.__doc__)
     for field in msgspec.structs.fields(ProtocolSettings):
-        taken = protocol_range(field.name) or _NAMED.get(field.name) or choices(field.type)
+        taken = protocol_range(field.name) or _NAMED.get(field.name) or describe_choices(field.type)
         yield Setting(f"{section}.{field.name}", as_json(field.default), taken, told.get(field.name, ""))
 
 
-def _builtin(value: object) -> object:
+def _as_builtin(value: object) -> object:
     """Return a path as text, and whatever else JSON does not know as a list."""
     return str(value) if isinstance(value, Path) else list(value)  # type: ignore[call-overload]
+
+
+class _WithStructs(GenerateJsonSchema):
+    """Knows msgspec structs, which pydantic takes for opaque instances."""
+
+    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
+        """Return msgspec's schema for a struct."""
+        if schema["cls"] is ProtocolSettings:
+            (_,), definitions = msgspec.json.schema_components([ProtocolSettings])
+            return dict(definitions[ProtocolSettings.__name__])
+        return super().is_instance_schema(schema)
+
+    def encode_default(self, dft: object) -> Any:  # noqa: ANN401  (any JSON value)
+        """Return a struct's default as the table that it is."""
+        return msgspec.to_builtins(dft) if isinstance(dft, ProtocolSettings) else super().encode_default(dft)
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of everything a process of Atoll can be told."""
+    schema = Settings.model_json_schema(schema_generator=_WithStructs)
+    for setting in every_setting():
+        _schema_at(schema, setting.name)["description"] = (
+            f"{setting.meaning} Allowed: {setting.allowed}. {setting.variable}"
+        )
+    return {"$schema": _WithStructs.schema_dialect, **schema}
+
+
+def _schema_at(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of the setting with this dotted name; of a section that the kernel only carries it is made here."""
+    here = schema
+    for key in name.split("."):
+        here = here.setdefault("properties", {}).setdefault(key, {})
+        if "$ref" in here:
+            here = schema["$defs"][here["$ref"].rpartition("/")[2]]
+    return here

@@ -1,0 +1,311 @@
+"""`atoll status` and `atoll top`: a run as it is now, followed by its record, its heartbeats and its events. They only read.
+
+**status** says whether a run trains, and what it waits for; for scripts and health checks. It listens until it has two
+heartbeats of everybody, or has waited long enough for those. It leaves with 0 if the run trains or has ended, with 1 if it
+waits for something or a learner that has not left is not heard, with 2 if nobody has founded it, and with 3 if its broker does
+not answer. A saved run is over, and its folder tells how it ended.
+
+**top** shows the processes of a run and the bytes on their links. On a terminal it is an application with panels and keys
+(`atoll.local.console_app`): learners, shards, the map of fragments, rounds, faults and quarantine. Without a terminal it prints
+a line every ten seconds, and with `--once` one table: a row per learner and per synchronizer process, as `atoll up` draws.
+Heartbeats and presences arrive live; everything else comes from the event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_text
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.cli.reading import Out, agreement_of, reading_bus, saved_in, settings_of, view_of_saved
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.base.clock import Clock
+    from atoll.bus.interface import Bus
+    from atoll.local.console import ConsolePicture
+    from atoll.local.console_tables import TopMoment
+    from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.timeline import TimedView
+    from atoll.run.view import RunView
+    from atoll.run.watch import Watch
+    from atoll.settings import Settings
+    from atoll.wire.messages import RunRecord
+
+WAITS: Final = 1
+SHOW_S = 0.5
+RECORD_S = 5.0
+UNANSWERED_S = 5.0
+"""After how long without an answer the broker counts as away: ten readings of the event log."""
+BEATS_HEARD: Final = 2.5
+"""For how many heartbeats' time a verb that looks once waits for a silent process: two make a pace."""
+LOOK_S: Final = 0.05
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command(name="top", help="Show the learners and shards of a run, live: speed, loss, lag, bytes.")(top)
+    status_help = "Say whether a run trains and what it waits for; leave with 1 if it waits or misses one."
+    app.command(name="status", help=status_help)(status)
+
+
+def status(  # noqa: PLR0913  (one argument for each option)
+    *,
+    run: Run = None,
+    broker: Broker = None,
+    out: Out = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of --json instead.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Look at a run once."""
+    import msgspec  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    from atoll.base.logs import configure  # noqa: PLC0415
+    from atoll.run.standing import status_schema  # noqa: PLC0415
+
+    if schema:
+        sys.stdout.write(json_text.dumps(status_schema(), indent=2) + "\n")
+        return
+    founded_at_s = None
+    if (saved := saved_in(out, run, broker)) is not None:
+        moment, url = _ended_moment(view_of_saved(saved), saved.run, agreement_of(saved)), f"file:{saved.folder}"
+    else:
+        with settings_of(out, run, broker, config, assignments) as settings:
+            configure(settings.log.format, "error", role="status", run=settings.run)
+            moment, founded_at_s = asyncio.run(_current_moment(settings, out))
+            url = settings.broker.url
+    from atoll.base.redacting import redacted  # noqa: PLC0415
+    from atoll.local.console_tables import status_lines, status_of  # noqa: PLC0415
+
+    told = status_of(moment, redacted(url))
+    if json:
+        text = msgspec.json.format(msgspec.json.encode(told)).decode()
+    else:
+        text = status_lines(moment, founded_at_s)
+        if out is not None and saved is None and told.standing == "stopped":
+            text = "\n".join(filter(None, (text, _continuation_line(out))))
+    sys.stdout.write(f"{text}\n")
+    if told.standing == "waiting" or told.unheard:
+        raise typer.Exit(WAITS)
+
+
+def _continuation_line(out: Path) -> str:
+    """Return the line that `atoll up` ended with, the command that continues the run of its folder."""
+    from atoll.local.journal import continuation  # noqa: PLC0415
+    from atoll.run.folder import read_run_file  # noqa: PLC0415
+
+    file = read_run_file(out)
+    return "" if file is None else continuation(file, out)
+
+
+async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:
+    """Return the run as it is now, and when it was founded."""
+    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
+
+    async with watch_run(settings, "status", out) as there:
+        await there.hear()
+        moment = TopMoment(there.picture(), there.view.timeline, there.clock.wall(), there.record.closing)
+        return moment, there.record.founded_at_s
+
+
+def _ended_moment(view: TimedView, run: str, protocol: ProtocolSettings) -> TopMoment:
+    """Return the moment after a saved run: it is over, and nobody is heard any more."""
+    from atoll.local.console import ConsolePicture  # noqa: PLC0415
+    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
+
+    after_s = view.timeline.newest_s + 2.0 * protocol.silence_s
+    began_s = view.timeline.began_s or 0.0
+    return TopMoment(ConsolePicture(view, run, protocol, began_s, after_s), view.timeline, after_s, closing=True)
+
+
+def top(
+    *,
+    run: Run = None,
+    broker: Broker = None,
+    out: Out = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and leave.")] = False,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Show a run until Ctrl-C, or once."""
+    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+    with settings_of(out, run, broker, config, assignments) as settings:
+        configure(settings.log.format, "error", role="top", run=settings.run)
+        asyncio.run(_show(settings, out, once=once))
+
+
+async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
+    async with watch_run(settings, "top", out) as there:
+        if once:
+            await _print_once(there)
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            await _in_panels(there)
+        else:
+            await _in_lines(there)
+
+
+async def _print_once(there: WatchedRun) -> None:
+    from atoll.local.console import draw_once  # noqa: PLC0415
+    from atoll.local.console_tables import TopMoment, with_age  # noqa: PLC0415
+
+    await there.hear()
+    record, wall_s = there.record, there.clock.wall()
+    draw_once(with_age(TopMoment(there.picture(), there.view.timeline, wall_s, record.closing), record.founded_at_s))
+
+
+async def _in_lines(there: WatchedRun) -> None:
+    """Print a line now and then, for a file or a pipe, until an error ends it."""
+    from atoll.local.console import make_face  # noqa: PLC0415
+
+    face = make_face(there.clock)
+    try:
+        while not there.following.done():
+            await asyncio.sleep(SHOW_S)
+            face.show(there.picture())
+    finally:
+        face.rest()
+
+
+async def _in_panels(there: WatchedRun) -> None:
+    """Show the panels until the person leaves them; signals leave them too, so that the terminal is whole again."""
+    from atoll.base.errors import INTERRUPTED, AtollError  # noqa: PLC0415
+    from atoll.local.console_app import TopApp  # noqa: PLC0415
+    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
+    from atoll.run.record import founded_run  # noqa: PLC0415
+
+    closing = there.record.closing
+
+    async def look_for_the_end() -> None:
+        nonlocal closing
+        while not closing:
+            await asyncio.sleep(RECORD_S)
+            with suppress(AtollError):  # the heading tells of a broker that does not answer
+                closing = (await founded_run(there.bus, there.run)).closing
+
+    def moment() -> TopMoment:
+        timeline, answered_s = there.view.timeline, there.watch.answered_s
+        timeline.on_heartbeats(iter(there.view.learners.values()))
+        picture = there.picture()
+        silent_s = picture.now_s - (there.began_s if answered_s is None else answered_s)
+        unanswered_s = silent_s if silent_s > UNANSWERED_S else 0.0
+        return TopMoment(picture, timeline, there.clock.wall(), closing, unanswered_s)
+
+    app, loop = TopApp(moment), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, app.action_interrupt)
+    looking = asyncio.create_task(look_for_the_end())
+    try:
+        if await app.run_async() == INTERRUPTED:
+            raise KeyboardInterrupt
+    finally:
+        looking.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """A run that is followed; `began_s` is when that began, by `clock`, and `following` ends only by an error."""
+
+    run: str
+    bus: Bus
+    record: RunRecord
+    view: TimedView
+    watch: Watch
+    clock: Clock
+    began_s: float
+    following: asyncio.Task[None]
+
+    async def hear(self) -> None:
+        """Wait until nobody is missing any more (`has_heard_all`); for a silent process so long as it takes to tell."""
+        until_s = self.clock.monotonic() + BEATS_HEARD * heartbeat_pause_s_max(self.record.protocol)
+
+        def hears_on() -> bool:
+            waits = self.clock.monotonic() < until_s and not self.following.done()
+            return waits and not has_heard_all(self.record, self.view)
+
+        # A view tells nobody that it has changed.
+        while hears_on():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+    def picture(self) -> ConsolePicture:
+        """Return the run as it is now."""
+        from atoll.local.console import ConsolePicture  # noqa: PLC0415  (a verb loads what it needs when it runs)
+
+        return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
+
+
+def has_heard_all(record: RunRecord, view: RunView) -> bool:
+    """Return whether nobody is missing: there are two heartbeats of each learner that has not left, and an owner of each shard.
+
+    Two heartbeats make a pace. In a run that has reached its end a shard that has closed its ledger is not missing.
+    """
+    protocol, lives = record.protocol, [(learner, learner.latest) for learner in view.learners.values()]
+    there = [learner for learner, life in lives if life is not None and not life.left]
+    known = {shard for host in view.hosts.values() if host.heard_s is not None for shard in host.owns}
+    if ended := record.closing or 0 < protocol.tokens_target <= view.run_tokens:
+        known |= {shard for shard in range(protocol.shards) if f"shard-{shard}" in view.closed}
+    heard = all(learner.present_s > 0.0 for learner in there)
+    return bool(there or ended) and heard and known >= set(range(protocol.shards))
+
+
+def heartbeat_pause_s_max(protocol: ProtocolSettings) -> float:
+    """Return the longest pause between two heartbeats of a live process, learner or host, in seconds."""
+    from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
+    from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
+
+    return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
+
+
+@asynccontextmanager
+async def watch_run(settings: Settings, verb: str, out: Path | None = None) -> AsyncIterator[WatchedRun]:
+    """Follow a run while the block runs; its event log has been read when that begins. `out` is its folder, if it has one.
+
+    Raises:
+        SettingsError: nobody has founded the run.
+        AtollError: what ended the following.
+    """
+    from atoll.base.clock import SystemClock  # noqa: PLC0415
+    from atoll.run.timeline import TimedView  # noqa: PLC0415
+    from atoll.run.watch import Watch  # noqa: PLC0415
+
+    clock, view = SystemClock(), TimedView()
+    async with reading_bus(settings, verb) as bus:
+        record = await _read_record(bus, settings.run, out)
+        watch = Watch(bus, settings.run, view, clock)
+        following = asyncio.create_task(watch.follow())
+        try:
+            await watch.catch_up()
+            yield WatchedRun(settings.run, bus, record, view, watch, clock, clock.monotonic(), following)
+            if following.done():
+                following.result()
+        finally:
+            following.cancel()
+
+
+async def _read_record(bus: Bus, run: str, out: Path | None) -> RunRecord:
+    """Return the record of a run; raise `SettingsError` if it is not founded, which takes the `atoll up` of `out` a while."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.run.record import founded_run, read_run  # noqa: PLC0415
+    from atoll.wire.subjects import Subjects  # noqa: PLC0415
+
+    if out is None:
+        return await founded_run(bus, run)
+    record = await read_run(bus, Subjects(run))
+    if record is None:
+        raise SettingsError(
+            "the run of this folder is still being founded, or ended before it was",
+            got=f"{out} without a run record",
+            todo="try again in some seconds: the first learner of `atoll up` founds the run once it has its model",
+        )
+    return record
