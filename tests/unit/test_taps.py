@@ -15,7 +15,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.cli.tap import pretty_line
+from atoll.cli.watch import pretty_line
 from atoll.run import taps
 from atoll.run.event_fields import EVENT_FIELDS
 from atoll.run.taps import KINDS, TAPS, Selection, TapKind, Tapped, Tapping, asyncapi, body_of, json_schemas, kind_of

@@ -33,7 +33,6 @@ from atoll.cli import (
     report,
     runs,
     story,
-    tap,
     up,
     watch,
 )
@@ -77,7 +76,6 @@ def build() -> typer.Typer:
         deploy.register,
         runs.register,
         report.register,
-        tap.register,
         watch.register,
         fates.register,
         story.register,
