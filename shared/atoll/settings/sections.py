@@ -255,7 +255,7 @@ class UpSettings(Section):
 
 
 class LogSettings(Section):
-    """The log of a process.
+    """How a process logs.
 
     Attributes:
         format: "json" (a line for each event), "console" (for people), or "auto": JSON unless the output is a terminal.
