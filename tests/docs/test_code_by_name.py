@@ -45,7 +45,7 @@ OUR_NAMES: Final = {
     "atoll_learner.data.mixture": "fields of the meta file",
     "atoll_learner.hugging_face": "fields of `ModelSettings`",
     "atoll_learner.model_settings": "fields of `ModelSettings`",
-    "atoll_monitor.broker_metrics": "metrics of ours",
+    "atoll_monitor.metrics": "metrics of ours",
     "atoll_simulator.fleet.parameters": "fields of `FleetParameters`",
     "atoll_simulator.fleet.report_text": "columns of the report",
     "atoll_simulator.planner.answer": "fields of `ProtocolSettings`",

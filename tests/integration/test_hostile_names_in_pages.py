@@ -23,11 +23,10 @@ from atoll.report.collect import Facts, collect
 from atoll.report.html import page as report_page
 from atoll.wire.messages import event
 from atoll_monitor.dashboard.feed import Feed
-from atoll_monitor.dashboard.scene import RunScene
-from atoll_monitor.hosts import allowed_hosts
+from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.process import routes_of
-from atoll_monitor.watched import Watched
-from atoll_monitor.web import application, opened_socket, serve
+from atoll_monitor.watched_run import WatchedRun
 from support.browser import WAIT_MS, WatchedPage, chromium
 from support.founded_run import run_record
 from support.watched_runs import beat
@@ -77,10 +76,10 @@ class HostileScene(RunScene):
         return cast("dict[str, Any]", hostile(json.loads(msgspec.json.encode(super().curves()))))
 
 
-def run_of_names() -> Watched:
+def run_of_names() -> WatchedRun:
     """Return a run of these learners, each of whom has done everything that the page shows."""
     clock = SystemClock()
-    watched = Watched("r", clock)
+    watched = WatchedRun("r", clock)
     watched.record, watched.answered_s = run_record("r"), clock.monotonic()
     wall_s, view = clock.wall(), watched.view
     for number, text in enumerate(NAMES):
@@ -100,9 +99,9 @@ def run_of_names() -> Watched:
 
 
 @contextmanager
-def served(watched: Watched, name: str) -> Iterator[str]:
+def served(watched: WatchedRun, name: str) -> Iterator[str]:
     """Yield the address of a monitor, in a loop of its own, that shows a run under a name."""
-    listening = opened_socket("127.0.0.1", 0)
+    listening = listening_socket("127.0.0.1", 0)
     ready, ends = threading.Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
 
     async def run() -> None:

@@ -42,9 +42,9 @@ from atoll.run.watch import Watch
 from atoll.story.history import History
 from atoll.wire.subjects import Subjects
 from atoll_monitor import metrics
-from atoll_monitor.dashboard.scene import RunScene
-from atoll_monitor.records.sampling import named
-from atoll_monitor.watched import Watched
+from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.records.keeper import samples_by_name
+from atoll_monitor.watched_run import WatchedRun
 
 INTRUDER, VICTIM, SPY, PREMERGER, LEAF = "mallory", "victim", "spy", "far-premerge", "far"
 VICTIMS_PLACE: Final = "hub"
@@ -448,7 +448,7 @@ class LogRead:
 async def read_all(bus: Bus, run: str) -> LogRead:
     """Read the event log of a run as `atoll top`, the monitor, its page and `atoll why` do, and draw all of it."""
     clock = SystemClock()
-    watched = Watched(run, clock)
+    watched = WatchedRun(run, clock)
     scene = RunScene(watched, run, (run,))
     await Watch(bus, run, watched.view, clock).catch_up()
     history = History()
@@ -456,7 +456,14 @@ async def read_all(bus: Bus, run: str) -> LogRead:
     moment = TopMoment(ConsolePicture(watched.view, run, ProtocolSettings(), 0.0, 1.0), scene.timeline, clock.wall())
     panels = [dataclasses.asdict(panel(moment)) for panel in PANELS.values()]
     scene.tick()
-    told = [panels, numbers(moment), heading(moment), scene.state(), scene.curves(), named(metrics.families(watched))]
+    told = [
+        panels,
+        numbers(moment),
+        heading(moment),
+        scene.state(),
+        scene.curves(),
+        samples_by_name(metrics.families(watched)),
+    ]
     return LogRead(msgspec.json.encode(told), {name: one.count for name, one in watched.view.strange.items()})
 
 

@@ -11,9 +11,8 @@ from atoll.base.clock import SystemClock
 from atoll.bus.nats.stream_states import StreamState
 from atoll.wire.messages import Beat, LearnerState, event
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.brokers import BrokerFigures, DiskFigures
-from atoll_monitor.routes import RunCollector
-from atoll_monitor.watched import Watched
+from atoll_monitor.http_server import RunCollector
+from atoll_monitor.watched_run import BrokerFigures, DiskFigures, WatchedRun
 from support.founded_run import run_record
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -30,10 +29,10 @@ class SetClock(SystemClock):
         return self.now_s
 
 
-def watched_run() -> tuple[Watched, SetClock]:
+def watched_run() -> tuple[WatchedRun, SetClock]:
     """Return a run of which nothing is known, and the clock of its times."""
     clock = SetClock()
-    return Watched("r", clock), clock
+    return WatchedRun("r", clock), clock
 
 
 def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training", step: int = 10) -> Beat:
@@ -56,7 +55,7 @@ def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training"
     )
 
 
-def take_round(watched: Watched, fragment: int, version: int, at_s: float, **more: object) -> None:
+def take_round(watched: WatchedRun, fragment: int, version: int, at_s: float, **more: object) -> None:
     """Have a round told."""
     contributors = [{"learner": "a", "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for age in (0, 2)]
     fields: dict[str, object] = {
@@ -75,7 +74,7 @@ def take_round(watched: Watched, fragment: int, version: int, at_s: float, **mor
     watched.view.on_event(event("round", "shard-0", at_s, **(fields | more)))
 
 
-def samples(watched: Watched) -> Mapping[Sample, float]:
+def samples(watched: WatchedRun) -> Mapping[Sample, float]:
     """Return every sample by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -84,14 +83,14 @@ def samples(watched: Watched) -> Mapping[Sample, float]:
     }
 
 
-def text_of_metrics(watched: Watched) -> str:
+def text_of_metrics(watched: WatchedRun) -> str:
     """Return what Prometheus would read."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(watched))
     return generate_latest(registry).decode()
 
 
-def full() -> Watched:
+def full() -> WatchedRun:
     """A run of which everything is known."""
     watched, clock = watched_run()
     watched.record, watched.answered_s = run_record("r"), clock.now_s

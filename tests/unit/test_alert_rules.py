@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from atoll_monitor.alert_rules import RULES
-from atoll_monitor.alerts import AlertJudge, HoldingAlert, Labels, MetricReading, reading_of
+from atoll_monitor.alerts import RULES, AlertJudge, HoldingAlert, Labels, MetricReading, reading_of
 from atoll_monitor.metrics import families
 from support.watched_runs import full
 

@@ -11,9 +11,9 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.stream_room import provide
 from atoll.settings import Settings, load
-from atoll_monitor import awaiting
-from atoll_monitor.awaiting import tell_what_is_awaited, waiting_for
-from atoll_monitor.watched import Watched
+from atoll_monitor import process
+from atoll_monitor.process import announce_wait, describe_wait
+from atoll_monitor.watched_run import WatchedRun
 from support.founded_run import run_record
 from support.links import unique_run
 
@@ -31,7 +31,7 @@ async def test_the_runs_of_the_broker_are_named_beside_the_one_that_is_missing(b
     await provide(bus, run_record(there), None)
     await bus.close()
 
-    told = await waiting_for(settings_for(broker.url, "mistyped"))
+    told = await describe_wait(settings_for(broker.url, "mistyped"))
 
     assert told.startswith(f"nobody has founded run 'mistyped' at {broker.url} yet: the page waits for it. ")
     assert f"{there}" in told or "more (`atoll runs`)" in told
@@ -39,9 +39,9 @@ async def test_the_runs_of_the_broker_are_named_beside_the_one_that_is_missing(b
 
 async def test_a_broker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be started later; the page waits for both."""
-    monkeypatch.setattr(awaiting, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.2)
 
-    assert await waiting_for(settings_for("nats://127.0.0.1:1", "mine")) == (
+    assert await describe_wait(settings_for("nats://127.0.0.1:1", "mine")) == (
         "no broker lets us in at nats://127.0.0.1:1 yet: the page waits for it, and for run 'mine'"
     )
 
@@ -53,15 +53,13 @@ async def test_a_run_that_is_found_soon_needs_no_word(monkeypatch: pytest.Monkey
     async def missing(_: Settings) -> str:
         return "nobody has founded it"
 
-    monkeypatch.setattr(awaiting, "waiting_for", missing)
-    monkeypatch.setattr(awaiting, "SOON_S", 0.0)
-    monkeypatch.setattr(awaiting, "LOOK_S", 0.001)
-    watched, told = Watched("mine", SystemClock(), began_s=0.0), list[str]()
+    monkeypatch.setattr(process, "describe_wait", missing)
+    monkeypatch.setattr(process, "SOON_S", 0.0)
+    monkeypatch.setattr(process, "LOOK_S", 0.001)
+    watched, told = WatchedRun("mine", SystemClock(), began_s=0.0), list[str]()
     if soon:
         watched.record = run_record("mine")
-    telling = asyncio.create_task(
-        tell_what_is_awaited(watched, settings_for("nats://127.0.0.1:1", "mine"), told.append)
-    )
+    telling = asyncio.create_task(announce_wait(watched, settings_for("nats://127.0.0.1:1", "mine"), told.append))
     async with asyncio.timeout(10.0):
         while not soon and not told:  # noqa: ASYNC110  (a list sets no event)
             await asyncio.sleep(0.001)

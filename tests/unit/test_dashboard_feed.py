@@ -16,14 +16,13 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.wire.messages import event
-from atoll_monitor import connections
+from atoll_monitor import http_server
 from atoll_monitor.dashboard import feed as feeds
 from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed, Mailbox
 from atoll_monitor.dashboard.routes import STATIC, page_routes
-from atoll_monitor.dashboard.scene import RunScene
-from atoll_monitor.hosts import allowed_hosts
-from atoll_monitor.watched import Watched
-from atoll_monitor.web import application, opened_socket, serve
+from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
+from atoll_monitor.watched_run import WatchedRun
 
 DEADLINE_S = 60.0
 
@@ -33,11 +32,11 @@ class Server:
 
     def __init__(self) -> None:
         clock = SystemClock()
-        self.watched = Watched("r", clock)
+        self.watched = WatchedRun("r", clock)
         self.scene = RunScene(self.watched, "r", ("r",))
         self.feed = Feed({"r": self.scene}, clock)
         self.stop = asyncio.Event()
-        self.listening = opened_socket("127.0.0.1", 0)
+        self.listening = listening_socket("127.0.0.1", 0)
         self.port = self.listening.getsockname()[1]
         self.app = application(page_routes(self.feed), allowed_hosts(self.listening))
 
@@ -139,7 +138,7 @@ async def test_frames_come_as_the_run_goes_on() -> None:
 async def test_a_browser_that_fetches_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames replace each other in its mailbox, others go on seeing every one, and in the end it is sent away."""
     monkeypatch.setattr(feeds, "FRAME_S", 0.01)
-    monkeypatch.setattr(connections, "STALLED_S", 1.0)
+    monkeypatch.setattr(http_server, "STALLED_S", 1.0)
     async with serving() as server:
         for version in range(1, 400):
             server.commit(version)  # a frame of many rounds fills the buffers between the two ends soon

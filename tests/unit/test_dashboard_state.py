@@ -16,9 +16,7 @@ from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.wire.messages import Beat, LearnerState, Presence, event
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.dashboard.page_curves import compared, curves_of
-from atoll_monitor.dashboard.page_facts import LEARNERS_MAX, PageFacts
-from atoll_monitor.dashboard.page_state import state_of
+from atoll_monitor.dashboard.page_data import LEARNERS_MAX, PageFacts, comparison_rows, curves_of, state_of
 
 BEGAN_S = 1000.0
 AGREED = ProtocolSettings(fragments=2, shards=1, silence_s=5.0, lease_s=3.0)
@@ -349,7 +347,7 @@ def test_runs_are_compared_by_their_sums(told: ToldRun) -> None:
     """One row per run, with the curves that are laid over each other."""
     facts = told.facts(9.0)
     pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.history, facts)
-    rows = compared([pair, pair])
+    rows = comparison_rows([pair, pair])
 
     assert [row["run"] for row in rows] == ["r", "r"]
     assert {"bits_per_byte", "goodput", "bytes_per_token", "merged", "rates"} <= rows[0].keys()

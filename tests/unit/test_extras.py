@@ -34,7 +34,7 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
         ("tokenizers", "atoll_learner.data.tokenizer", "bpe"),
         ("pyarrow", "atoll_learner.data.sources", "parquet"),
         ("numba", "atoll.codec.kernels.compiling", "synchronizer"),
-        ("uvicorn", "atoll_monitor.web", "monitor"),
+        ("uvicorn", "atoll_monitor.http_server", "monitor"),
         ("opentelemetry.sdk", "atoll_monitor.records.traces", "traces"),
     ],
 )

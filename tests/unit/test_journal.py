@@ -16,7 +16,7 @@ from atoll.wire.messages import Event, event
 from atoll_monitor.metrics import families
 from atoll_monitor.records import journal as journal_module
 from atoll_monitor.records.journal import RecordJournal
-from atoll_monitor.records.sampling import named, tagged
+from atoll_monitor.records.keeper import samples_by_name, samples_by_tag
 from support.watched_runs import full
 
 
@@ -25,7 +25,7 @@ def joined(at_s: float) -> Event:
 
 
 def written(journal: RecordJournal) -> None:
-    journal.write(journal.taken())
+    journal.write(journal.take_lines())
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -113,12 +113,12 @@ def test_files_are_compressed_and_the_oldest_are_removed(tmp_path: Path) -> None
     journal.close()
 
     numbers = [line["number"] for path in [tmp_path] for line in lines_of_run(path)]
-    assert len(journal.former()) == 3
+    assert len(journal.compressed_files()) == 3
     assert numbers == list(range(numbers[0], 200))
     assert len(numbers) > 20
     assert (tmp_path / "r.x.000001.jsonl.zst").read_bytes() == b"of a run r.x"
     assert (tmp_path / "r.jsonl").stat().st_size < 1200
-    assert journal.dropped == 0
+    assert journal.dropped_lines == 0
 
 
 def lines_of_run(folder: Path) -> list[dict[str, Any]]:
@@ -136,15 +136,15 @@ def test_the_newest_event_is_found_in_a_compressed_file(tmp_path: Path) -> None:
     journal.close()
     again = RecordJournal(tmp_path, "r", 4)
     again.put_event(joined(11.0), 7)
-    assert again.taken() == []
+    assert again.take_lines() == []
     again.close()
-    journal.former()[0].write_bytes(b"damaged")
+    journal.compressed_files()[0].write_bytes(b"damaged")
     third = RecordJournal(tmp_path, "r", 4)
     third.put_event(joined(11.0), 7)
 
-    assert len(third.taken()) == 1
+    assert len(third.take_lines()) == 1
     third.close()
-    assert len(journal.former()) == 1
+    assert len(journal.compressed_files()) == 1
 
 
 class FullDisk(io.FileIO):
@@ -167,7 +167,7 @@ def test_what_cannot_be_written_is_counted(tmp_path: Path, monkeypatch: pytest.M
     journal = RecordJournal(tmp_path, "r", 4)
     for _ in range(3):
         journal.put("metrics", {"filled": "x" * 20})
-    assert journal.dropped == 2
+    assert journal.dropped_lines == 2
     written(journal)
     journal.put("metrics", {"filled": "x" * 20})
     before = (tmp_path / "r.jsonl").read_bytes()
@@ -175,7 +175,7 @@ def test_what_cannot_be_written_is_counted(tmp_path: Path, monkeypatch: pytest.M
     journal._file = FullDisk(tmp_path / "r.jsonl", "a+")
     written(journal)
 
-    assert journal.dropped == 3
+    assert journal.dropped_lines == 3
     assert (tmp_path / "r.jsonl").read_bytes() == before
     journal.put("metrics", {})
     journal._file.full = False
@@ -198,7 +198,7 @@ def test_a_journal_has_one_writer_and_a_folder(tmp_path: Path) -> None:
 def test_samples_have_every_metric_and_sinks_every_curve() -> None:
     """The journal goes by Prometheus' names; a sink by tags, without buckets, texts and what is no number."""
     told = list(families(full()))
-    table, curves = named(told), tagged(told)
+    table, curves = samples_by_name(told), samples_by_tag(told)
 
     assert table["atoll_commits_total"] == 1
     assert table['atoll_learner_loss{learner="a"}'] == 2.5

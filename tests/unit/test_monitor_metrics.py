@@ -9,14 +9,14 @@ import pytest
 
 from atoll.run.view import OTHER
 from atoll.wire.messages import LearnerState, event
-from atoll_monitor.brokers import BrokerFigures, DiskFigures, figures_of
-from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, bounded, shown_learners
+from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
+from atoll_monitor.polling import figures_of
 from atoll_monitor.round_times import BOUNDS_S, PhaseHistogram
-from atoll_monitor.watched import ROUNDS_KEPT, Watched
+from atoll_monitor.watched_run import ROUNDS_KEPT, BrokerFigures, DiskFigures, WatchedRun
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
 
 
-def value(watched: Watched, name: str, **labels: str) -> float | None:
+def value(watched: WatchedRun, name: str, **labels: str) -> float | None:
     return samples(watched).get((name, frozenset({"run": "r", **labels}.items())))
 
 
@@ -108,8 +108,8 @@ def test_labels_are_bounded_and_sums_stay_right() -> None:
     assert all(one.heard_s is not None for one in shown_learners(watched))
     assert value(watched, "atoll_monitor_left_out") == 40
     assert watched.view.trained_tokens == (LEARNERS_MAX + 40) * 1000
-    assert len(bounded(counts)) == REASONS_MAX + 1
-    assert sum(bounded(counts).values()) == sum(counts.values())
+    assert len(most_frequent(counts)) == REASONS_MAX + 1
+    assert sum(most_frequent(counts).values()) == sum(counts.values())
 
 
 def test_rounds_are_forgotten_and_their_sums_are_not() -> None:

@@ -13,14 +13,20 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import SettingsError
-from atoll_monitor import connections
-from atoll_monitor.connections import CONNECTIONS_MAX, HEADERS_BYTES_MAX
+from atoll_monitor import http_server
 from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed
-from atoll_monitor.dashboard.scene import RunScene
-from atoll_monitor.hosts import AllowedHosts, allowed_hosts
+from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.http_server import (
+    CONNECTIONS_MAX,
+    HEADERS_BYTES_MAX,
+    AllowedHosts,
+    allowed_hosts,
+    application,
+    listening_socket,
+    serve,
+)
 from atoll_monitor.process import routes_of
-from atoll_monitor.watched import Watched
-from atoll_monitor.web import application, opened_socket, serve
+from atoll_monitor.watched_run import WatchedRun
 
 DEADLINE_S = 60.0
 STRANGERS = 300
@@ -34,9 +40,9 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def serving(*names: str) -> AsyncIterator[int]:
     """Yield the port of a whole monitor without a broker."""
     clock, stop = SystemClock(), asyncio.Event()
-    watched = Watched("r", clock)
+    watched = WatchedRun("r", clock)
     feed = Feed({"r": RunScene(watched, "r", ("r",))}, clock)
-    listening = opened_socket("127.0.0.1", 0)
+    listening = listening_socket("127.0.0.1", 0)
     app = application(routes_of(watched, feed), allowed_hosts(listening, names))
     tasks = [asyncio.create_task(serve(app, listening, stop)), asyncio.create_task(feed.stop_with(stop))]
     try:
@@ -161,7 +167,7 @@ async def test_strangers_who_fetch_no_answer_keep_nobody_out() -> None:
 )
 async def test_a_request_that_is_never_whole_is_closed(monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
     """Whether it stops before its headers, before its body, or after another request."""
-    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
     async with serving() as port:
         await rest(await sent(port, half))
 
@@ -201,12 +207,12 @@ async def test_a_version_that_is_none_is_answered_as_if_nobody_had_asked_for_it(
 def test_a_host_that_is_none_is_told_in_words(host: str) -> None:
     """Also one that Python cannot even ask for."""
     with pytest.raises(SettingsError, match="the monitor cannot serve at this address"):
-        opened_socket(host, 0)
+        listening_socket(host, 0)
 
 
 def test_a_monitor_that_serves_others_answers_to_its_machine_s_name() -> None:
     """As its users know it; one that serves this machine alone does not."""
-    with opened_socket("0.0.0.0", 0) as everywhere, opened_socket("127.0.0.1", 0) as here:  # noqa: S104  (the case)
+    with listening_socket("0.0.0.0", 0) as everywhere, listening_socket("127.0.0.1", 0) as here:  # noqa: S104  (the case)
         found = [allowed_hosts(each).admits(f"{socket.gethostname()}:9464") for each in (everywhere, here)]
 
     assert found == [True, False]

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from atoll.settings.sections import MonitorSettings
-from atoll_monitor.records import keeping
-from atoll_monitor.records.keeping import RecordKeeper
-from atoll_monitor.watched import Watched
+from atoll_monitor.records import keeper as record_keeper
+from atoll_monitor.records.keeper import RecordKeeper
+from atoll_monitor.watched_run import WatchedRun
 from support.founded_run import run_record
 from support.watched_runs import SetClock, take_round, watched_run
 
@@ -52,13 +52,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[KeptSink]:
         found.append(KeptSink(name, config))
         return found[-1]
 
-    monkeypatch.setattr(keeping, "SINKS", {"tensorboard": begin})
-    monkeypatch.setattr(keeping, "require", lambda *_: None)
-    monkeypatch.setattr(keeping, "FLUSH_S", 0.001)
+    monkeypatch.setattr(record_keeper, "SINKS", {"tensorboard": begin})
+    monkeypatch.setattr(record_keeper, "require", lambda *_: None)
+    monkeypatch.setattr(record_keeper, "FLUSH_S", 0.001)
     return found
 
 
-def found_anew(watched: Watched, nonce: str) -> None:
+def found_anew(watched: WatchedRun, nonce: str) -> None:
     """Have the run founded, in the place of a former one."""
     watched.forget()
     watched.record = msgspec.structs.replace(run_record("r"), nonce=nonce)

@@ -13,8 +13,8 @@ from atoll.base.errors import SettingsError
 from atoll.cli.main import build
 from atoll.cli.reading import recording_of
 from atoll.run.saved import EVENTS_FILE, saved_run
-from atoll_monitor.dashboard.page_curves import compared
-from atoll_monitor.dashboard.saved_scene import SavedScene
+from atoll_monitor.dashboard.page_data import comparison_rows
+from atoll_monitor.dashboard.scenes import SavedScene
 
 BEGAN_S = 5000.0
 
@@ -85,7 +85,7 @@ def test_a_saved_run_is_shown_as_it_was(out: Path) -> None:
 def test_saved_runs_are_compared(out: Path) -> None:
     """A row each, as `atoll report compare` has them."""
     scenes = [scene_of(out, name, ("one", "other")) for name in ("one", "other")]
-    rows = compared((scene.state(), scene.curves()) for scene in scenes)
+    rows = comparison_rows((scene.state(), scene.curves()) for scene in scenes)
 
     assert [row["run"] for row in rows] == ["one", "other"]
     assert (rows[0]["ended"], rows[0]["clock"], rows[0]["tokens"], rows[0]["wall_s"]) == ("over", "virtual", 600, 8.5)

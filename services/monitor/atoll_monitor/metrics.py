@@ -1,4 +1,4 @@
-"""From what the monitor knows to metrics: pure, made anew for each scrape.
+"""Metrics of a run and of its brokers, from what the monitor knows: pure, made anew for each scrape.
 
 Names follow Prometheus' conventions: base units (seconds, bytes, ratios), `_total` for what only grows, no unit twice. Every
 metric of the run has the label `run`; further labels are `learner`, `region`, `fragment`, `reason`, `phase`, `direction`,
@@ -28,19 +28,22 @@ from atoll.run.process_views import LearnerView
 from atoll.run.standing import making_of
 from atoll.run.view import OTHER
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.broker_metrics import broker_families
-from atoll_monitor.watched import Watched
+from atoll_monitor.watched_run import WatchedRun
 
 LEARNERS_MAX: Final = 256
 FRAGMENTS_MAX: Final = 256
 REASONS_MAX: Final = 32
 ENDS: Final = frozenset({"all answered", "grace over", "nobody left"})
-"""What ends a round in a run whose shards are as old as the monitor; anything else is counted as `OTHER`."""
+"""Ends of a round in a run whose shards are as old as the monitor; anything else is counted as `OTHER`."""
 RUN: Final = ("run",)
 OF_LEARNER: Final = ("run", "learner", "region")
+_STREAM: Final = ("run", "stream")
+_BROKER: Final = ("run", "broker")
+QUEUE: Final = "UPM"
+"""The stream that is the work queue of contributions: what is in it waits for a shard."""
 
 
-def families(watched: Watched) -> Iterator[Metric]:
+def families(watched: WatchedRun) -> Iterator[Metric]:
     """Yield every metric family of the run, and of its brokers."""
     shown = shown_learners(watched)
     yield from _monitor(watched, len(watched.view.learners) - len(shown))
@@ -52,7 +55,7 @@ def families(watched: Watched) -> Iterator[Metric]:
     yield from broker_families(watched)
 
 
-def shown_learners(watched: Watched) -> list[LearnerView]:
+def shown_learners(watched: WatchedRun) -> list[LearnerView]:
     """Return the learners that have series of their own: those that are present first, then by name."""
     everybody = watched.view.learners.values()
     return sorted(everybody, key=lambda one: (not is_present(one), one.learner))[:LEARNERS_MAX]
@@ -66,7 +69,7 @@ def is_present(learner: LearnerView) -> bool:
     return learner.heard_s is not None and not learner.has_left
 
 
-def live_hosts(watched: Watched) -> int:
+def live_hosts(watched: WatchedRun) -> int:
     """Return how many synchronizer processes that own a shard are heard."""
     hearing = watched.hearing
     return sum(one.serving and hearing.hears_host(one) for one in watched.view.hosts.values())
@@ -87,7 +90,7 @@ def counter(name: str, what: str, value: float, run: str) -> Iterator[Metric]:
     yield family
 
 
-def bounded(counts: Mapping[str, int]) -> dict[str, int]:
+def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of the `REASONS_MAX` most frequent reasons, and the sum of the others."""
     most = Counter(counts).most_common(REASONS_MAX)
     rest = sum(counts.values()) - sum(count for _, count in most)
@@ -97,12 +100,12 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Iterator[Metric]:
     """Yield a counter per reason."""
     family = CounterMetricFamily(name, what, labels=("run", "reason"))
-    for reason, count in sorted(bounded(counts).items()):
+    for reason, count in sorted(most_frequent(counts).items()):
         family.add_metric([run, reason], count)
     yield family
 
 
-def _monitor(watched: Watched, left_out: int) -> Iterator[Metric]:
+def _monitor(watched: WatchedRun, left_out: int) -> Iterator[Metric]:
     run, view = watched.run, watched.view
     yield from gauge(
         "atoll_monitor_connected",
@@ -120,12 +123,12 @@ def _monitor(watched: Watched, left_out: int) -> Iterator[Metric]:
     yield from gauge("atoll_monitor_left_out", "Learners without series of their own.", left_out, run)
 
 
-def _run(watched: Watched) -> Iterator[Metric]:
+def _run(watched: WatchedRun) -> Iterator[Metric]:
     run, view, record = watched.run, watched.view, watched.record
     if record is not None:
         agreed = record.protocol
         info = InfoMetricFamily("atoll_run", "What the run agreed on.", labels=RUN)
-        told = {
+        facts = {
             "founder": record.founder,
             "fragments": str(agreed.fragments),
             "shards": str(agreed.shards),
@@ -133,7 +136,7 @@ def _run(watched: Watched) -> Iterator[Metric]:
             "codec_up": agreed.codec_up,
             "wire": str(record.schema),
         }
-        info.add_metric([run], told)
+        info.add_metric([run], facts)
         yield info
         yield from gauge("atoll_run_founded_timestamp_seconds", "When the run was founded.", record.founded_at_s, run)
         yield from gauge("atoll_run_target_tokens", "Tokens to train; 0: no bound.", agreed.tokens_target, run)
@@ -159,7 +162,7 @@ def _run(watched: Watched) -> Iterator[Metric]:
         yield from gauge("atoll_validation_at_tokens", "Run tokens at that measurement.", measured.run_tokens, run)
 
 
-def _rounds(watched: Watched) -> Iterator[Metric]:
+def _rounds(watched: WatchedRun) -> Iterator[Metric]:
     run, view, times = watched.run, watched.view, watched.times
     yield from counter("atoll_commits", "Commits, over all fragments.", view.commits, run)
     newest_s = max(times.committed_at_s.values(), default=None)
@@ -183,7 +186,7 @@ def _rounds(watched: Watched) -> Iterator[Metric]:
     yield from counter("atoll_version_bytes", "Bytes of published versions.", view.bytes_published, run)
 
 
-def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+def _learners(watched: WatchedRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
     hearing = watched.hearing
     live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
@@ -207,8 +210,8 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
         up.add_metric(labels, float(heard))
         if not heard:
             continue
-        told = {"pace": beat.tokens_per_s, "step": beat.step_s, "overhead": beat.overhead, "lag": beat.lag_versions}
-        for key, value in told.items():
+        values = {"pace": beat.tokens_per_s, "step": beat.step_s, "overhead": beat.overhead, "lag": beat.lag_versions}
+        for key, value in values.items():
             gauges[key].add_metric(labels, value)
         if beat.loss is not None:
             gauges["loss"].add_metric(labels, beat.loss)
@@ -217,19 +220,19 @@ def _learners(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric
     isolated = GaugeMetricFamily("atoll_learner_quarantined", "Learners in quarantine (1).", labels=OF_LEARNER)
     known = {one.learner: one for one in shown}
     for name in sorted(
-        {each.learner for each in watched.view.quarantined if _isolated(known.get(each.learner), each.incarnation)}
+        {each.learner for each in watched.view.quarantined if _is_isolated(known.get(each.learner), each.incarnation)}
     ):
         isolated.add_metric(_labels(watched, known[name]), 1.0)
     yield isolated
 
 
-def _isolated(learner: LearnerView | None, incarnation: int) -> bool:
+def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
     """Return whether a learner's present incarnation was isolated: a new one begins anew, and one that left sends no more."""
     life = None if learner is None else learner.latest
     return life is not None and life.incarnation == incarnation and not life.left
 
 
-def _learner_counters(watched: Watched, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+def _learner_counters(watched: WatchedRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what learners have done in all their incarnations."""
     steps = CounterMetricFamily("atoll_learner_steps", "Steps trained.", labels=OF_LEARNER)
     tokens = CounterMetricFamily("atoll_learner_tokens", "Tokens trained.", labels=OF_LEARNER)
@@ -263,18 +266,87 @@ def _learner_counters(watched: Watched, shown: Iterable[LearnerView]) -> Iterato
     yield hosts
 
 
-def _fragments(watched: Watched) -> Iterator[Metric]:
+def _fragments(watched: WatchedRun) -> Iterator[Metric]:
     labels = ("run", "fragment")
     versions = CounterMetricFamily("atoll_fragment_commits", "Commits of a fragment.", labels=labels)
     merged = GaugeMetricFamily("atoll_fragment_contributors", "Contributors to its newest version.", labels=labels)
     at_s = GaugeMetricFamily("atoll_fragment_commit_timestamp_seconds", "When that was committed.", labels=labels)
     for number, known in sorted(watched.view.fragments.items())[:FRAGMENTS_MAX]:
-        told = [watched.run, str(number)]
-        versions.add_metric(told, known.version)
-        merged.add_metric(told, known.contributors)
-        at_s.add_metric(told, watched.times.committed_at_s.get(number, 0.0))
+        of = [watched.run, str(number)]
+        versions.add_metric(of, known.version)
+        merged.add_metric(of, known.contributors)
+        at_s.add_metric(of, watched.times.committed_at_s.get(number, 0.0))
     yield from (versions, merged, at_s)
 
 
-def _labels(watched: Watched, learner: LearnerView) -> list[str]:
+def _labels(watched: WatchedRun, learner: LearnerView) -> list[str]:
     return [watched.run, learner.learner, watched.region_of(learner.learner)]
+
+
+def broker_families(watched: WatchedRun) -> Iterator[Metric]:
+    """Yield the metric families of the run's streams and brokers."""
+    yield from _streams(watched)
+    yield from _servers(watched)
+    yield from _disks(watched)
+    yield from _certificates(watched)
+
+
+def _streams(watched: WatchedRun) -> Iterator[Metric]:
+    depth = GaugeMetricFamily("atoll_queue_depth", "Contributions that wait for a shard.", labels=("run",))
+    texts = (
+        ("messages", "atoll_stream_messages", "Messages in a stream."),
+        ("size_bytes", "atoll_stream_bytes", "Bytes in one copy of a stream."),
+        ("bytes_max", "atoll_stream_limit_bytes", "Bytes that one copy may have."),
+        ("copies", "atoll_stream_copies", "Copies that a stream is to have."),
+        ("copies_current", "atoll_stream_copies_current", "Copies that have everything."),
+    )
+    made = {key: GaugeMetricFamily(name, what, labels=_STREAM) for key, name, what in texts}
+    for one in watched.streams:
+        for key, family in made.items():
+            family.add_metric([watched.run, one.kind], getattr(one, key))
+        if one.kind == QUEUE:
+            depth.add_metric([watched.run], one.messages)
+    yield from (depth, *made.values())
+
+
+def _servers(watched: WatchedRun) -> Iterator[Metric]:
+    up = GaugeMetricFamily("atoll_broker_up", "Whether a broker's endpoint answers.", labels=_BROKER)
+    gauges = (
+        ("memory_bytes", "atoll_broker_memory_bytes", "Resident memory of a broker."),
+        ("cpu_ratio", "atoll_broker_cpu_ratio", "Processors that it uses: 1 is one core."),
+        ("connections", "atoll_broker_connections", "Its client connections."),
+        ("store_bytes", "atoll_broker_store_bytes", "Bytes that its streams take on disk."),
+        ("store_bytes_max", "atoll_broker_store_limit_bytes", "Bytes that they may take."),
+    )
+    made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+        key: GaugeMetricFamily(name, what, labels=_BROKER) for key, name, what in gauges
+    }
+    counters = (
+        ("slow_consumers", "atoll_broker_slow_consumers", "Connections that it cut for being slow."),
+        ("bytes_in", "atoll_broker_received_bytes", "Payload that it received."),
+        ("bytes_out", "atoll_broker_sent_bytes", "Payload that it sent."),
+    )
+    made |= {key: CounterMetricFamily(name, what, labels=_BROKER) for key, name, what in counters}
+    for name, figures in watched.brokers.items():
+        up.add_metric([watched.run, name], float(figures is not None))
+        for key, family in made.items() if figures is not None else ():
+            family.add_metric([watched.run, name], float(getattr(figures, key)))
+    yield from (up, *made.values())
+
+
+def _disks(watched: WatchedRun) -> Iterator[Metric]:
+    size = GaugeMetricFamily("atoll_disk_size_bytes", "Size of a file system.", labels=("run", "path"))
+    free = GaugeMetricFamily("atoll_disk_free_bytes", "What is free of it.", labels=("run", "path"))
+    for path, disk in watched.disks.items():
+        size.add_metric([watched.run, path], disk.size_bytes)
+        free.add_metric([watched.run, path], disk.free_bytes)
+    yield from (size, free)
+
+
+def _certificates(watched: WatchedRun) -> Iterator[Metric]:
+    ends = GaugeMetricFamily(
+        "atoll_certificate_end_timestamp_seconds", "When a broker's certificate ends.", labels=("run", "address")
+    )
+    for address, ends_at_s in watched.certificates.items():
+        ends.add_metric([watched.run, address], ends_at_s)
+    yield ends

@@ -1,7 +1,8 @@
-"""Asks what does not come by itself: streams, brokers' endpoints, their nodes, disks, certificates; each at its own pace.
+"""Polling of all that does not come by itself: streams, brokers' endpoints, nodes, disks, certificates; each at its own pace.
 
-Whatever fails is a figure that is missing or a broker that is down, and never an end of the monitor. Blocking work (HTTP, TLS,
-the file system) is done in threads, with bounds on time and size.
+A failure is a figure that is missing or a broker that is down, and never an end of the monitor. A nats-server with a
+monitoring port answers `/varz` (the process) and `/jsz` (JetStream); a figure that its answer lacks is left out, and never an
+error. Blocking work (HTTP, TLS, the file system) is done in threads, with bounds on time and size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import shutil
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,8 +26,7 @@ from atoll.bus.greeting import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.bus.open import open_jetstream
 from atoll.keys.certificates import ends_at_s
 from atoll.settings import Settings, bus_options
-from atoll_monitor.brokers import BrokerFigures, DiskFigures, figures_of
-from atoll_monitor.watched import NodeSeen, Watched
+from atoll_monitor.watched_run import BrokerFigures, DiskFigures, NodeSeen, WatchedRun
 
 log = get(__name__)
 
@@ -37,7 +37,7 @@ WAIT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 1 << 20
 
 
-async def poll_streams(watched: Watched, settings: Settings) -> None:
+async def poll_streams(watched: WatchedRun, settings: Settings) -> None:
     """Keep `watched.streams` current, over a connection of its own; while nobody answers there are none."""
     while True:
         try:
@@ -56,15 +56,15 @@ async def poll_streams(watched: Watched, settings: Settings) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def poll_brokers(watched: Watched, urls: tuple[str, ...]) -> None:
+async def poll_brokers(watched: WatchedRun, urls: tuple[str, ...]) -> None:
     """Keep `watched.brokers` current from the brokers' own endpoints."""
     while urls:
-        found = await asyncio.gather(*(asyncio.to_thread(asked, url) for url in urls))
+        found = await asyncio.gather(*(asyncio.to_thread(read_endpoint, url) for url in urls))
         watched.brokers = {urlsplit(url).netloc: figures for url, figures in zip(urls, found, strict=True)}
         await asyncio.sleep(POLL_S)
 
 
-async def poll_disks(watched: Watched, paths: tuple[Path, ...]) -> None:
+async def poll_disks(watched: WatchedRun, paths: tuple[Path, ...]) -> None:
     """Keep `watched.disks` current."""
     while paths:
         found = await asyncio.to_thread(lambda: {str(path): disk_of(path) for path in paths})
@@ -72,7 +72,7 @@ async def poll_disks(watched: Watched, paths: tuple[Path, ...]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def poll_nodes(watched: Watched, urls: Sequence[str]) -> None:
+async def poll_nodes(watched: WatchedRun, urls: Sequence[str]) -> None:
     """Keep `watched.nodes` current: who answers at each address, if there are several; a node that is frozen says nothing."""
     every = list(dict.fromkeys(address for url in urls for address in addresses(url)))
     while len(every) > 1:
@@ -81,7 +81,7 @@ async def poll_nodes(watched: Watched, urls: Sequence[str]) -> None:
         await asyncio.sleep(NODES_S)
 
 
-async def _look_at(watched: Watched, url: str) -> None:
+async def _look_at(watched: WatchedRun, url: str) -> None:
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORT
     said = await asyncio.to_thread(greeting, host, port)
@@ -91,8 +91,8 @@ async def _look_at(watched: Watched, url: str) -> None:
     watched.nodes[address] = NodeSeen(name, answers=said is not None)
 
 
-async def poll_certificates(watched: Watched, url: str) -> None:
-    """Keep `watched.certificates` current: what each address of the broker shows; what cannot be asked keeps its last."""
+async def poll_certificates(watched: WatchedRun, url: str) -> None:
+    """Keep `watched.certificates` current: those that its addresses show; one that cannot be asked keeps its last."""
     while True:
         for address in addresses(url):
             parts = urlsplit(address)
@@ -103,7 +103,7 @@ async def poll_certificates(watched: Watched, url: str) -> None:
         await asyncio.sleep(CERTIFICATE_S if watched.certificates else POLL_S)
 
 
-def asked(url: str) -> BrokerFigures | None:
+def read_endpoint(url: str) -> BrokerFigures | None:
     """Return what the endpoint of a nats-server says, None if it does not answer as one."""
     try:
         return figures_of(_document(url, "/varz"), _document(url, "/jsz"))
@@ -128,6 +128,27 @@ def _document(url: str, path: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ValueError(f"{path} answers no object")  # noqa: TRY004  (as above)
     return answer
+
+
+def figures_of(varz: Mapping[str, Any], jsz: Mapping[str, Any]) -> BrokerFigures:
+    """Return the figures in the answers of one server."""
+    config = jsz.get("config")
+    return BrokerFigures(
+        memory_bytes=_figure(varz, "mem"),
+        cpu_ratio=_figure(varz, "cpu") / 100.0,
+        connections=int(_figure(varz, "connections")),
+        slow_consumers=int(_figure(varz, "slow_consumers")),
+        bytes_in=int(_figure(varz, "in_bytes")),
+        bytes_out=int(_figure(varz, "out_bytes")),
+        store_bytes=int(_figure(jsz, "storage")),
+        store_bytes_max=int(_figure(config if isinstance(config, dict) else {}, "max_storage")),
+    )
+
+
+def _figure(table: Mapping[str, Any], name: str) -> float:
+    """Return a figure; 0 where there is none, and for "no bound" (-1)."""
+    value = table.get(name)
+    return max(0.0, float(value)) if isinstance(value, int | float) else 0.0
 
 
 def disk_of(path: Path) -> DiskFigures | None:

@@ -3,6 +3,9 @@
 It only reads, and nobody waits for it: a run without its monitor goes on as before. It outlives everything that it watches.
 While the broker is away it serves what it knows (`/healthz` says that it is old) and tries again. When a run is founded anew,
 it forgets the former one, whose event log is gone.
+
+The page of a run that is not there waits as long as it takes, because a person may open it before the run. A name that was
+mistyped would be awaited for ever, so the terminal names the runs that the broker keeps, where this identity may see them.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from starlette.routing import BaseRoute
 
@@ -24,30 +28,30 @@ from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
 from atoll.base.health import REACH_S, TOUCH_S, show_life
 from atoll.base.logs import configure, get
 from atoll.base.redacting import redacted
+from atoll.base.wording import few
 from atoll.bus.interface import Bus
-from atoll.bus.open import open_bus
+from atoll.bus.open import open_bus, open_jetstream
 from atoll.run.record import read_run
 from atoll.run.saved import SavedRun
 from atoll.run.watch import Watch
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_monitor.awaiting import tell_what_is_awaited
-from atoll_monitor.dashboard.fates import poll_fates
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.routes import page_routes
-from atoll_monitor.dashboard.saved_scene import SavedScene
-from atoll_monitor.dashboard.scene import RunScene
-from atoll_monitor.hosts import allowed_hosts
+from atoll_monitor.dashboard.scenes import RunScene, SavedScene, poll_fates
+from atoll_monitor.http_server import allowed_hosts, application, listening_socket, plain_routes, serve, url_of
 from atoll_monitor.polling import poll_brokers, poll_certificates, poll_disks, poll_nodes, poll_streams
-from atoll_monitor.records.keeping import RecordKeeper
-from atoll_monitor.routes import plain_routes
-from atoll_monitor.watched import Watched
-from atoll_monitor.web import application, opened_socket, serve, url_of
+from atoll_monitor.records.keeper import RecordKeeper
+from atoll_monitor.watched_run import WatchedRun
 
 log = get(__name__)
 
 RECORD_S = 2.0
+SOON_S: Final = 2.0
+LOOK_S: Final = 0.5
+PATIENCE_S: Final = 3.0
+RUNS_NAMED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def watch_run(settings: Settings) -> None:
     configure(settings.log.format, settings.log.level, role="monitor", run=settings.run)
     mine = settings.monitor
     shown = {settings.run: BrokerRun(settings, reached_by(settings, settings.up.out))}
-    asyncio.run(monitor(shown, settings, opened_socket(mine.host, mine.port)))
+    asyncio.run(monitor(shown, settings, listening_socket(mine.host, mine.port)))
 
 
 def show_runs(
@@ -88,11 +92,11 @@ def show_runs(
     configure(settings.log.format, "error", role="dashboard", run=next(iter(shown)))
     mine = settings.monitor
     try:
-        listening = opened_socket(mine.host, mine.port)
+        listening = listening_socket(mine.host, mine.port)
     except SettingsError:
         if not any_port:
             raise
-        listening = opened_socket(mine.host, 0)
+        listening = listening_socket(mine.host, 0)
     open_at(url_of(listening))
     asyncio.run(monitor(shown, settings, listening, tell))
 
@@ -110,7 +114,7 @@ async def monitor(
     """
     clock, names = SystemClock(), tuple(shown)
     live = {name: each.settings for name, each in shown.items() if isinstance(each, BrokerRun)}
-    watched = {name: Watched(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
+    watched = {name: WatchedRun(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
     scenes: dict[str, RunScene | SavedScene] = {}
     for name, each in shown.items():
         if isinstance(each, SavedRun):
@@ -137,9 +141,7 @@ async def monitor(
     work.append(asyncio.create_task(feed.run()))
     stopping = asyncio.create_task(feed.stop_with(stop))
     hints = [
-        asyncio.create_task(tell_what_is_awaited(watched[name], each, tell))
-        for name, each in live.items()
-        if tell is not None
+        asyncio.create_task(announce_wait(watched[name], each, tell)) for name, each in live.items() if tell is not None
     ]
     serving = asyncio.create_task(serve(application(routes, allowed), listening, stop))
     try:
@@ -160,7 +162,7 @@ def announce(settings: Settings, url: str) -> None:
         write_whole(settings.monitor.url_file, url.encode())
 
 
-def routes_of(watched: Watched | None, feed: Feed) -> list[BaseRoute]:
+def routes_of(watched: WatchedRun | None, feed: Feed) -> list[BaseRoute]:
     """Return all that this process answers on; the page comes last, because it answers what nothing before it does.
 
     Of saved runs there are no metrics: None of them is watched.
@@ -168,7 +170,7 @@ def routes_of(watched: Watched | None, feed: Feed) -> list[BaseRoute]:
     return [*(() if watched is None else plain_routes(watched)), *page_routes(feed)]
 
 
-async def follow(watched: Watched, settings: Settings) -> None:
+async def follow(watched: WatchedRun, settings: Settings) -> None:
     """Keep `watched` current until cancelled."""
     mine = settings.monitor
     async with asyncio.TaskGroup() as tasks:
@@ -177,13 +179,13 @@ async def follow(watched: Watched, settings: Settings) -> None:
         tasks.create_task(poll_disks(watched, mine.disks))
         tasks.create_task(poll_certificates(watched, settings.broker.url))
         tasks.create_task(poll_nodes(watched, (settings.broker.url, *settings.broker.bulk)))
-        async with _opened(settings) as bus:
+        async with _open_bus(settings) as bus:
             tasks.create_task(_echo(bus, watched, settings))
             await _follow_foundings(bus, watched)
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Bus]:
+async def _open_bus(settings: Settings) -> AsyncIterator[Bus]:
     """Yield the bus, however long the broker lets us wait; what trying again cannot heal is raised."""
     while True:
         try:
@@ -197,23 +199,23 @@ async def _opened(settings: Settings) -> AsyncIterator[Bus]:
         await bus.close()
 
 
-async def _echo(bus: Bus, watched: Watched, settings: Settings) -> None:
+async def _echo(bus: Bus, watched: WatchedRun, settings: Settings) -> None:
     """Note when the broker answers, and show it in the health file."""
     while True:
-        if await _reached(bus):
+        if await _broker_answers(bus):
             watched.answered_s = watched.clock.monotonic()
             show_life(settings.health_file)
         await asyncio.sleep(TOUCH_S)
 
 
-async def _reached(bus: Bus) -> bool:
+async def _broker_answers(bus: Bus) -> bool:
     try:
         return await bus.reach(REACH_S)
     except AtollError:
         return False
 
 
-async def _follow_foundings(bus: Bus, watched: Watched) -> None:
+async def _follow_foundings(bus: Bus, watched: WatchedRun) -> None:
     """Follow the run, and each time it is founded anew follow that."""
     subjects = Subjects(watched.run)
     while True:
@@ -221,7 +223,7 @@ async def _follow_foundings(bus: Bus, watched: Watched) -> None:
         watched.region_of, watched.read_up_to = watch.region_of, watch.read_up_to
         watching = asyncio.create_task(watch.follow())
         try:
-            await _until_replaced(bus, subjects, watched, watching)
+            await _watch_record(bus, subjects, watched, watching)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -229,7 +231,7 @@ async def _follow_foundings(bus: Bus, watched: Watched) -> None:
         watched.forget()
 
 
-async def _until_replaced(bus: Bus, subjects: Subjects, watched: Watched, watching: asyncio.Task[None]) -> None:
+async def _watch_record(bus: Bus, subjects: Subjects, watched: WatchedRun, watching: asyncio.Task[None]) -> None:
     """Keep the run record current; return when the run is another one. Raises what ends `watching`."""
     while True:
         record = await _record(bus, subjects)
@@ -250,3 +252,40 @@ async def _record(bus: Bus, subjects: Subjects) -> RunRecord | None:
     except AtollError as error:
         log.info("run.unreadable", reason=str(error))
         return None
+
+
+async def announce_wait(watched: WatchedRun, settings: Settings, tell: Callable[[str], None]) -> None:
+    """Tell once what the page waits for, unless the run is found soon, and once more when it is found."""
+    await asyncio.sleep(SOON_S)
+    if watched.record is not None:
+        return
+    tell(await describe_wait(settings))
+    while watched.record is None:  # noqa: ASYNC110  (whoever follows the run sets no event)
+        await asyncio.sleep(LOOK_S)
+    tell(f"run {watched.run!r} is there: the page shows it")
+
+
+async def describe_wait(settings: Settings) -> str:
+    """Return what a run that is not founded waits for, in one or two sentences."""
+    url = redacted(settings.broker.url)
+    try:
+        options = replace(bus_options(settings), patience_s=PATIENCE_S)
+        bus = await open_jetstream(settings.broker.url, settings.run, name="dashboard", options=options)
+    except AtollError:
+        return f"no broker lets us in at {url} yet: the page waits for it, and for run {settings.run!r}"
+    try:
+        known = [stored.run for stored in await bus.stored_runs()]
+    except AtollError:  # an identity of one run may not list others
+        known = None
+    finally:
+        await bus.close()
+    return f"nobody has founded run {settings.run!r} at {url} yet: the page waits for it. {_describe_stored(known)}".rstrip()
+
+
+def _describe_stored(known: list[str] | None) -> str:
+    if known is None:
+        return ""
+    if not known:
+        return "This broker keeps no run."
+    how = " (`atoll runs`)" if len(known) > RUNS_NAMED else ""
+    return f"This broker keeps {few(known, RUNS_NAMED)}{how}."

@@ -1,4 +1,4 @@
-"""How long rounds took, in each of their phases: sums and buckets, taken from the event log.
+"""Durations of rounds, in each of their phases: sums and buckets, taken from the event log.
 
     called ──quorum_wait──► quorum ──grace──► decided ──queued──► merging ──merge──► merged ──commit──► visible
 

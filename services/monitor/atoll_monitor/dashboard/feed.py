@@ -4,7 +4,7 @@
 
 A mailbox has one place for each kind of frame, and a newer frame takes the place of an older one that was not fetched. So a
 slow browser misses frames, and neither the monitor nor other viewers notice. At most `VIEWERS_MAX` look at a time. One that
-fetches nothing for a minute is sent away (`atoll_monitor.connections`): a frozen browser would hold its place for ever. Without
+fetches nothing for a minute is sent away (`BoundedConnection`): a frozen browser would hold its place for ever. Without
 viewers no frame is made.
 
 A scene that cannot be drawn is a mistake of ours, and what shows it may be a message of a peer. Its viewers then keep the last
@@ -23,8 +23,8 @@ import msgspec
 
 from atoll.base.clock import Clock
 from atoll.base.logs import get
-from atoll_monitor.dashboard.page_curves import compared
-from atoll_monitor.dashboard.scene import PageScene
+from atoll_monitor.dashboard.page_data import comparison_rows
+from atoll_monitor.dashboard.scenes import PageScene
 
 log = get(__name__)
 
@@ -42,7 +42,7 @@ FATES_LOOK_S: Final = 0.1
 
 @dataclass(slots=True, eq=False)
 class Mailbox:
-    """What one viewer has not fetched yet: the newest frame of each kind; `missed` counts those that were replaced."""
+    """Frames that one viewer has not fetched yet, the newest of each kind; `missed` counts those that were replaced."""
 
     run: str
     missed: int = 0
@@ -106,8 +106,8 @@ class Feed:
         mailbox = Mailbox(run)
         made_s, frames = self._newest.get(run, (-FRAME_S, {}))
         if self._clock.monotonic() - made_s >= FRAME_S or "curves" not in frames:
-            with self._drawing(run):
-                frames = self._made(run)
+            with self._log_failures(run):
+                frames = self._make_frames(run)
         for kind, frame in frames.items():
             mailbox.put(kind, frame)
         self._viewers.add(mailbox)
@@ -119,29 +119,29 @@ class Feed:
         self._viewers.discard(mailbox)
         log.info("viewer.left", run=mailbox.run, viewers=len(self), missed_frames=mailbox.missed)
 
-    def _made(self, run: str, *, curves: bool = True) -> dict[str, bytes]:
+    def _make_frames(self, run: str, *, curves: bool = True) -> dict[str, bytes]:
         """Make the frames of a run by kind, as JSON; many who come at once get the same ones."""
         scene = self.scenes[run]
-        told: dict[str, Any] = {"state": scene.state()}
+        parts: dict[str, Any] = {"state": scene.state()}
         if curves:
-            told["curves"], told["causes"] = scene.curves(), scene.causes()
+            parts["curves"], parts["causes"] = scene.curves(), scene.causes()
             if len(self.scenes) > 1:
-                told["compared"] = compared(self._drawn())
-        frames = {kind: msgspec.json.encode(frame) for kind, frame in told.items()}
+                parts["compared"] = comparison_rows(self._draw_all())
+        frames = {kind: msgspec.json.encode(frame) for kind, frame in parts.items()}
         self._newest[run] = self._clock.monotonic(), frames
         return frames
 
-    def _drawn(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    def _draw_all(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yield state and curves of every run that can be drawn."""
         for run, scene in self.scenes.items():
             found = None
-            with self._drawing(run):
+            with self._log_failures(run):
                 found = scene.state(), scene.curves()
             if found is not None:
                 yield found
 
     @contextmanager
-    def _drawing(self, run: str) -> Iterator[None]:
+    def _log_failures(self, run: str) -> Iterator[None]:
         """Draw a run; where that fails, log it once, and again when it fails in another way."""
         try:
             yield
@@ -156,14 +156,14 @@ class Feed:
         while True:
             await asyncio.sleep(FRAME_S)
             for run, scene in self.scenes.items():
-                with self._drawing(run):
+                with self._log_failures(run):
                     scene.tick()
             began_s, size_bytes = self._clock.monotonic(), 0
             curves = began_s >= due_s
             for run in {mailbox.run for mailbox in self._viewers}:
                 frames: dict[str, bytes] = {}
-                with self._drawing(run):
-                    frames = self._made(run, curves=curves)
+                with self._log_failures(run):
+                    frames = self._make_frames(run, curves=curves)
                 size_bytes += sum(map(len, frames.values()))
                 for mailbox in [each for each in self._viewers if each.run == run]:
                     for kind, frame in frames.items():
@@ -175,6 +175,6 @@ class Feed:
                 due_s = began_s + max(CURVES_S, took_s / CURVES_SHARE)
 
     async def stop_with(self, stop: asyncio.Event) -> None:
-        """End every viewer's stream when the server is told to stop, so that it need not wait for them."""
+        """End every viewer's stream when the server stops, so that it need not wait for them."""
         await stop.wait()
         self.stopped.set()

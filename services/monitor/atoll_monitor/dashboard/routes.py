@@ -37,7 +37,7 @@ class PageHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message["headers"],
@@ -48,7 +48,7 @@ class PageHeaders:
                 ]
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_with_headers)
 
 
 class FrameStream:
@@ -82,8 +82,8 @@ class FrameStream:
                 end.cancel()
 
     async def _send(self, data: bytes, send: Send) -> None:
-        # Sending waits while the viewer's connection is full, until `connections` closes it; what is made meanwhile replaces
-        # itself in the mailbox.
+        # Sending waits while the viewer's connection is full, until `BoundedConnection` closes it; what is made meanwhile
+        # replaces itself in the mailbox.
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _left(self, receive: Receive) -> None:
@@ -103,8 +103,8 @@ def page_routes(feed: Feed) -> list[BaseRoute]:
             return _unknown(feed, run)
         await feed.ask(run)
         scene = feed.scenes[run]
-        told = {"state": scene.state(), "curves": scene.curves(), "causes": scene.causes()}
-        return JSONResponse(told, headers={"Cache-Control": "no-store"})
+        parts = {"state": scene.state(), "curves": scene.curves(), "causes": scene.causes()}
+        return JSONResponse(parts, headers={"Cache-Control": "no-store"})
 
     async def events(request: Request) -> Response | FrameStream:
         run = request.query_params.get("run", feed.first)

@@ -1,1 +1,1 @@
-"""What a monitor writes down: a journal, always; and metrics for W&B, TensorBoard or trackio, where somebody asks for them."""
+"""Records of a monitor: a journal, always; and metrics for W&B, TensorBoard or trackio, where a setting names them."""

@@ -3,8 +3,8 @@
     FOLDER/RUN.jsonl                    what is being written
     FOLDER/RUN.000001.jsonl.zst         what was written before, compressed; the oldest are removed
 
-`put` and `taken` never block: lines wait in memory, and `write`, in a thread, writes them. Where the disk is full, or slower
-than the run, lines are dropped and counted, never halved.
+`put` and `take_lines` never block: lines wait in memory, and `write`, in a thread, writes them. Where the disk is full, or
+slower than the run, lines are dropped and counted, never halved.
 
 An event has its number in the event log. A journal that goes on after its monitor was killed skips what it has, though a
 monitor reads the log from its beginning. A run founded anew numbers from 1 again, at later times, so both are compared.
@@ -36,7 +36,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class _Place(msgspec.Struct):
-    """What a line says of its event's place in the log."""
+    """Place of a line's event in the log."""
 
     sequence: int
     newest_s: float
@@ -69,22 +69,22 @@ class RecordJournal:
             self._lock = hold(folder / f".{run}.lock")
             if self._lock is None:
                 raise InUse("another monitor writes this journal", got=self._path, todo="set monitor.folder")
-            self._file = self._opened()
+            self._file = self._open()
         except OSError as error:
             raise SettingsError(
                 "the monitor cannot write its journal",
                 got=f"{error.filename or folder}: {error.strerror}",
                 todo="set monitor.folder to a folder that it may write",
             ) from error
-        self._sequence, self._newest_s = self._reached()
+        self._sequence, self._newest_s = self._last_place()
 
     def put_event(self, event: Event, sequence: int) -> None:
         """Write down an entry of the event log, unless it is here already."""
         if sequence <= self._sequence and event.at_s <= self._newest_s:
             return
         self._sequence, self._newest_s = sequence, max(event.at_s, self._newest_s)
-        told = {"event": event.kind, "who": event.who, "at_s": event.at_s, "fields": event.fields}
-        self.put("event", {**told, "sequence": sequence, "newest_s": self._newest_s})
+        entry = {"event": event.kind, "who": event.who, "at_s": event.at_s, "fields": event.fields}
+        self.put("event", {**entry, "sequence": sequence, "newest_s": self._newest_s})
 
     def put(self, kind: str, fields: dict[str, Any]) -> None:
         """Write down a line."""
@@ -96,11 +96,11 @@ class RecordJournal:
         self._waiting_bytes += len(line)
 
     @property
-    def dropped(self) -> int:
+    def dropped_lines(self) -> int:
         """Return how many lines are missing."""
         return self._too_many + self._unwritten
 
-    def taken(self) -> list[bytes]:
+    def take_lines(self) -> list[bytes]:
         """Return the lines that wait, which then wait no more."""
         lines, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return lines
@@ -122,17 +122,17 @@ class RecordJournal:
 
     def close(self) -> None:
         """Write what waits, and let another monitor have it."""
-        self.write(self.taken())
+        self.write(self.take_lines())
         self._file.close()
         if self._lock is not None:
             self._lock.close()
 
-    def former(self) -> list[Path]:
+    def compressed_files(self) -> list[Path]:
         """Return the compressed files, the oldest first."""
         name = re.compile(rf"{re.escape(self._run)}\.\d{{6}}\.jsonl\.zst")
         return sorted(path for path in self._folder.iterdir() if name.fullmatch(path.name))
 
-    def _opened(self) -> FileIO:
+    def _open(self) -> FileIO:
         """Return the file, at its end, without what a killed monitor left: half a line, or what it has just compressed."""
         file = FileIO(self._path, "a+")
         size = file.seek(0, 2)
@@ -151,7 +151,7 @@ class RecordJournal:
     def _is_compressed(self, file: FileIO) -> bool:
         """Return whether the newest compressed file holds all of this one: its monitor died before it emptied the file."""
         file.seek(0)
-        for path in self.former()[-1:]:
+        for path in self.compressed_files()[-1:]:
             try:
                 with path.open("rb") as former, zstandard.ZstdDecompressor().stream_reader(former) as reader:
                     while chunk := reader.read(1 << 20):
@@ -164,7 +164,7 @@ class RecordJournal:
 
     def _rotate(self) -> None:
         """Compress the file and begin another; then remove what is too much."""
-        numbers = [int(path.name.split(".")[-3]) for path in self.former()]
+        numbers = [int(path.name.split(".")[-3]) for path in self.compressed_files()]
         into = self._folder / f"{self._run}.{max(numbers, default=0) + 1:06}.jsonl.zst"
         draft = into.with_suffix(".new")
         with draft.open("wb") as compressed:
@@ -172,11 +172,11 @@ class RecordJournal:
             zstandard.ZstdCompressor(level=3).copy_stream(self._file, compressed)
         draft.replace(into)
         self._file.truncate(0)
-        for path in self.former()[: -self._files_max]:
+        for path in self.compressed_files()[: -self._files_max]:
             path.unlink(missing_ok=True)
         log.info("journal.rotated", file=into.name, size_bytes=into.stat().st_size)
 
-    def _reached(self) -> tuple[int, float]:
+    def _last_place(self) -> tuple[int, float]:
         """Return the number of the newest event that is here, and the latest time of any."""
         found = (0, 0.0)
         with self._path.open(encoding="utf-8", errors="replace") as present:
@@ -189,7 +189,7 @@ class RecordJournal:
 
     def _lines_of_former(self) -> Iterator[str]:
         """Yield the lines of the newest compressed file; none if it is damaged."""
-        for path in self.former()[-1:]:
+        for path in self.compressed_files()[-1:]:
             try:
                 with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
                     yield from TextIOWrapper(reader, encoding="utf-8", errors="replace")

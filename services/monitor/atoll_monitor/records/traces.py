@@ -45,7 +45,7 @@ class PlannedSpan:
     place: str = ""
 
 
-def planned(event: Event, line: RoundView) -> PlannedSpan:
+def plan_spans(event: Event, line: RoundView) -> PlannedSpan:
     """Return the spans of a commit."""
     phases = phases_of(line)
     at_s = begin_s = event.at_s - sum(phases.values())
@@ -93,14 +93,14 @@ class DerivedIds(IdGenerator):
 
     def generate_trace_id(self) -> int:
         """Return the id of the trace, never 0."""
-        return _hashed(16, self.path[:1]) or 1
+        return _hash_path(16, self.path[:1]) or 1
 
     def generate_span_id(self) -> int:
         """Return the id of the span, never 0."""
-        return _hashed(8, self.path) or 1
+        return _hash_path(8, self.path) or 1
 
 
-def _hashed(size: int, path: tuple[str, ...]) -> int:
+def _hash_path(size: int, path: tuple[str, ...]) -> int:
     return int.from_bytes(blake2b("\0".join(path).encode(), digest_size=size).digest(), "big")
 
 
@@ -126,15 +126,17 @@ class RoundTracer:
             line = fields_of(event, RoundView)
         except PeerMisbehaved:
             return
-        self._tell(planned(event, line), (f"{self._run} {line.fragment}.{line.version} {event.at_s}",), None)
+        self._tell(plan_spans(event, line), (f"{self._run} {line.fragment}.{line.version} {event.at_s}",), None)
 
     def _tell(self, span: PlannedSpan, path: tuple[str, ...], parent: Span | None) -> None:
         self._ids.path = path
         context: Any = None if parent is None else set_span_in_context(parent)
-        told = self._tracer.start_span(span.name, context, attributes=span.known, start_time=round(span.begin_s * NS))
+        started = self._tracer.start_span(
+            span.name, context, attributes=span.known, start_time=round(span.begin_s * NS)
+        )
         for one in span.inside:
-            self._tell(one, (*path, one.name, one.place), told)
-        told.end(round(span.end_s * NS))
+            self._tell(one, (*path, one.name, one.place), started)
+        started.end(round(span.end_s * NS))
 
     def close(self) -> None:
         """Tell what is left."""

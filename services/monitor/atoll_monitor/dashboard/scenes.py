@@ -1,35 +1,49 @@
-"""One run as the page knows it while a monitor watches it: the monitor's state, its history, its fates, and which alerts hold.
+"""Scenes, as a feed shows runs: one while a monitor watches it, a saved one from its folder; and the fates of their tokens.
 
-A scene is what a feed shows of a run (`PageScene`). There are two kinds: this one, and a saved run (`saved_scene`).
+A live scene has the monitor's state, its history, its fates, and which alerts hold. A saved one has read its event log once, by
+the same reductions: its moment is the end of that log, nobody is heard, so nothing is silent, no alert holds, and no link has a
+pace.
 """
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from atoll.base.errors import AtollError
+from atoll.base.logs import get
 from atoll.base.redacting import redacted
+from atoll.bus.open import open_bus
+from atoll.protocol.ledger import Ledger, apportion, settle
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.ledger import read_lives, total
+from atoll.run.saved import SavedRun
 from atoll.run.timeline import Timeline, TimeMark
+from atoll.run.view import RunView
+from atoll.settings import Settings, bus_options
 from atoll.story.history import History, notes
 from atoll.wire.messages import Event
-from atoll_monitor.alert_rules import RULES
-from atoll_monitor.alerts import AlertJudge, reading_of
-from atoll_monitor.dashboard.page_causes import causes_of
-from atoll_monitor.dashboard.page_curves import curves_of
-from atoll_monitor.dashboard.page_facts import PageFacts
-from atoll_monitor.dashboard.page_state import state_of
+from atoll_monitor.alerts import RULES, AlertJudge, reading_of
+from atoll_monitor.dashboard.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll_monitor.metrics import families
-from atoll_monitor.watched import NodeSeen, Watched
+from atoll_monitor.watched_run import NodeSeen, WatchedRun
+
+log = get(__name__)
 
 JUDGED_S: Final = 5.0
 HISTORY_ROUNDS: Final = 320
 """The rounds of which causes are found: with those of the view as many as a monitor kept before it looked for causes."""
 HISTORY_SAMPLES: Final = 512
+FATES_S: Final = 5.0
+LOOK_S: Final = 0.5
 
 
 class PageScene(Protocol):
-    """What a feed shows of a run; each part in plain JSON values."""
+    """A run as a feed shows it; each part in plain JSON values."""
 
     @property
     def lacks_fates(self) -> bool:
@@ -39,13 +53,13 @@ class PageScene(Protocol):
         """Take what comes by itself; called about every second."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state of this moment (`page_state`)."""
+        """Return the state of this moment (`state_of`)."""
 
     def curves(self) -> dict[str, Any]:
-        """Return the curves until this moment (`page_curves`)."""
+        """Return the curves until this moment (`curves_of`)."""
 
     def causes(self) -> dict[str, Any]:
-        """Return what stands out and what was slow (`page_causes`)."""
+        """Return what stands out and what was slow (`causes_of`)."""
 
 
 def _history() -> History:
@@ -60,7 +74,7 @@ class RunScene:
     the run is founded anew.
     """
 
-    watched: Watched
+    watched: WatchedRun
     name: str = ""
     others: tuple[str, ...] = ()
     reached_by: str = ""
@@ -162,3 +176,103 @@ class RunScene:
         """Forget a run whose place another one has taken: the monitor then has a new view."""
         if self._view is not self.watched.view:
             self._view, self.history, self.fates = self.watched.view, _history(), None
+
+
+@dataclass(slots=True)
+class SavedScene:
+    """A saved run that is shown under `name`; `others` are the names of all runs of this page.
+
+    Raises:
+        SettingsError: its event log cannot be read.
+    """
+
+    saved: SavedRun
+    name: str = ""
+    others: tuple[str, ...] = ()
+    view: RunView = field(default_factory=RunView)
+    history: History = field(default_factory=History)
+    _facts: PageFacts = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the event log."""
+        for event in self.saved.events():
+            if event is None:
+                self.view.unreadable += 1
+            else:
+                self.view.on_event(event)
+                self.history.on_event(event)
+        founders = [
+            name for name, one in self.view.learners.items() if any(life.founder for life in one.lives.values())
+        ]
+        self._facts = PageFacts(
+            run=self.name or self.saved.run,
+            now_s=0.0,
+            wall_s=self.history.newest_s,
+            agreement=self.saved.agreement,
+            founder=founders[0] if founders else "",
+            over=True,
+            saved=True,
+            clock="virtual" if self.saved.simulated else "wall",
+            fates=closed_fates(self.view, self.saved.agreement),
+            others=self.others,
+            reached_by=f"--out {shlex.quote(str(self.saved.folder))}",
+        )
+
+    @property
+    def lacks_fates(self) -> bool:
+        """Return False: the event log has been read."""
+        return False
+
+    def tick(self) -> None:
+        """Take nothing: nothing comes any more."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state at the end of the event log."""
+        return state_of(self.view, self.history.timeline, self._facts)
+
+    def curves(self) -> dict[str, Any]:
+        """Return the curves to the end of the event log."""
+        return curves_of(self.view, self.history, self._facts)
+
+    def causes(self) -> dict[str, Any]:
+        """Return what stood out and what was slow in the whole run."""
+        return causes_of(self.history, self._facts)
+
+
+def closed_fates(view: RunView, agreement: ProtocolSettings | None) -> dict[str, int] | None:
+    """Return whole tokens by fate from the ledgers that shards wrote when they closed; None unless all shards did."""
+    if agreement is None or len(view.closed) < agreement.shards:
+        return None
+    ledger = Ledger()
+    for closed in view.closed.values():
+        ledger.absorb(closed.ledger)
+    return dict(apportion(settle(ledger, agreement.fragments).fates, agreement.fragments))
+
+
+async def poll_fates(scene: RunScene, settings: Settings, wanted: Callable[[], bool]) -> None:
+    """Keep `scene.fates` current while they are `wanted`, over a connection that lasts as long; nobody else pays for it.
+
+    What cannot be read now keeps its last value.
+    """
+    while True:
+        if wanted():
+            try:
+                await _read_while(wanted, scene, settings)
+            except AtollError as error:
+                log.info("fates.unknown", reason=str(error))
+                await asyncio.sleep(FATES_S)
+        await asyncio.sleep(LOOK_S)
+
+
+async def _read_while(wanted: Callable[[], bool], scene: RunScene, settings: Settings) -> None:
+    bus = await open_bus(settings.broker.url, settings.run, name="monitor-fates", options=bus_options(settings))
+    try:
+        while wanted():
+            record = scene.watched.record
+            if record is not None:
+                fragments = len(record.layout.fragments)
+                sums = total(await read_lives(bus, record), fragments)
+                scene.fates = dict(apportion(sums, fragments))
+            await asyncio.sleep(FATES_S if record is not None else LOOK_S)
+    finally:
+        await bus.close()

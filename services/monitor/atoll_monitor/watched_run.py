@@ -1,4 +1,4 @@
-"""What the monitor knows of its run at a moment: the state that metrics, sinks, traces and pages read.
+"""State of a watched run at a moment, which metrics, sinks, traces and pages read.
 
 The process writes it, in its event loop; readers run in the same loop, so they need no lock. Times without a date are those of
 a clock that never goes back. Everything here is bounded, so a monitor of a run of months stays as small as that of a day.
@@ -17,7 +17,6 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
 from atoll.run.view import RoundLine, RunView
 from atoll.wire.messages import Event, RunRecord
-from atoll_monitor.brokers import BrokerFigures, DiskFigures
 from atoll_monitor.round_times import RoundTimes
 
 ANSWERED_S_MAX: Final = 15.0
@@ -26,6 +25,28 @@ ROUNDS_KEPT: Final = 192
 """More than a page shows. A round of 64 learners takes about 80 KB (`make bench-monitor`)."""
 
 Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """One nats-server: memory, processor, connections, traffic since it began, and what its streams take."""
+
+    memory_bytes: float = 0.0
+    cpu_ratio: float = 0.0
+    connections: int = 0
+    slow_consumers: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    store_bytes: int = 0
+    store_bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFigures:
+    """A file system, in bytes."""
+
+    size_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +76,7 @@ class ObservedView(RunView):
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedRun:
     """One run as the monitor sees it.
 
     Attributes:
@@ -97,7 +118,7 @@ class Watched:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: another run has taken this one's place. Who observes goes on to."""
+        """Begin anew: another run has taken this one's place. Observers stay."""
         observers = [one for one in self.view.observers if one != self.times.on_event]
         self.times = RoundTimes()
         self.view, self.record = ObservedView(observers=[self.times.on_event, *observers]), None
