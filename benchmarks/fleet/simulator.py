@@ -33,7 +33,7 @@ from pathlib import Path
 if sys.argv[4] == "1" and hasattr(os, "sched_setaffinity"):
     # XLA has more threads than its flags say; a process that may use one core is one core.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from atoll_simulator.cores import one_thread_for_algebra, use_cores
+from atoll_simulator.process_setup import one_thread_for_algebra, use_cores
 one_thread_for_algebra()
 use_cores(int(sys.argv[4]))
 import jax
@@ -69,7 +69,7 @@ print(json.dumps(steps / (time.monotonic() - began_s)))
 SIMULATED: Final = """
 import json, sys
 from pathlib import Path
-from atoll_simulator.cores import one_thread_for_algebra
+from atoll_simulator.process_setup import one_thread_for_algebra
 one_thread_for_algebra()
 from atoll.local.options import UpRequest
 from atoll_simulator.workshop import run_sim

@@ -15,7 +15,7 @@ from dataclasses import replace
 from atoll.base.units import as_rate
 from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import PlanLinks, Question, answer, utilisation
-from atoll_simulator.planner.links import reached
+from atoll_simulator.planner.links import utilisation_at
 from atoll_simulator.planner.question import WANTED
 from atoll_simulator.planner.timeline import Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
@@ -177,7 +177,7 @@ def others() -> Iterator[Figure]:
     yield Figure("8B, H=37, 0.5 s, both legs in the mean", both, UNIT, "MaxText says 14", None, "our planner's bytes")
     frame = GIGA * 5 * 16 / FRAGMENTS
     shared = Stream(FRAGMENTS, FRAGMENTS, OVERLAP, 1.0)
-    rate = utilisation.required(lambda bits: utilisation.streaming(1.0, replace(shared, send_s=frame / bits)), 0.9)
+    rate = utilisation.required_rate(lambda bits: utilisation.streaming(1.0, replace(shared, send_s=frame / bits)), 0.9)
     yield Figure(
         "5B, 1 s, 90 %, if fragments in flight share the link",
         (rate or 0.0) / GIGA,
@@ -252,7 +252,7 @@ def _shortest_step(question: Question) -> float:
     low, high = STEP_S_MIN, STEP_S_MAX
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        holds = reached(replace(question, step_s=middle), moved, rate) >= SUSTAINED
+        holds = utilisation_at(replace(question, step_s=middle), moved, rate) >= SUSTAINED
         low, high = (low, middle) if holds else (middle, high)
     return high
 

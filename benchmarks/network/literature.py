@@ -152,7 +152,7 @@ class Streamed:
 
 def need(row: PublishedRow, assumed: Assumptions) -> float:
     """Return the Gbit/s that the row needs, between points of the grid."""
-    return (utilisation.required(closed(row, assumed), row.wanted) or math.inf) / GIGA
+    return (utilisation.required_rate(closed(row, assumed), row.wanted) or math.inf) / GIGA
 
 
 def first_point(reached: Callable[[float], float], wanted: float) -> int:

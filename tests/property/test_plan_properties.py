@@ -14,7 +14,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import timeline, utilisation
 from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.failures import Failures, goodput
-from atoll_simulator.planner.links import burst, reached
+from atoll_simulator.planner.links import burst, utilisation_at
 from atoll_simulator.planner.question import PlanLinks, Question
 from atoll_simulator.planner.timeline import GraphStep, Stream
 from atoll_simulator.planner.traffic import bits_per_number, traffic
@@ -93,7 +93,7 @@ def test_the_closed_form_of_streaming_is_near_its_graph_everywhere(case: tuple[f
 def test_more_bandwidth_never_lowers_utilisation(asked: Question, factor: float) -> None:
     moved, rate = traffic(asked), asked.links.up[0]
 
-    assert reached(asked, moved, rate * factor) >= reached(asked, moved, rate) - ROUNDING
+    assert utilisation_at(asked, moved, rate * factor) >= utilisation_at(asked, moved, rate) - ROUNDING
 
 
 @few
@@ -135,8 +135,8 @@ def test_the_required_bandwidth_is_what_is_required(asked: Question) -> None:
     moved = traffic(asked)
     for wanted, rate in answer(asked).systems[0].required.items():
         if rate is not None and rate > 2.0:
-            assert reached(asked, moved, rate) >= wanted - 1e-6
-            assert reached(asked, moved, rate * 0.98) < wanted
+            assert utilisation_at(asked, moved, rate) >= wanted - 1e-6
+            assert utilisation_at(asked, moved, rate * 0.98) < wanted
 
 
 @few

@@ -23,7 +23,7 @@ from atoll.settings import load
 from atoll_simulator import simulation
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.scenario import Scenario, scenario_of
-from atoll_simulator.workshop import Ran, planned_run, run_sim
+from atoll_simulator.workshop import SimulationResult, plan_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 from support.simulated_runs import Simulate, assignments, events_of
 
@@ -56,7 +56,7 @@ return_s = 1.5
 
 
 @pytest.fixture(scope="module")
-def plain(simulate: Simulate) -> Ran:
+def plain(simulate: Simulate) -> SimulationResult:
     """A run of three learners without faults."""
     return simulate(protocol__tokens_target=40_000)
 
@@ -86,7 +86,7 @@ def test_rare_heartbeats_make_as_many_rounds_from_the_first_second_on(simulate: 
     assert len(rarely) >= 0.95 * len(often)
 
 
-def test_a_run_without_faults_learns_and_every_token_is_merged(plain: Ran) -> None:
+def test_a_run_without_faults_learns_and_every_token_is_merged(plain: SimulationResult) -> None:
     """Three learners at one speed: the loss falls, nobody waits, nothing is lost, the report is a report."""
     ran, report = plain, plain.report
     assert report is not None
@@ -316,14 +316,14 @@ def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
 def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_path: Path) -> None:
     """Lists as JSON; a bandwidth at which the real bus would send again gets a sentence."""
     told = ('sim.kills=[{"who": "learner-1", "at_s": 1}]', "sim.links.shard-0.up_mbit_s=0.5", "sim.link.up_mbit_s=20")
-    _, scenario = planned_run(UpRequest(out=tmp_path / "run", assignments=told))
+    _, scenario = plan_run(UpRequest(out=tmp_path / "run", assignments=told))
 
     assert [(kill.who, kill.at_s) for kill in scenario.kills] == [("learner-1", 1.0)]
     assert [line.split()[0] for line in scenario.slow_links()] == ["sim.links.shard-0"]
 
 
 @pytest.mark.second_tier
-def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
+def test_a_run_that_is_there_is_not_overwritten(plain: SimulationResult) -> None:
     """Neither by another simulation nor by `atoll up`, which could not continue it."""
     with pytest.raises(SettingsError, match="holds a run already"):
         run_sim(UpRequest(out=plain.out))
@@ -353,7 +353,7 @@ def test_a_run_that_is_there_is_not_overwritten(plain: Ran) -> None:
 def test_wrong_settings_are_refused_by_name(told: str, said: str, tmp_path: Path) -> None:
     """What was got, what is allowed, what to do."""
     with pytest.raises(SettingsError, match=said):
-        planned_run(UpRequest(out=tmp_path / "run", assignments=(told,)))
+        plan_run(UpRequest(out=tmp_path / "run", assignments=(told,)))
 
 
 def test_atoll_up_accepts_the_same_file(tmp_path: Path) -> None:

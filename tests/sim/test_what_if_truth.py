@@ -8,9 +8,9 @@ import pytest
 
 from atoll.cli.reading import recording_of
 from atoll.story.goodput import goodput_of
-from atoll_simulator.what_if.comparison import Changed, compare
-from atoll_simulator.what_if.recording import RecordedLink, Recording, fitted
-from atoll_simulator.what_if.replayed import Change
+from atoll_simulator.what_if.comparison import FigureChange, compare
+from atoll_simulator.what_if.recording import RecordedLink, Recording, fit_recording
+from atoll_simulator.what_if.replay import Change
 from support.simulated_runs import Simulate
 
 pytestmark = pytest.mark.second_tier
@@ -23,7 +23,7 @@ def recorded(out: Path) -> tuple[Recording, float]:
     history, settings = recording_of("what-if", out, None, None)
     share = goodput_of(history).share
     assert share is not None
-    return fitted(history, settings), share
+    return fit_recording(history, settings), share
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_over_a_narrow_link_a_run_loses_what_joining_takes(simulate: Simulate, p
     config = f"[sim.links.learner-3]\nlatency_s = {NARROW.latency_s}\nup_mbit_s = {mbit_s}\ndown_mbit_s = {mbit_s}\n"
     simulate(out=tmp_path / "run", config=config, sim__step_s=2.3, protocol__tokens_target=60_000)
     truth, recording = recorded(tmp_path / "run")[0], recorded(plain)[0]
-    changes: dict[str, Changed] = {
+    changes: dict[str, FigureChange] = {
         each.name: each for each in compare(recording, Change({}, {"learner-3": NARROW}), SEEDS, 0.1).changes
     }
 

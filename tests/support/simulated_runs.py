@@ -13,7 +13,7 @@ import pytest
 from support import caches
 
 if TYPE_CHECKING:
-    from atoll_simulator.workshop import Ran
+    from atoll_simulator.workshop import SimulationResult
 
 SMALL_MODEL: dict[str, object] = {
     "model.layers": 1,
@@ -34,7 +34,7 @@ SMALL: dict[str, object] = {
     "protocol.lease_s": 1,
     "sim.step_s": 0.05,
 }
-Simulate = Callable[..., "Ran"]
+Simulate = Callable[..., "SimulationResult"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def simulate(simulated_text: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def simulated(
         learners: int = 3, standbys: int = 0, config: str = "", out: Path | None = None, **changes: object
-    ) -> Ran:
+    ) -> SimulationResult:
         folder = tmp_path_factory.mktemp("simulated")
         file = folder / "run.toml"
         file.write_text(config, encoding="utf-8")
@@ -82,6 +82,6 @@ def assignments(shared: Path, **changes: object) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in told.items())
 
 
-def events_of(ran: Ran) -> list[dict[str, Any]]:
+def events_of(ran: SimulationResult) -> list[dict[str, Any]]:
     """Return the events of a run's event log."""
     return [json.loads(line)["event"] for line in (ran.out / "events.jsonl").read_bytes().splitlines()]

@@ -16,13 +16,21 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner import failures
-from atoll_simulator.planner.answer import answer, as_document
+from atoll_simulator.planner.answer import answer, as_document, text
 from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid, site_mtbf_s, spares
-from atoll_simulator.planner.limits import MERGING, ROUND_TRIP, TOGETHER, WINDOW, remedy, told, unwindowed
-from atoll_simulator.planner.links import ROUND_TRIPS, burst
+from atoll_simulator.planner.links import (
+    MERGING,
+    ROUND_TRIP,
+    ROUND_TRIPS,
+    TOGETHER,
+    WINDOW,
+    burst,
+    cause_remedy,
+    describe_cause,
+    without_window,
+)
 from atoll_simulator.planner.memory import room
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
-from atoll_simulator.planner.text import text
 from atoll_simulator.planner.traffic import bits_per_number, traffic
 
 GIGA = 1e9
@@ -105,7 +113,7 @@ def test_a_window_that_is_too_small_is_named_and_not_latency() -> None:
     """Twelve billion parameters in steps of half a second: 3.5 round trips take 0.2 s of 1 s, the window 6 s."""
     links = PlanLinks((400 * GIGA,), (400 * GIGA,))
     asked = question(parameters=12_000_000_000, step_s=0.5, links=links)
-    held, free = answer(asked), answer(unwindowed(asked))
+    held, free = answer(asked), answer(without_window(asked))
 
     assert held.burst is held.systems[0].required[0.5] is None
     assert held.systems[0].limit == held.late
@@ -135,8 +143,8 @@ def test_a_round_that_no_link_shortens_is_told_with_its_cause_and_its_remedy(
     asked = question(**changed)
     late = next(each for each in answer(asked).cautions if each.kind == "not within the overlap")
 
-    assert told(asked, cause) in late.what
-    assert late.change == remedy(cause)
+    assert describe_cause(asked, cause) in late.what
+    assert late.change == cause_remedy(cause)
 
 
 def test_a_link_that_is_too_slow_is_told_as_such() -> None:

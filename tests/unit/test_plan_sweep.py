@@ -12,10 +12,9 @@ import pytest
 import zstandard
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll_simulator.planner.answer import answer, as_document
+from atoll_simulator.planner.answer import answer, as_document, text
 from atoll_simulator.planner.question import PlanLinks, Question
 from atoll_simulator.planner.sweep import CODECS, GAPS, PAGE, TOKENS_EXPONENT, best, tokens_for
-from atoll_simulator.planner.text import text
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = ROOT / "docs" / "results" / "raw" / "experiment-parity.json.zst"

@@ -69,5 +69,5 @@ def test_nobody_waits_and_the_interval_grows() -> None:
 
 
 def test_no_bandwidth_is_enough_where_latency_is_the_loss() -> None:
-    assert utilisation.required(lambda _: 0.4, 0.5) is None
-    assert utilisation.required(lambda rate: min(1.0, rate / 1e9), 0.5) == pytest.approx(5e8)
+    assert utilisation.required_rate(lambda _: 0.4, 0.5) is None
+    assert utilisation.required_rate(lambda rate: min(1.0, rate / 1e9), 0.5) == pytest.approx(5e8)

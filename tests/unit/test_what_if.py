@@ -14,13 +14,12 @@ from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 from atoll.story.goodput import RunGoodput, goodput_of
 from atoll.story.history import History
-from atoll_simulator.what_if import replayed
-from atoll_simulator.what_if.asked import asked
-from atoll_simulator.what_if.comparison import Changed, compare
-from atoll_simulator.what_if.outcome import MadeCommit, Trained, outcome
-from atoll_simulator.what_if.recording import RecordedLink, Recording, fitted
-from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
-from atoll_simulator.what_if.told import change_lines
+from atoll_simulator.what_if import replay
+from atoll_simulator.what_if.comparison import FigureChange, compare
+from atoll_simulator.what_if.outcome import MadeCommit, TrainingTotals, outcome
+from atoll_simulator.what_if.recording import RecordedLink, Recording, fit_recording
+from atoll_simulator.what_if.replay import AS_IT_WAS, Change, parse_change, simulate_change
+from atoll_simulator.what_if.text import change_lines
 from support.command_line import invoked
 
 SETTINGS = ProtocolSettings(fragments=2, shards=1, interval_steps=8, quorum=3, silence_s=2.0)
@@ -89,17 +88,17 @@ def history_of(told: Sequence[dict[str, Any]]) -> History:
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     """The recording of that run."""
-    return fitted(history_of(events()), SETTINGS)
+    return fit_recording(history_of(events()), SETTINGS)
 
 
-def figure(changes: Sequence[Changed], name: str) -> Changed:
+def figure(changes: Sequence[FigureChange], name: str) -> FigureChange:
     """Return one changed figure."""
     return next(each for each in changes if each.name == name)
 
 
-def changes_of(recording: Recording, settings: Sequence[str] = (), links: Sequence[str] = ()) -> Sequence[Changed]:
+def changes_of(recording: Recording, settings: Sequence[str] = (), links: Sequence[str] = ()) -> Sequence[FigureChange]:
     """Return what a change changes, whatever the check says."""
-    return compare(recording, asked(recording, settings, links), 6, 100.0).changes
+    return compare(recording, parse_change(recording, settings, links), 6, 100.0).changes
 
 
 def test_a_fit_finds_what_was_told(recording: Recording) -> None:
@@ -125,7 +124,7 @@ def test_a_learner_that_was_killed_and_came_back_has_two_lives() -> None:
             each["fields"]["contributors"] = [c for c in each["fields"]["contributors"] if c["learner"] != "b"]
     told.append(event("joined", "b", 40.0, incarnation=2))
     told += [event("sample", "b", 40.0 + s, incarnation=2, step=10 * s, tokens=1000 * s) for s in range(1, 20)]
-    learner = next(each for each in fitted(history_of(told), SETTINGS).learners if each.name == "b")
+    learner = next(each for each in fit_recording(history_of(told), SETTINGS).learners if each.name == "b")
 
     first, second = learner.lives
     assert (first.in_order, second.in_order) == (False, True)
@@ -136,13 +135,13 @@ def test_a_learner_that_was_killed_and_came_back_has_two_lives() -> None:
 def test_too_short_a_recording_is_refused() -> None:
     """Three rounds say nothing of waiting."""
     with pytest.raises(SettingsError, match="too little for a what-if"):
-        fitted(history_of([each for each in events(2.0) if each["kind"] != "sample"][:8]), SETTINGS)
+        fit_recording(history_of([each for each in events(2.0) if each["kind"] != "sample"][:8]), SETTINGS)
 
 
 def test_one_seed_gives_one_outcome(recording: Recording) -> None:
     """And the simulated learners train at the recording's pace."""
-    once = simulated(recording, AS_IT_WAS, 3)
-    assert once == simulated(recording, AS_IT_WAS, 3)
+    once = simulate_change(recording, AS_IT_WAS, 3)
+    assert once == simulate_change(recording, AS_IT_WAS, 3)
     assert once.trained_tokens_s == pytest.approx(recording.outcome.trained_tokens_s, rel=0.05)
     assert once.commits == pytest.approx(recording.outcome.commits, rel=0.05)
 
@@ -162,7 +161,7 @@ def test_without_waiting_for_a_slow_link_there_are_more_commits(recording: Recor
 
 def test_a_slower_link_lowers_the_commits_and_promises_no_interval(recording: Recording) -> None:
     """No recording bounds what joining and resends cost over another link, so words stand in place of an interval."""
-    change = asked(recording, (), ["slow=80kbit/s,80ms"])
+    change = parse_change(recording, (), ["slow=80kbit/s,80ms"])
     found = compare(recording, change, 6, 100.0)
     commits = figure(found.changes, "commits")
     told = "\n".join(change_lines(found, change))
@@ -176,7 +175,7 @@ def test_a_slower_link_lowers_the_commits_and_promises_no_interval(recording: Re
 def test_a_learner_that_is_still_joining_over_a_narrow_link_trains_nothing(recording: Recording) -> None:
     """80 kB of values take 8 s over 80 kbit/s, and as much again a peer's state; at 8 kbit/s the run is over before."""
     slow, never = (
-        simulated(recording, Change({"quorum": 2}, {"a": RecordedLink(0.005, bytes_s)}), 0)
+        simulate_change(recording, Change({"quorum": 2}, {"a": RecordedLink(0.005, bytes_s)}), 0)
         for bytes_s in (10_000.0, 1_000.0)
     )
     whole, others = recording.outcome.trained_tokens_s, 100 / STEPS_S["b"] + 100 / STEPS_S["slow"]
@@ -188,7 +187,7 @@ def test_a_learner_that_is_still_joining_over_a_narrow_link_trains_nothing(recor
 
 def test_the_interval_of_a_change_holds_what_the_simulation_is_off(recording: Recording) -> None:
     """By the check; an interval of chance alone would promise what the simulation cannot know."""
-    found = compare(recording, asked(recording, ["quorum=2"], []), 6, 100.0)
+    found = compare(recording, parse_change(recording, ["quorum=2"], []), 6, 100.0)
 
     for miss, each in zip(found.misses, found.changes, strict=True):
         assert each.half is not None
@@ -198,8 +197,8 @@ def test_the_interval_of_a_change_holds_what_the_simulation_is_off(recording: Re
 @pytest.mark.parametrize("step_s", [0.3, 0.9, 1.0, 1.1, 2.3, 4.0])
 def test_a_step_may_be_as_long_as_the_time_between_samples(step_s: float) -> None:
     """The truth is known: all step all the time, so pace, tokens and goodput are those of the clock."""
-    recording = fitted(history_of(events(240.0, {"a": step_s, "b": step_s})), SLOW_STEPS)
-    once = simulated(recording, AS_IT_WAS, 0)
+    recording = fit_recording(history_of(events(240.0, {"a": step_s, "b": step_s})), SLOW_STEPS)
+    once = simulate_change(recording, AS_IT_WAS, 0)
     truth = 2 * 100 / step_s
 
     for learner in recording.learners:
@@ -218,18 +217,18 @@ def test_goodput_is_never_above_one_and_is_that_of_the_run(noted: float) -> None
         for share in each["fields"].get("contributors", ()):
             share["step_s"] *= noted
     history = history_of(told)
-    recording = fitted(history, SETTINGS)
+    recording = fit_recording(history, SETTINGS)
 
     assert recording.outcome.goodput == goodput_of(history).share
     assert recording.outcome.goodput <= 1.0
-    assert simulated(recording, AS_IT_WAS, 0).goodput <= 1.0
+    assert simulate_change(recording, AS_IT_WAS, 0).goodput <= 1.0
 
 
 def test_a_codec_of_fewer_bytes_helps_a_narrow_link(recording: Recording) -> None:
     """Sizes follow the codec, so rounds wait for less."""
     links = {"slow": RecordedLink(0.005, BYTES / 2.0)}
-    wide = simulated(recording, Change({"codec_up": "f32"}, links), 0)
-    narrow = simulated(recording, Change({"codec_up": "e3m0"}, links), 0)
+    wide = simulate_change(recording, Change({"codec_up": "f32"}, links), 0)
+    narrow = simulate_change(recording, Change({"codec_up": "e3m0"}, links), 0)
     assert narrow.quorum_wait_s < 0.9 * wide.quorum_wait_s
     assert narrow.commits > wide.commits
 
@@ -237,10 +236,10 @@ def test_a_codec_of_fewer_bytes_helps_a_narrow_link(recording: Recording) -> Non
 def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -> None:
     """A recording whose figures the simulator cannot meet gives no change."""
     other = outcome(
-        [MadeCommit(0, 0.1, 0.1, ((0, 10),))] * 900, Trained(1000, RunGoodput(2.0, 1.0)), recording.time_s, 2
+        [MadeCommit(0, 0.1, 0.1, ((0, 10),))] * 900, TrainingTotals(1000, RunGoodput(2.0, 1.0)), recording.time_s, 2
     )
     off = Recording(**{name: getattr(recording, name) for name in Recording.__slots__} | {"outcome": other})
-    found = compare(off, asked(off, ["quorum=2"], []), 2, 0.15)
+    found = compare(off, parse_change(off, ["quorum=2"], []), 2, 0.15)
     assert not found.believed
     assert found.changes == ()
 
@@ -265,7 +264,7 @@ def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -
 def test_mistakes_are_named(recording: Recording, settings: list[str], links: list[str], said: str) -> None:
     """What was got, and what is allowed."""
     with pytest.raises(SettingsError, match=said):
-        asked(recording, settings, links)
+        parse_change(recording, settings, links)
 
 
 def save(folder: Path, agreed: ProtocolSettings) -> None:
@@ -318,7 +317,7 @@ def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
 
 def test_a_recording_without_an_end_is_told_of(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of an event log which somebody has edited."""
-    monkeypatch.setattr(replayed, "REST_S", 0.0)
+    monkeypatch.setattr(replay, "REST_S", 0.0)
 
     with pytest.raises(SettingsError, match="cannot be simulated to its end"):
         compare(recording, None, 2, 0.15)
@@ -344,7 +343,7 @@ def test_what_a_learner_did_is_found_by_one_pass_however_many_lives_it_had() -> 
         for kind, notes in kept.items():
             setattr(history, kind, PassCounter(notes))
         PassCounter.passes = 0
-        learner = next(each for each in fitted(history, SETTINGS).learners if each.name == "a")
+        learner = next(each for each in fit_recording(history, SETTINGS).learners if each.name == "a")
         assert len(learner.lives) == lives
         assert PassCounter.passes <= 12
         for kind, notes in kept.items():

@@ -55,8 +55,8 @@ SMALLEST_STEP: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Trade:
-    """What all learners of a run share: settings, checked work, the first parameters and the compiled step."""
+class SharedParts:
+    """Parts that all learners of a run share: settings, checked work, the first parameters and the compiled step."""
 
     settings: Settings
     work: LearnerWork
@@ -64,15 +64,15 @@ class Trade:
     step: Step
 
 
-def warm(trade: Trade) -> None:
+def warm(shared: SharedParts) -> None:
     """Compile the step for every device, so that the first steps of a run take no longer than others."""
-    train = trade.work.train
+    train = shared.work.train
     shape = (train.batch, train.sequence + 1)
     batch = np.zeros(shape if train.accumulation == 1 else (train.accumulation, *shape), dtype=np.int32)
     for device in jax.local_devices():
-        params = jax.device_put(trade.params, device)
+        params = jax.device_put(shared.params, device)
         state = jax.device_put(init_optimizer(train, params), device)
-        trade.step(params, state, batch, 0.0)[2].block_until_ready()
+        shared.step(params, state, batch, 0.0)[2].block_until_ready()
 
 
 class StepPace:
@@ -94,7 +94,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class LifeParts:
-    """What differs between two lives of a learner; `stop` ends the life, `on_step` is called after each step.
+    """Parts that differ between two lives of a learner; `stop` ends the life, `on_step` is called after each step.
 
     The process had been starting for `start_s` before this life begins. A `liar` is the same in all lives of its learner.
     """
@@ -112,9 +112,9 @@ class LifeParts:
 class SimulatedLearner:
     """One incarnation of learner `name`, on the running loop."""
 
-    def __init__(self, trade: Trade, name: str, bus: Bus, parts: LifeParts) -> None:
+    def __init__(self, shared: SharedParts, name: str, bus: Bus, parts: LifeParts) -> None:
         """Prepare; `live` does the work."""
-        self._trade = trade
+        self._shared = shared
         self._name = name
         self._bus = bus
         self._clock = parts.clock
@@ -128,7 +128,7 @@ class SimulatedLearner:
 
     async def live(self) -> None:
         """Join, train to the end, leave; raise the errors that end a real learner's process."""
-        params = jax.device_put(self._trade.params, self._device)
+        params = jax.device_put(self._shared.params, self._device)
         session = Session(self._request(params), self._opened, self._clock, self._identity)
         boundary = StepHook(session, self._clock)
         try:
@@ -151,7 +151,7 @@ class SimulatedLearner:
         return self._bus
 
     def _request(self, params: Params) -> JoinRequest:
-        settings, work = self._trade.settings, self._trade.work
+        settings, work = self._shared.settings, self._shared.work
         layout, origin = planned(
             params, settings.protocol.fragments, rules_of(describe(params), embedding_rules(work.model))
         )
@@ -181,7 +181,7 @@ class SimulatedLearner:
 
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""
-        train = self._trade.work.train
+        train = self._shared.work.train
         fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
         state, source, facts = fresh, "fresh", dict(FRESH_FACTS)
         if boundary.run_tokens > 0 and not boundary.done:
@@ -195,7 +195,7 @@ class SimulatedLearner:
         return state
 
     def _supply(self, session: Session) -> Supply:
-        work, settings = self._trade.work, self._trade.settings
+        work, settings = self._shared.work, self._shared.settings
         windows = work.train.batch * work.train.accumulation
         reader = BatchReader(work.shards, work.train.sequence, windows, session.run.seed)
         supply = Supply(session.leases, self._call, reader, settings.data.lease_blocks)
@@ -208,7 +208,7 @@ class SimulatedLearner:
 
     async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: Any) -> None:  # noqa: ANN401
         """Step until the run is done or the learner must leave."""
-        train, target = self._trade.work.train, session.run.protocol.tokens_target
+        train, target = self._shared.work.train, session.run.protocol.tokens_target
         over = functools.partial(self._over, session, boundary)
         params: Any = boundary.params
         while not over():
@@ -216,7 +216,7 @@ class SimulatedLearner:
             if batch is None:
                 break
             rate = learning_rate(train, boundary.run_tokens, target)
-            params, state, loss = self._trade.step(params, state, self._shaped(batch), rate)
+            params, state, loss = self._shared.step(params, state, self._shaped(batch), rate)
             await asyncio.sleep(max(self._pace.next_s(), boundary.held_s()))
             params = boundary.step(params, tokens=train.tokens_per_step, loss=loss)
             session.lender.share(state, donated=True)
@@ -236,7 +236,7 @@ class SimulatedLearner:
         return batch
 
     def _shaped(self, batch: Any) -> Any:  # noqa: ANN401  (int32)
-        train = self._trade.work.train
+        train = self._shared.work.train
         shaped = batch if train.accumulation == 1 else batch.reshape(train.accumulation, train.batch, -1)
         return np.ascontiguousarray(shaped)
 
@@ -244,7 +244,7 @@ class SimulatedLearner:
         """Return the data, push what is not pushed yet, say goodbye; raise when it takes longer than its limit."""
         if session.driver.failure is not None:
             raise session.driver.failure
-        bound_s = self._trade.settings.learner.drain_s
+        bound_s = self._shared.settings.learner.drain_s
         deadline_s = self._clock.monotonic() + bound_s
         # A lease granted after all others were given back would have no owner.
         if isinstance(supply.pending, asyncio.Task):

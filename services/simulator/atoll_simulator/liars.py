@@ -27,7 +27,7 @@ SCALE: Final = 10.0
 
 
 class Liar:
-    """What one learner sends in place of its pseudo-gradients."""
+    """One learner's vectors in place of its pseudo-gradients."""
 
     def __init__(self, lie: Lie, seed: str) -> None:
         """Know no pseudo-gradient yet."""

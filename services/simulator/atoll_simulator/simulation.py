@@ -3,13 +3,18 @@
     data ─► broker in memory, shards, learners, evaluator in virtual time ─► drain ─► event log ─► export ─► report
 
 `atoll up` works with processes, this module with groups of tasks, in the same order. The same code makes the results:
-journal, view, report and export. A run ends by itself, by `sim.max_s`, or by a signal: the first signal lets learners
-and shards leave in good order, the second ends everything at once.
+journal, view, report and export. A run ends by itself, by `sim.max_s`, or by a signal: the first signal lets learners and
+shards leave in good order, the second ends everything at once.
+
+The evaluator stands beside the broker and takes no virtual time, so that measuring changes nothing. It measures at the round
+of the event log that crosses the next distance in merged tokens, so it sees the model of that moment, at the same merged
+tokens in every run, counted as the report counts them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +22,10 @@ import jax
 import msgspec
 
 from atoll.base.clock import Clock, SystemClock
+from atoll.base.errors import PeerMisbehaved
+from atoll.base.logs import get
 from atoll.base.units import DAY_S
+from atoll.bus.interface import Bus, CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
@@ -27,6 +35,7 @@ from atoll.local.services import LEARNERS_LEAVE_S
 from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts, write_report
+from atoll.run.event_fields import RoundView, fields_of
 from atoll.run.folder import SIMULATED, RunFolder
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
@@ -35,15 +44,17 @@ from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
 from atoll.story.history import History, HistoryView
-from atoll.wire.messages import RunRecord
+from atoll.wire.event_log import EVALUATOR, event_of
+from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
+from atoll_learner.evaluations import measured
 from atoll_learner.exporting import measured_by, write_out
+from atoll_learner.model import Params
 from atoll_learner.train import make_evaluator
-from atoll_simulator.evaluator import SimulatedEvaluator
-from atoll_simulator.interrupting import Interrupted
-from atoll_simulator.learner import LifeParts, SimulatedLearner, StepPace, Trade
+from atoll_simulator.learner import LifeParts, SharedParts, SimulatedLearner, StepPace
 from atoll_simulator.liars import Liar
 from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_simulator.process_setup import InterruptHandler
 from atoll_simulator.scenario import Scenario
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 from atoll_synchronizer.process import wait_for_run
@@ -56,11 +67,15 @@ IDLE_S: Final = DAY_S
 STREAM_BYTES_MAX: Final = 8 << 30
 IDLE_STEPS: Final = 10.0
 EVENTS_PAGE: Final = 1000
+log = get(__name__)
+
+NEWS_WAITING_MAX: Final = 1 << 16
+Measure = Callable[[Params], float]
 
 
 @dataclass(slots=True)
 class SimulationOutcome:
-    """How a simulated run ended, the merged model, and the inner steps with the real time they took.
+    """End of a simulated run, the merged model, and the inner steps with the real time they took.
 
     `why` says what is wrong with the end, empty for a good one. `ledgers` are the ledgers that the heads name, read if a
     shard did not close its own.
@@ -79,13 +94,20 @@ class Simulation:
     """One simulated run on the running virtual loop."""
 
     def __init__(
-        self, up: UpPlan, scenario: Scenario, trade: Trade, *, view: RunView, face: RunConsole, interrupted: Interrupted
+        self,
+        up: UpPlan,
+        scenario: Scenario,
+        shared: SharedParts,
+        *,
+        view: RunView,
+        face: RunConsole,
+        interrupted: InterruptHandler,
     ) -> None:
         """Prepare; `run` does the work."""
         self._up = up
-        self._settings = trade.settings
+        self._settings = shared.settings
         self._scenario = scenario
-        self._trade = trade
+        self._shared = shared
         self._liars = {name: Liar(lie, f"{name}/{up.settings.seed}") for name, lie in scenario.liars.items()}
         self._view = view
         self._face = face
@@ -149,7 +171,7 @@ class Simulation:
                 return b"".join(lines)
 
     def _evaluator(self) -> SimulatedEvaluator:
-        work, protocol = self._trade.work, self._settings.protocol
+        work, protocol = self._shared.work, self._settings.protocol
         interval = protocol.interval_steps * work.train.tokens_per_step * len(self._up.learners)
         every = self._scenario.evaluate_tokens or max(1, protocol.tokens_target // EVALUATIONS or interval)
         return SimulatedEvaluator(
@@ -202,7 +224,7 @@ class Simulation:
             start_s=scenario.start_s,
             liar=self._liars.get(name),
         )
-        await SimulatedLearner(self._trade, name, life.bus, parts).live()
+        await SimulatedLearner(self._shared, name, life.bus, parts).live()
 
     def _mean_s(self, name: str) -> float:
         """Return the mean duration of a learner's steps."""
@@ -287,13 +309,19 @@ class Simulation:
 
 
 def simulate(
-    up: UpPlan, scenario: Scenario, trade: Trade, *, folder: RunFolder, face: RunConsole, interrupted: Interrupted
+    up: UpPlan,
+    scenario: Scenario,
+    shared: SharedParts,
+    *,
+    folder: RunFolder,
+    face: RunConsole,
+    interrupted: InterruptHandler,
 ) -> tuple[dict[str, Any] | None, SimulationOutcome]:
     """Run a simulation in `folder` and return its report and outcome; there is no report if nothing was trained."""
     view = HistoryView(history=History(virtual=True))
 
     async def main() -> SimulationOutcome:
-        simulation = Simulation(up, scenario, trade, view=view, face=face, interrupted=interrupted)
+        simulation = Simulation(up, scenario, shared, view=view, face=face, interrupted=interrupted)
         journal = Journal(replace(up, broker=SIMULATED), folder, view, simulation.clock)
         journal.begin()
         try:
@@ -319,11 +347,68 @@ def simulate(
     if outcome.run is None or outcome.merged is None:
         return None, outcome
     with face.stage("measuring and writing the model"):
-        work = trade.work
+        work = shared.work
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
-        write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, trade.params))
+        write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, shared.params))
     last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
     report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
     if unwritten is not None:
         raise unwritten
     return report, outcome
+
+
+class SimulatedEvaluator:
+    """Measures a run of `fragments` into its event log: at its beginning, then every `every_tokens` merged tokens."""
+
+    def __init__(  # noqa: PLR0913  (the one place that puts it together)
+        self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: RunView, clock: Clock, measure: Measure
+    ) -> None:
+        """Measure nothing yet; `bus` has no link, so that reading takes no time."""
+        self._bus = bus
+        self._subjects = Subjects(run)
+        self._fragments = fragments
+        self._every_tokens = max(1, every_tokens)
+        self._view = view
+        self._clock = clock
+        self._measure = measure
+        self._token_fragments = 0
+        self._next_tokens = 0
+        self._measured = 0
+
+    async def follow(self) -> None:
+        """Measure at every distance until cancelled."""
+        news = await self._bus.listen(self._subjects.tap("ev.*.*"), len_max=NEWS_WAITING_MAX)
+        async for core_message in news:
+            if await self._crosses(core_message):
+                await self.evaluate()
+
+    async def _crosses(self, core_message: CoreMessage) -> bool:
+        """Count a round and return whether it crosses the next distance; the first learner to join finds the origin."""
+        kind = core_message.subject.split(".")[-2]
+        if kind == "round":
+            after = int(core_message.headers["Nats-Sequence"]) - 1
+            entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
+            try:
+                self._token_fragments += fields_of(event_of(entry.subject, entry.data), RoundView).tokens
+            except PeerMisbehaved as error:
+                log.warning("round.refused", subject=entry.subject, reason=str(error))
+                return False
+        elif kind != "joined":
+            return False
+        merged_tokens = self._token_fragments // self._fragments
+        if merged_tokens < self._next_tokens:
+            return False
+        self._next_tokens = (merged_tokens // self._every_tokens + 1) * self._every_tokens
+        return True
+
+    async def evaluate(self) -> None:
+        """Measure the present model, and write the result to the event log."""
+        run = await read_run(self._bus, self._subjects)
+        if run is None:
+            return
+        fields = measured(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {"took_s": 0.0}
+        self._measured += 1
+        line = encode(event("validation", EVALUATOR, self._clock.wall(), **fields))
+        msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}
+        await self._bus.publish(self._subjects.event("validation", EVALUATOR), line, msg_id=msg_id, info=info)
+        log.info("model.evaluated", **fields)

@@ -24,13 +24,12 @@ from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
 from atoll_learner.process import prepare_work
-from atoll_simulator.cores import use_cores
-from atoll_simulator.interrupting import Interrupted
+from atoll_simulator.process_setup import InterruptHandler, use_cores
 from atoll_simulator.scenario import Scenario, scenario_of
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class SimulationResult:
     """The result of a simulated run: exit code, folder, report (None if untrained), steps and real seconds."""
 
     code: int
@@ -45,14 +44,14 @@ class Ran:
         return (self.steps - 1) / self.steps_took_s if self.steps_took_s > 0 else 0.0
 
 
-def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None = None) -> Ran:
+def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None = None) -> SimulationResult:
     """Run the requested simulation; the exit code is 0, or 130 when it was interrupted.
 
     Raises:
         AtollError: a setting is wrong, the folder cannot be used, or the run could not train to its end; its work until
             then is reported first.
     """
-    up, scenario = planned_run(request)
+    up, scenario = plan_run(request)
     if read_run_file(up.out) is not None:
         if not again:
             raise SettingsError(
@@ -60,13 +59,13 @@ def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None 
             )
         move_aside(up.out)
     use_cores(len(up.learners))
-    settings, interrupted = up.settings, Interrupted()
+    settings, interrupted = up.settings, InterruptHandler()
     with (
-        interrupted.heard(),
+        interrupted.handle_signals(),
         RunFolder(up.out) as folder,
         logging_to(folder.path("logs", "sim.jsonl"), settings.log.level, role="sim", run=settings.run),
     ):
-        return _simulated(up, scenario, folder, face or _stderr(), interrupted)
+        return _simulate(up, scenario, folder, face or _stderr(), interrupted)
 
 
 def _stderr() -> RunConsole:
@@ -75,7 +74,9 @@ def _stderr() -> RunConsole:
     return TerminalConsole(console, SystemClock()) if console.is_terminal else PlainConsole(console, SystemClock())
 
 
-def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConsole, interrupted: Interrupted) -> Ran:
+def _simulate(
+    up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConsole, interrupted: InterruptHandler
+) -> SimulationResult:
     clock = SystemClock()
     began_s = clock.monotonic()
     for warning in scenario.slow_links():
@@ -85,12 +86,12 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConso
 
         settings = with_data(up, folder, face)
         with face.stage("compiling"):
-            trade = trade_of(settings, folder)
-        report, outcome = simulate(up, scenario, trade, folder=folder, face=face, interrupted=interrupted)
+            shared = compile_shared(settings, folder)
+        report, outcome = simulate(up, scenario, shared, folder=folder, face=face, interrupted=interrupted)
     except KeyboardInterrupt:
         face.rest()
         face.say("ended at once; the event log and the journal are kept")
-        return Ran(INTERRUPTED, folder.out, None)
+        return SimulationResult(INTERRUPTED, folder.out, None)
     if report is not None:
         face.say(summary(report, folder.out))
     elif interrupted.wanted:
@@ -101,13 +102,13 @@ def _simulated(up: UpPlan, scenario: Scenario, folder: RunFolder, face: RunConso
             what, got=outcome.why or outcome.ended, todo="journal.jsonl in the run's folder says what befell whom"
         )
     code = INTERRUPTED if interrupted.wanted else 0
-    ran = Ran(code, folder.out, report, outcome.steps, outcome.steps_took_s)
+    ran = SimulationResult(code, folder.out, report, outcome.steps, outcome.steps_took_s)
     took_s = clock.monotonic() - began_s
     face.say(f"  simulated in:  {took_s:,.1f} s, {ran.steps:,} steps at {ran.steps_per_s:,.1f} a second")
     return ran
 
 
-def planned_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
+def plan_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     """Return the checked plan, as `atoll up` would make it for a new folder, and the scenario.
 
     Raises:
@@ -141,16 +142,16 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
     return settings.model_copy(update={"data": settings.data.model_copy(update={"dir": data})})
 
 
-def trade_of(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def compile_shared(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Return the parts that all learners share, compiled."""
     from atoll_learner.beginning import first_values  # noqa: PLC0415  (loads JAX)
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.train import make_step  # noqa: PLC0415
-    from atoll_simulator.learner import Trade, warm  # noqa: PLC0415
+    from atoll_simulator.learner import SharedParts, warm  # noqa: PLC0415
 
     enable_compile_cache(settings.learner.compile_cache or program_cache(folder.out))
     work = prepare_work(settings)
     params = first_values(work.model, settings.seed, settings.learner.initial_model)
-    trade = Trade(settings, work, params, make_step(work.model, work.train))
-    warm(trade)
-    return trade
+    shared = SharedParts(settings, work, params, make_step(work.model, work.train))
+    warm(shared)
+    return shared

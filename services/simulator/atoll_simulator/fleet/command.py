@@ -77,7 +77,7 @@ def goodput(  # noqa: PLR0913  (one option each)
     processes = counted(cells.workers_for(count, workers), "process", "processes")
     _remark(f"{counted(count, 'simulation')} of {days:g} days on {processes}")
     found = cells.table(fleet, systems, sizes, seeds=range(seed, seed + seeds), days=days, workers=workers)
-    _say(report_text.tables(found))
+    _say(report_text.goodput_tables(found))
     if folder is not None:
         _wrote(report_text.write_table(folder, fleet, found, days=days, seeds=seeds, seed=seed))
 
@@ -99,7 +99,7 @@ def rounds(
     fleet, exchange = _chosen(numbers, FleetParameters, Exchange)
     folder = report_text.folder_for(out, "rounds.json")
     told = simulate(fleet, exchange, StepWindow(cells.size_in(chips), learners, steps), seed)
-    _say(report_text.window(told))
+    _say(report_text.window_table(told))
     if folder is not None:
         asked = {"chips": chips, "learners": learners, "steps": steps, "seed": seed}
         _wrote(report_text.write_answer(folder, "rounds", fleet=fleet, exchange=exchange, **asked, told=told))
@@ -123,7 +123,7 @@ def scavenge(  # noqa: PLR0913  (one option each)
     budget = scavenging.Budget(learners, steps, waves, stall_s)
     folder = report_text.folder_for(out, "scavenge.json")
     rows = scavenging.scavenge(fleet, exchange, budget, scavenging.extras_in(extra), seed)
-    _say(report_text.helped(rows))
+    _say(report_text.scavenging_table(rows))
     if folder is not None:
         _wrote(
             report_text.write_answer(
@@ -143,12 +143,12 @@ def join(
     **numbers: float,
 ) -> None:
     """Let a learner join, once for every copy time, and print what it cost."""
-    from atoll_simulator.fleet import joining, report_text  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll_simulator.fleet import join_cost, report_text  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     fleet, exchange = _chosen(numbers, FleetParameters, Exchange)
     folder = report_text.folder_for(out, "join.json")
-    rows = joining.join(fleet, exchange, learners, joining.copies_in(copy_steps), seed)
-    _say(report_text.joined(rows))
+    rows = join_cost.join(fleet, exchange, learners, join_cost.copies_in(copy_steps), seed)
+    _say(report_text.join_table(rows))
     if folder is not None:
         asked = {"learners": learners, "seed": seed}
         _wrote(report_text.write_answer(folder, "join", fleet=fleet, exchange=exchange, **asked, rows=rows))

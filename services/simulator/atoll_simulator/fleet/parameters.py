@@ -107,7 +107,7 @@ class FleetParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What learners and shards exchange, over which links."""
+    """Exchange between learners and shards, and its links."""
 
     fragments: int = knob(24, "P, parts the model travels in", "paper [S2]", 1, 4096)
     interval_steps: int = knob(24, "H, steps between two rounds of the same fragment", "paper [S2]", 1, 100_000)

@@ -13,7 +13,7 @@ from atoll.base.errors import SettingsError
 from atoll.base.wording import counted
 from atoll.report.charts import ShareCurve, SharePoint, shares_file
 from atoll_simulator.fleet.cells import RIGID, FleetCell, per_cent, size_text
-from atoll_simulator.fleet.joining import JoinCost
+from atoll_simulator.fleet.join_cost import JoinCost
 from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.fleet.rounds import RoundsReport
 from atoll_simulator.fleet.scavenging import Scavenged
@@ -21,7 +21,7 @@ from atoll_simulator.fleet.scavenging import Scavenged
 TABLE_FILES = ("goodput.json", "goodput.svg", "uptime.svg")
 
 
-def tables(cells: Sequence[FleetCell]) -> str:
+def goodput_tables(cells: Sequence[FleetCell]) -> str:
     """Return goodput and uptime as two tables in per cent, each with the 95 % interval over the seeds."""
     parts = []
     for what in ("goodput", "uptime"):
@@ -62,7 +62,7 @@ def plot(
     return shares_file(curves, columns, "chips", f"{what}, %")
 
 
-def window(told: RoundsReport) -> str:
+def window_table(told: RoundsReport) -> str:
     """Return the results of a window of rounds."""
     spread = ", ".join(f"{count} of {n}" for n, count in sorted(told.contributors.items(), reverse=True))
     failures, again = counted(told.chips.failures, "failure"), f"called again {counted(told.called_again, 'time')}"
@@ -86,7 +86,7 @@ def window(told: RoundsReport) -> str:
     return "\n".join(f"{name:<22}{text}" for name, text in rows)
 
 
-def helped(rows: Sequence[Scavenged]) -> str:
+def scavenging_table(rows: Sequence[Scavenged]) -> str:
     """Return the table of scavenging: times over those without help."""
     head = (
         f"{'extra':>7}{'0.5+0.5/(1+x)':>15}{'learners':>10}{'off by':>9}{'elastic DP':>12}{'joins':>7}{'copy':>9}"
@@ -115,7 +115,7 @@ def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
     return [_write(folder, f"{name}.json", json.dumps(said, indent=2, default=_plain) + "\n")]
 
 
-def joined(rows: Sequence[JoinCost]) -> str:
+def join_table(rows: Sequence[JoinCost]) -> str:
     """Return the table of joins, in steps."""
     head = f"{'copy':>8}{'others lost':>14}{'steps after':>14}{'merged after':>14}{'ledger':>8}"
     lines = [

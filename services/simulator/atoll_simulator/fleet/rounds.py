@@ -1,41 +1,84 @@
 """The protocol layer: production machines training on a fleet, for a window of steps; every token's fate at the end.
 
-The layers are joined at one point. The chips (`atoll_simulator.fleet.chips`) report for each learner when it stops,
-when it goes on and with how many slices. The protocol reports nothing back, so the chips behave exactly as without it:
-the same failures at the same moments for the same seed (every purpose has a random stream of its own). A long table of
-goodput and a short window of rounds are therefore statements about one and the same fleet.
+The layers are joined at one point. The chips (`atoll_simulator.fleet.chips`) report for each learner when it stops, when it
+goes on and with how many slices. The protocol reports nothing back, so the chips behave exactly as without it: the same
+failures at the same moments for the same seed (every purpose has a random stream of its own). A long table of goodput and a
+short window of rounds are therefore statements about one and the same fleet.
 
     window:  learners step, stall, answer calls, adopt            `steps` nominal steps long; figures are of this part
     drain:   all learners leave after their step or stall, shards finish, the ledgers are settled
 
-A driver's two halves are `FleetLearner` and `Hub`. Waiting is measured, not assumed: the time a learner was there, less
-its stalls and less the planned time of each of its steps. A step that begins or ends late shows as waiting.
+Both drive production machines, with sums in place of bytes, and decide nothing: `Hub` the shards, `FleetLearner` the islands.
+Waiting is measured, not assumed: the time a learner was there, less its stalls and less the planned time of each of its
+steps. A step that begins or ends late shows as waiting.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.base.errors import AtollError
+import msgspec
+
+from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.units import within
-from atoll.protocol.events import Commit, PublishCall, Refuse
+from atoll.protocol import invariants
+from atoll.protocol.events import (
+    Acknowledge,
+    Adopted,
+    ArmTimer,
+    CallHeard,
+    Command,
+    Commit,
+    Committed,
+    ContributionArrived,
+    ContributionReady,
+    Dismiss,
+    DrainOrdered,
+    Fact,
+    Fetch,
+    FetchFragment,
+    Finish,
+    Fold,
+    FragmentFetched,
+    HeadHeard,
+    Isolate,
+    Keep,
+    Kept,
+    LearnerBeat,
+    LearnerLeft,
+    Leave,
+    NothingNewer,
+    PublishCall,
+    Push,
+    PushKey,
+    PushRefused,
+    PushSettled,
+    QueueDrained,
+    Refuse,
+    StepDone,
+    TimerFired,
+    Unfold,
+)
+from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
+from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.shard import Shard
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.cells import affordable
-from atoll_simulator.fleet.chance import slowest_mean, speeds, stream
+from atoll_simulator.fleet.chance import slowest, slowest_mean, speeds, stream
 from atoll_simulator.fleet.chips import Chips, Lived
-from atoll_simulator.fleet.hub import Hub
-from atoll_simulator.fleet.links import BITS_PER_GBIT
+from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, split
-from atoll_simulator.fleet.trainer import FleetLearner
 
 REST_STEPS = 1000.0
 STEPS_MAX = 1_000_000
 TRAINERS_MAX = 256
 FAILURES_MAX = 2_000_000
+IDLE_S = 1.0
+MOMENT_BYTES = 8.0
 
 
 class NeverAtRest(AtollError):
@@ -289,3 +332,406 @@ def _times(world: Rounds, window_s: float) -> tuple[float, float, float]:
         whole = trainer.slices * world.fleet.slice_chips
         capacity += trainer.island.tokens * mean_s / (whole * window_s)
     return stepped_s, waited_s, capacity / len(world.trainers)
+
+
+class Hub:
+    """One shard with its queue; `versions` are visible, `merged_s` says when a commit first had each learner."""
+
+    def __init__(self, world: Rounds, shard: int, *, watched: bool) -> None:
+        """Found the fragments at version 0; `watched` checks every invariant after every fact."""
+        self.world = world
+        self.versions = dict.fromkeys(world.settings.fragments_of(shard), 0)
+        self.machine = Shard(world.settings, shard, dict(self.versions))
+        self.tally: Counter[str] = Counter()
+        self.contributors: Counter[int] = Counter()
+        self.merged_s: dict[str, float] = {}
+        self.finished = False
+        self._unsettled: set[PushKey | tuple[str, int]] = set()
+        self._timers: Counter[str] = Counter()
+        self._lanes: dict[int, deque[Command]] = {fragment: deque() for fragment in self.versions}
+        self._committing: set[int] = set()
+        self._watch = invariants.ShardWatch() if watched else None
+        self._durable = invariants.Durable(self.versions) if watched else None
+
+    # --- facts ----------------------------------------------------------------------------------------------------------
+
+    def hear_beat(self, beat: LearnerBeat) -> None:
+        """Hear a report."""
+        self._on_fact(msgspec.structs.replace(beat, at_s=self.world.engine.now_s))
+
+    def receive(self, arrived: ContributionArrived) -> None:
+        """Find a contribution in the queue."""
+        self._unsettled.add(arrived.key)
+        self._on_fact(msgspec.structs.replace(arrived, at_s=self.world.engine.now_s))
+
+    def receive_farewell(self, beat: LearnerBeat) -> None:
+        """Find a farewell in the queue: a last report, then the goodbye."""
+        self._unsettled.add((beat.learner, beat.incarnation))
+        self.hear_beat(beat)
+        now_s = self.world.engine.now_s
+        self._on_fact(LearnerLeft(at_s=now_s, learner=beat.learner, incarnation=beat.incarnation))
+
+    def drain(self) -> None:
+        """Finish when all learners have left and nothing is queued."""
+        self._on_fact(DrainOrdered(at_s=self.world.engine.now_s, cause_id="drain"))
+        self._look_at_queue()
+
+    def _look_at_queue(self) -> None:
+        if not self.finished:
+            self._on_fact(QueueDrained(at_s=self.world.engine.now_s, proven=not self._unsettled))
+            self.world.engine.after(IDLE_S, self._look_at_queue)
+
+    def _on_fact(self, fact: Fact) -> None:
+        actions = self.machine.handle(fact)
+        if self._watch is not None:
+            self._watch.see(actions)
+            invariants.check_shard(self.machine)
+        for action in actions:
+            self._do(action)
+
+    # --- commands -------------------------------------------------------------------------------------------------------
+
+    def _do(self, action: Command) -> None:
+        engine = self.world.engine
+        if isinstance(action, ArmTimer):
+            self._timers[action.name] += 1
+            engine.after(action.due_s - engine.now_s, self._on_timer, action, self._timers[action.name])
+        elif isinstance(action, PublishCall):
+            self.tally["calls again" if action.attempt > 1 else "rounds"] += 1
+            self.world.announce_call(action)
+        elif isinstance(action, Fetch):
+            engine.after(self.world.fetch_s(), self._on_fetched, action.key)
+        elif isinstance(action, Fold | Acknowledge):
+            self._in_lane(action.key.fragment, action)
+        elif isinstance(action, Commit | Keep | Dismiss | Unfold):
+            if isinstance(action, Commit) and self.world.on_commit is not None:
+                self.world.on_commit(action)
+            self._in_lane(action.fragment, action)
+        elif isinstance(action, Refuse):
+            self.world.tell_refused(action)
+        elif isinstance(action, Finish):
+            self.finished = True
+        elif not isinstance(action, Isolate):
+            raise ProtocolMisuse("a shard that nothing happens to has no reason for this", got=action)
+
+    def _on_timer(self, armed: ArmTimer, number: int) -> None:
+        if self._timers[armed.name] == number:
+            # Adding a wait to the time of day may round to just before the intended moment.
+            self._on_fact(TimerFired(at_s=max(armed.due_s, self.world.engine.now_s), name=armed.name))
+
+    def _on_fetched(self, key: PushKey) -> None:
+        self._on_fact(ContributionReady(at_s=self.world.engine.now_s, key=key))
+
+    def _in_lane(self, fragment: int, action: Command) -> None:
+        if fragment in self._committing:
+            self._lanes[fragment].append(action)
+        else:
+            self._execute(fragment, action)
+
+    def _execute(self, fragment: int, action: Command) -> None:
+        if isinstance(action, Commit):
+            self._committing.add(fragment)
+            self.world.engine.after(self.world.commit_s(), self._commit, action)
+        elif isinstance(action, Acknowledge):
+            self._unsettled.discard(action.key)
+            self.tally[action.reason or action.fate] += 1
+            if self._durable is not None:
+                self._durable.see_acknowledged(action)
+        elif isinstance(action, Dismiss):
+            self._unsettled.discard((action.learner, action.incarnation))
+            if self._durable is not None:
+                self._durable.see_dismissed(action)
+        elif isinstance(action, Keep):
+            if self._durable is not None:
+                self._durable.see_ledger(fragment, action.fragment_ledger)
+            self._on_fact(Kept(at_s=self.world.engine.now_s, fragment=fragment))
+
+    def _commit(self, commit: Commit) -> None:
+        """Make a commit visible, announce it, and continue with the waiting commands of its lane."""
+        fragment = commit.fragment
+        if self._durable is not None:
+            self._durable.see_commit(commit)
+        version = self.versions[fragment] = commit.base_version + 1
+        self.tally["commits"] += 1
+        names = {share.key.learner for share in commit.shares}
+        self.contributors[len(names)] += 1
+        for name in sorted(names - self.merged_s.keys()):
+            self.merged_s[name] = self.world.engine.now_s
+        self.world.announce_head(fragment, version)
+        self._committing.discard(fragment)
+        lane = self._lanes[fragment]
+        waiting, self._lanes[fragment] = lane, deque()
+        for action in waiting:
+            self._in_lane(fragment, action)
+        self._on_fact(
+            Committed(at_s=self.world.engine.now_s, fragment=fragment, version=version, cause_id=commit.cause_id)
+        )
+
+
+class FleetLearner:
+    """One learner; `speed` is its step time over the nominal one, `slices` how many it has when whole."""
+
+    def __init__(self, world: Rounds, name: str, speed: float, slices: int, *, watched: bool) -> None:
+        """Prepare; `begin` or `join` starts it."""
+        self.world = world
+        self.name = name
+        self.slices = slices
+        self.active = slices
+        self.step_s = world.fleet.step_s * speed
+        self.incarnation = 1
+        self.machine: Island | None = None
+        self.state = "joining"
+        self.stepping = False
+        self.stalled = False
+        self.leave_wanted = False
+        self.asked_s = self.joined_s = self.left_s = 0.0
+        self.stepped_s = self.cut_s = self.stalled_s = 0.0
+        self.up = FleetLink(world.engine, world.exchange, stream(world.seed, "up", name))
+        self.down = FleetLink(world.engine, world.exchange, stream(world.seed, "down", name))
+        self._dice = stream(world.seed, "steps", name)
+        self._watched = watched
+        self._ready: dict[int, int] = {}
+        self._epoch = 0
+        self.since_s = 0.0
+        self._last_s = 0.0
+        self._steps = StepTimes()
+        self._heartbeats = Heartbeats(world.settings.silence_s)
+        self._beats = 0
+        self._parts = 0
+        self._farewells = 0
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it takes part: it has joined and was not asked to leave yet."""
+        return self.state == "training"
+
+    @property
+    def island(self) -> Island:
+        """Return the machine of a learner that has joined."""
+        if self.machine is None:
+            raise RuntimeError(f"{self.name} has not joined")
+        return self.machine
+
+    # --- there and away ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Train from the founding on."""
+        self._take_over(self.world.versions())
+
+    def join(self, copy_s: float | None = None) -> None:
+        """Fetch parameters and a peer's two moments over the links of both, or in `copy_s` over no link, then train.
+
+        The peer's moments wait in its line like its contributions. The broker forwards at once, so the copy is there
+        when the slower of the two lines is done.
+        """
+        versions = self.world.versions()
+        self.asked_s = self.world.engine.now_s
+        if copy_s is not None:
+            self.world.engine.after(copy_s, self._take_over, versions)
+            return
+        exchange = self.world.exchange
+        moments_bytes = MOMENT_BYTES * exchange.parameters
+        lender = self.world.lender()
+        self._parts = 1 if lender is None else 2
+        self.down.send(exchange.fragments * exchange.fragment_bytes + moments_bytes, self._part_is_here, versions)
+        if lender is not None:
+            lender.up.send(moments_bytes, self._part_is_here, versions)
+
+    def leave(self) -> None:
+        """Leave after the present step or stall."""
+        self.leave_wanted = True
+
+    def _part_is_here(self, versions: dict[int, int]) -> None:
+        self._parts -= 1
+        if not self._parts:
+            self._take_over(versions)
+
+    def _take_over(self, versions: dict[int, int]) -> None:
+        self.machine = Island(self.world.settings, versions)
+        self.state = "training"
+        self.joined_s = self.since_s = self.world.engine.now_s
+        self._beat_for_ever()
+        self._resync()
+        if self.stalled:
+            return
+        self._step()
+
+    # --- steps and stalls ---------------------------------------------------------------------------------------------------
+
+    def under_way_s(self) -> float:
+        """Return the age of the present stall, or of the present step, at most the planned time of that step."""
+        since_s = self.world.engine.now_s - self.since_s
+        return since_s if self.stalled else min(since_s, self._last_s)
+
+    def stall(self) -> None:
+        """Stop: the step under way is lost."""
+        self.stalled = True
+        if self.state == "training":
+            self.cut_s += self.under_way_s()
+            self.since_s = self.world.engine.now_s
+            self._epoch += 1
+
+    def go_on(self, active: int) -> None:
+        """Go on with `active` slices and adopt what was missed."""
+        self.stalled = False
+        self.active = active
+        if self.state == "training":
+            now_s = self.world.engine.now_s
+            self.stalled_s += now_s - self.since_s
+            self.since_s = now_s
+            self._resync()
+            self._step()
+
+    def _step(self) -> None:
+        if self.leave_wanted:
+            self._drain()
+            return
+        self._last_s = self._next_step_s()
+        self.world.engine.after(self._last_s, self._step_done, self._epoch)
+
+    def _next_step_s(self) -> float:
+        u = 1.0 - self._dice.random()
+        slow = slowest(self.active, min(u, 1.0 - 1e-12))
+        return self.step_s * max(0.1, 1.0 + self.world.fleet.slice_cv * slow)
+
+    def _step_tokens(self) -> int:
+        return self.active * self.world.fleet.slice_chips
+
+    def _step_done(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        now_s = self.world.engine.now_s
+        self.stepped_s += self._last_s
+        self._steps.add(self._last_s)
+        self.since_s = now_s
+        tokens = self._step_tokens()
+        self._on_fact(StepDone(at_s=now_s, tokens=tokens))
+        ready, self._ready = self._ready, {}
+        for fragment, version in ready.items():
+            gone = not self.island.keeps(fragment, version)
+            self._on_fact(Adopted(at_s=now_s, fragment=fragment, version=version, overwritten=gone))
+        self._epoch += 1
+        self.world.trained(tokens)
+        self._step()
+        if self._heartbeats.is_news(self._steps.mean_s):
+            self._beat_for_ever()
+
+    def _drain(self) -> None:
+        self.state = "draining"
+        self.left_s = self.world.engine.now_s
+        self._on_fact(DrainOrdered(at_s=self.left_s, cause_id="drain"))
+
+    # --- news ---------------------------------------------------------------------------------------------------------------
+
+    def hear_call(self, call: PublishCall) -> None:
+        """Hear a call, unless the learner is deaf."""
+        if self.trains and not self.stalled:
+            now_s = self.world.engine.now_s
+            self._on_fact(CallHeard(at_s=now_s, fragment=call.fragment, version=call.version, attempt=call.attempt))
+
+    def hear_head(self, fragment: int, version: int, proven: bool = False) -> None:  # noqa: FBT001, FBT002  (called by timers)
+        """Hear of a head, by message or by its record, unless the learner is deaf."""
+        if self.trains and not self.stalled:
+            now_s = self.world.engine.now_s
+            self._on_fact(HeadHeard(at_s=now_s, fragment=fragment, version=version, proven=proven))
+
+    def hear_refused(self, key: PushKey, reason: str) -> None:
+        """Hear that a contribution was refused."""
+        if self.trains and not self.stalled:
+            now_s = self.world.engine.now_s
+            self._on_fact(PushRefused(at_s=now_s, fragment=key.fragment, push=key.push, reason=reason))
+
+    def _resync(self) -> None:
+        """Ask which heads are visible; the answer is there a round trip later."""
+        self.up.ask(self._answer_heads)
+
+    def _answer_heads(self) -> None:
+        for fragment, version in self.world.versions().items():
+            self.down.ask(self.hear_head, fragment, version, True)
+
+    def _beat_for_ever(self) -> None:
+        """Beat as production does: at once when the step time is news, and seldom when it is not."""
+        if not self.trains:
+            return
+        if not self.stalled:
+            for hub in self.world.hubs:
+                self.up.core_message(hub.hear_beat, self.beat())
+        self._beats += 1
+        self.world.engine.after(self._heartbeats.told(self._steps.mean_s), self._beat_again, self._beats)
+
+    def _beat_again(self, number: int) -> None:
+        if number == self._beats:
+            self._beat_for_ever()
+
+    def beat(self) -> LearnerBeat:
+        """Return a report of this moment."""
+        machine = self.island
+        return LearnerBeat(
+            at_s=self.world.engine.now_s,
+            learner=self.name,
+            incarnation=self.incarnation,
+            training=self.trains,
+            step_s=self._steps.mean_s,
+            steps=machine.steps,
+            tokens=machine.tokens,
+            pushed=machine.pushed,
+            superseded=machine.superseded,
+            refused_local=machine.refused_local,
+        )
+
+    # --- facts and commands -------------------------------------------------------------------------------------------------
+
+    def _on_fact(self, fact: Fact) -> None:
+        actions = self.island.handle(fact)
+        if self._watched:
+            invariants.check_island(self.island)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Command) -> None:
+        if isinstance(action, Push):
+            arrived = ContributionArrived(
+                at_s=0.0,
+                key=PushKey(self.name, self.incarnation, action.fragment, action.push),
+                base_version=action.base_version,
+                tokens=action.tokens,
+                steps=action.steps,
+                trained_tokens=action.trained_tokens,
+                final=action.final,
+            )
+            self.up.send(self.world.up_bytes(action.fragment), self._is_durable, arrived)
+        elif isinstance(action, FetchFragment):
+            self.up.ask(self._answer_fetch, action)
+        elif isinstance(action, Leave):
+            for hub in self.world.hubs:
+                self.up.ask(self._said_goodbye, hub)
+
+    def _is_durable(self, arrived: ContributionArrived) -> None:
+        """Find a contribution in the queue, and tell its learner a latency later."""
+        self.down.ask(self._settled, arrived.key)
+        self.world.hub_of(arrived.key.fragment).receive(arrived)
+
+    def _settled(self, key: PushKey) -> None:
+        self._on_fact(PushSettled(at_s=self.world.engine.now_s, fragment=key.fragment, push=key.push))
+
+    def _answer_fetch(self, asked: FetchFragment) -> None:
+        fragment = asked.fragment
+        version = self.world.hub_of(fragment).versions[fragment]
+        held = max(self.island.intervals[fragment].anchor, self._ready.get(fragment, 0))
+        if version <= held and not asked.again:
+            self.down.ask(self._found_nothing, fragment)
+        else:
+            self.down.send(self.world.down_bytes(fragment), self._fetched, fragment, version)
+
+    def _found_nothing(self, fragment: int) -> None:
+        self._on_fact(NothingNewer(at_s=self.world.engine.now_s, fragment=fragment))
+
+    def _fetched(self, fragment: int, version: int) -> None:
+        self._ready[fragment] = version
+        self._on_fact(FragmentFetched(at_s=self.world.engine.now_s, fragment=fragment, version=version))
+
+    def _said_goodbye(self, hub: Hub) -> None:
+        hub.receive_farewell(self.beat())
+        self._farewells += 1
+        if self._farewells == len(self.world.hubs):
+            self.state = "left"

@@ -7,9 +7,8 @@ production codecs for sizes, `failures` is the closed form of goodput, `cautions
 
 from __future__ import annotations
 
-from atoll_simulator.planner.answer import PlanAnswer, answer, as_document
+from atoll_simulator.planner.answer import PlanAnswer, answer, as_document, text
 from atoll_simulator.planner.failures import Failures
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
-from atoll_simulator.planner.text import text
 
 __all__ = ["Failures", "PlanAnswer", "PlanLinks", "Prices", "Question", "answer", "as_document", "text"]

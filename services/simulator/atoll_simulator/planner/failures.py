@@ -48,7 +48,7 @@ POISSON_MEAN_MAX = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What breaks and how long it takes, in seconds.
+    """Failures of machines and how long each takes, in seconds.
 
     Attributes:
         mtbi_s: mean time between interruptions of one chip.
@@ -154,7 +154,7 @@ def _rigid(failures: Failures, rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spares:
-    """What a rigid job holds back: so many slices of all, and the share of all machines' time that is left to train."""
+    """Spares of a rigid job: so many slices of all, and the share of all machines' time that is left to train."""
 
     slices: int
     of: int

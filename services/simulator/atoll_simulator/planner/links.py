@@ -1,17 +1,24 @@
 """The effect of each region's link: the time of a round, the part that overlap hides, and the bandwidth needed.
 
-A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading
-1), the transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one
-fragment goes up while another comes down, so a fragment occupies the link for the longer leg only. If a region's share
-of the hub or its one TCP connection is slower than its own link, that is its rate. The window of unacknowledged chunks
-slows one blob, and so the round, but not the link, on which other fragments go up meanwhile.
+A round takes three and a half round trips (call 1/2, the chunks' acknowledgements 1, manifest 1/2, head 1/2, reading 1), the
+transfer up, merging, the transfer down. Links are full duplex: the legs of one round follow each other, but one fragment goes
+up while another comes down, so a fragment occupies the link for the longer leg only. If a region's share of the hub or its
+one TCP connection is slower than its own link, that is its rate. The window of unacknowledged chunks slows one blob, and so
+the round, but not the link, on which other fragments go up meanwhile.
+
+A wider link does not shorten some parts of a round: its round trips, merging, and the window, which bounds the bytes of a
+blob that are sent before the first of them are acknowledged. The one cause that keeps any bandwidth from being enough, or a
+round from ending within its overlap, is found by removing a part and asking again. The window comes first, because a user can
+change it more easily than the speed of light.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from atoll_simulator.planner import limits, utilisation
+from atoll.base.units import as_bytes, as_rate, as_time
+from atoll_simulator.planner import utilisation
 from atoll_simulator.planner.merging import Journey, MergePace, paces
 from atoll_simulator.planner.question import WANTED, Question
 from atoll_simulator.planner.timeline import Stream
@@ -20,6 +27,11 @@ from atoll_simulator.planner.traffic import Traffic
 ROUND_TRIPS = 3.5
 TRIPS_DOWN = 1.5
 ONE_CONNECTION = "one connection"
+WINDOW = "the upload window"
+ROUND_TRIP = "round trips"
+MERGING = "merging"
+TOGETHER = "round trips, the window and merging together"
+NO_WINDOW_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +86,36 @@ def stream(question: Question, moved: Traffic, up: float, down: float) -> Stream
     )
 
 
-def reached(question: Question, moved: Traffic, bits_per_s: float) -> float:
+def utilisation_at(question: Question, moved: Traffic, bits_per_s: float) -> float:
     """Return the utilisation over a link of `bits_per_s` in each direction with no other bound."""
     return utilisation.streaming(question.step_s, stream(question, moved, bits_per_s, bits_per_s))
 
 
-def required(question: Question, moved: Traffic) -> dict[float, float | None]:
+def required_rates(question: Question, moved: Traffic) -> dict[float, float | None]:
     """Return, by wanted utilisation, the bits per second that a learner's link needs in each direction."""
-    return {wanted: utilisation.required(lambda rate: reached(question, moved, rate), wanted) for wanted in WANTED}
+    return {
+        wanted: utilisation.required_rate(lambda rate: utilisation_at(question, moved, rate), wanted)
+        for wanted in WANTED
+    }
 
 
-def unreachable(question: Question, moved: Traffic) -> str:
+def explain_unreachable(question: Question, moved: Traffic) -> str:
     """Return why the least utilisation that no bandwidth reaches is out of reach; empty if every one is reached."""
     widest = utilisation.LINK_BITS_PER_S_MAX
-    best = reached(question, moved, widest)
+    best = utilisation_at(question, moved, widest)
     missed = [wanted for wanted in WANTED if best < wanted]
     if not missed:
         return ""
-    return limits.told(question, limits.limit(question, lambda other: reached(other, moved, widest) >= missed[0]))
+    return describe_cause(
+        question, limiting_cause(question, lambda other: utilisation_at(other, moved, widest) >= missed[0])
+    )
 
 
-def too_late(question: Question, moved: Traffic) -> str:
+def explain_too_late(question: Question, moved: Traffic) -> str:
     """Return why no bandwidth lets a round end within tau steps; empty if one does."""
     if burst(question, moved) is not None:
         return ""
-    return limits.told(question, limits.limit(question, lambda other: burst(other, moved) is not None))
+    return describe_cause(question, limiting_cause(question, lambda other: burst(other, moved) is not None))
 
 
 def burst(question: Question, moved: Traffic) -> float | None:
@@ -171,3 +188,43 @@ def _region(question: Question, moved: Traffic, usable: _Usable, pace: MergePace
         interval=pace.interval,
         merged=pace.merged,
     )
+
+
+def without_window(question: Question) -> Question:
+    """Return the question of a bus that does not wait for acknowledgements while it writes a blob."""
+    return replace(question, links=replace(question.links, window_bytes=NO_WINDOW_BYTES))
+
+
+def limiting_cause(question: Question, holds: Callable[[Question], bool]) -> str:
+    """Return the part of a round without which `holds` is true; `TOGETHER` if no single part is the cause."""
+    links = question.links
+    without = {
+        WINDOW: without_window(question),
+        MERGING: replace(question, links=replace(links, merge_s=0.0)),
+        ROUND_TRIP: replace(question, links=replace(links, rtt_s=0.0)),
+    }
+    return next((cause for cause, other in without.items() if holds(other)), TOGETHER)
+
+
+def describe_cause(question: Question, cause: str) -> str:
+    """Return a cause with its numbers."""
+    links = question.links
+    trip = f"{1000.0 * links.rtt_s:g} ms"
+    return {
+        WINDOW: f"a blob goes up with {as_bytes(links.window_bytes)} in flight, so at {as_rate(links.window_bits_per_s)} at "
+        f"most over {trip}, whatever the link",
+        ROUND_TRIP: f"the round trips of {trip} alone are too long",
+        MERGING: f"the {as_time(links.merge_s)} of merging and disk alone are too long",
+        TOGETHER: f"round trips of {trip}, the window of {as_bytes(links.window_bytes)} and {links.merge_s:g} s of merging are "
+        f"too long together",
+    }[cause]
+
+
+def cause_remedy(cause: str) -> str:
+    """Return the change that removes a cause."""
+    return {
+        WINDOW: "more fragments, more overlap, a smaller codec up, a hub nearer by or a larger BusOptions.window; not the link",
+        ROUND_TRIP: "more overlap, longer steps or a hub nearer by (--overlap-steps, --rtt-ms); not the link",
+        MERGING: "more overlap, or faster shards and disks (--overlap-steps, --merge-s); not the link",
+        TOGETHER: "more overlap or more fragments (--overlap-steps, --fragments); not the link",
+    }[cause]

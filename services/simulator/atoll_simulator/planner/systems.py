@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner import utilisation
 from atoll_simulator.planner.failures import HOUR_S, goodput
-from atoll_simulator.planner.links import Region, required, unreachable
+from atoll_simulator.planner.links import Region, explain_unreachable, required_rates
 from atoll_simulator.planner.question import WANTED, Question
 from atoll_simulator.planner.timeline import GraphStep
 from atoll_simulator.planner.traffic import Traffic
@@ -97,7 +97,7 @@ def systems(question: Question, moved: Traffic, regions: tuple[Region, ...]) -> 
     together, rigid = useful.synchronous_elastic, useful.synchronous_rigid
     ring, in_turn = (site, wide), (site / protocol.interval_steps, wide / protocol.interval_steps)
     used, used_in_turn = every(1, ring_s)(slowest), every(protocol.interval_steps, ring_s)(slowest)
-    ours = Needs(required(question, moved), {}, unreachable(question, moved))
+    ours = Needs(required_rates(question, moved), {}, explain_unreachable(question, moved))
     return (
         _system(question, "Atoll", (1.0, useful.atoll, merged), ours, (atoll_site, atoll_wide)),
         _system(question, "synchronous DiLoCo", (used_in_turn, together, 1.0), in_turns, in_turn),
@@ -127,7 +127,9 @@ class Needs:
 
 def _ring_needs(question: Question, published: Callable[[float], float], ring: Callable[[float], float]) -> Needs:
     """Return what synchronous training needs; only a ring's round trips can be too long for any bandwidth."""
-    counted, found = ({wanted: utilisation.required(how, wanted) for wanted in WANTED} for how in (published, ring))
+    counted, found = (
+        {wanted: utilisation.required_rate(how, wanted) for wanted in WANTED} for how in (published, ring)
+    )
     trips = (
         f"a ring of {question.learners} takes {question.learners - 1} round trips of {1000 * question.links.rtt_s:g} ms"
     )

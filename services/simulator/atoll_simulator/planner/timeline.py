@@ -147,7 +147,7 @@ def diloco(step: GraphStep, reduce_s: float, interval: int, *, overlap: bool = T
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How fragments travel: P per H steps, each `send_s` of the link and `after_s` beyond it, due within tau steps.
+    """Travel of fragments: P per H steps, each `send_s` of the link and `after_s` beyond it, due within tau steps.
 
     `shared` says whether the link carries one fragment at a time; if not, each has a link of its own, as if bandwidth
     were not divided between those in flight.

@@ -80,7 +80,7 @@ def interval_reached(step_s: float, stream: Stream) -> float:
     return max(float(stream.interval), occupied_s / step_s, in_turn_s / step_s)
 
 
-def required(utilisation: Callable[[float], float], wanted: float) -> float | None:
+def required_rate(utilisation: Callable[[float], float], wanted: float) -> float | None:
     """Return the least bits per second at which `utilisation`, which never falls with bandwidth, reaches `wanted`.
 
     None when no bandwidth reaches it, because time is lost to causes other than bandwidth (latency, merging); 0 when

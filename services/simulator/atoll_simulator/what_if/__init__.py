@@ -1,1 +1,1 @@
-"""What another setting would have given: the recording of a real run, fitted, simulated as it was, and as it would be."""
+"""Another setting for a recorded run: its recording, fitted, simulated as it was, and as it would be."""

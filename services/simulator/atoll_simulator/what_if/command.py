@@ -14,7 +14,7 @@ from atoll.cli.reading import Out
 if TYPE_CHECKING:
     from atoll_simulator.what_if.comparison import Comparison
     from atoll_simulator.what_if.recording import Recording
-    from atoll_simulator.what_if.replayed import Change
+    from atoll_simulator.what_if.replay import Change
 
 MISSED = 1
 MISS_MAX = 0.15
@@ -59,9 +59,9 @@ def what_if(  # noqa: PLR0913  (one option each)
     from atoll.base.units import within  # noqa: PLC0415
     from atoll.cli.output import say_lines  # noqa: PLC0415
     from atoll.cli.reading import recording_of  # noqa: PLC0415
-    from atoll_simulator.what_if.asked import asked  # noqa: PLC0415
-    from atoll_simulator.what_if.recording import fitted  # noqa: PLC0415
-    from atoll_simulator.what_if.told import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
+    from atoll_simulator.what_if.recording import fit_recording  # noqa: PLC0415
+    from atoll_simulator.what_if.replay import parse_change  # noqa: PLC0415
+    from atoll_simulator.what_if.text import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
 
     within("--seeds", seeds, 2, SEEDS_MAX)
     within("--miss-max", miss_max, 0.0, 10.0)
@@ -72,9 +72,9 @@ def what_if(  # noqa: PLR0913  (one option each)
         raise SettingsError(
             "what if what?", got="no run", allowed="--out with the folder of a run, or --run and --broker"
         )
-    recording = fitted(*recording_of("what-if", where, run, broker))
-    change = asked(recording, assignments or [], links or []) if assignments or links else None
-    found = _compared(recording, change, seeds, miss_max)
+    recording = fit_recording(*recording_of("what-if", where, run, broker))
+    change = parse_change(recording, assignments or [], links or []) if assignments or links else None
+    found = _compare_with_bar(recording, change, seeds, miss_max)
     if as_json:
         typer.echo(json.dumps(as_document(recording, found, change), indent=2))
     else:
@@ -85,16 +85,16 @@ def what_if(  # noqa: PLR0913  (one option each)
         raise typer.Exit(MISSED)
 
 
-def _compared(recording: Recording, change: Change | None, seeds: int, miss_max: float) -> Comparison:
+def _compare_with_bar(recording: Recording, change: Change | None, seeds: int, miss_max: float) -> Comparison:
     """Compare, with a bar on standard error where a person looks at it."""
     from atoll_simulator.what_if.comparison import compare  # noqa: PLC0415
 
     total = seeds * (1 if change is None else 2)
     with typer.progressbar(
-        length=total, label="simulating", file=typer.get_text_stream("stderr"), hidden=not _seen()
+        length=total, label="simulating", file=typer.get_text_stream("stderr"), hidden=not _is_on_terminal()
     ) as bar:
         return compare(recording, change, seeds, miss_max, lambda _: bar.update(1))
 
 
-def _seen() -> bool:
+def _is_on_terminal() -> bool:
     return typer.get_text_stream("stderr").isatty()

@@ -20,11 +20,11 @@ from atoll_simulator.fleet.cells import SeedSpread, spread
 from atoll_simulator.fleet.rounds import NeverAtRest
 from atoll_simulator.what_if.outcome import Miss, RunFigures, misses
 from atoll_simulator.what_if.recording import Recording
-from atoll_simulator.what_if.replayed import AS_IT_WAS, Change, simulated
+from atoll_simulator.what_if.replay import AS_IT_WAS, Change, simulate_change
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class FigureChange:
     """One figure: as simulated with the recording's settings and with others, and the difference, each over all seeds.
 
     `off` is how far the simulation of the run as it was is from the recording, in the figure's own unit; None where the
@@ -55,7 +55,7 @@ class Comparison:
     misses: tuple[Miss, ...]
     miss_max: float
     seeds: int
-    changes: tuple[Changed, ...]
+    changes: tuple[FigureChange, ...]
 
     @property
     def believed(self) -> bool:
@@ -74,19 +74,21 @@ def compare(
 
     `progress` hears after each simulation how many are done.
     """
-    was = [_done(recording, AS_IT_WAS, seed, progress, seed + 1) for seed in range(seeds)]
+    was = [_simulate_one(recording, AS_IT_WAS, seed, progress, seed + 1) for seed in range(seeds)]
     mean = RunFigures(**{each.name: fmean(getattr(one, each.name) for one in was) for each in fields(RunFigures)})
     checked = Comparison(tuple(misses(recording.outcome, mean, recording.interval_s)), miss_max, seeds, ())
     if change is None or not checked.believed:
         return checked
-    would_be = [_done(recording, change, seed, progress, seeds + seed + 1) for seed in range(seeds)]
-    changes = tuple(_changed(miss, was, would_be, bounded=not change.links) for miss in checked.misses)
+    would_be = [_simulate_one(recording, change, seed, progress, seeds + seed + 1) for seed in range(seeds)]
+    changes = tuple(_figure_change(miss, was, would_be, bounded=not change.links) for miss in checked.misses)
     return Comparison(checked.misses, miss_max, seeds, changes)
 
 
-def _done(recording: Recording, change: Change, seed: int, progress: Callable[[int], None], count: int) -> RunFigures:
+def _simulate_one(
+    recording: Recording, change: Change, seed: int, progress: Callable[[int], None], count: int
+) -> RunFigures:
     try:
-        found = simulated(recording, change, seed)
+        found = simulate_change(recording, change, seed)
     except NeverAtRest as error:
         # Of a log that processes wrote there is always an end; one that somebody has edited need not have one.
         raise SettingsError(
@@ -98,8 +100,8 @@ def _done(recording: Recording, change: Change, seed: int, progress: Callable[[i
     return found
 
 
-def _changed(miss: Miss, was: list[RunFigures], would_be: list[RunFigures], *, bounded: bool) -> Changed:
+def _figure_change(miss: Miss, was: list[RunFigures], would_be: list[RunFigures], *, bounded: bool) -> FigureChange:
     one, other = ([getattr(each, miss.name) for each in outcomes] for outcomes in (was, would_be))
     difference = spread([b - a for a, b in zip(one, other, strict=True)])
     off = abs(miss.simulated - miss.recording) if bounded else None
-    return Changed(miss.name, spread(one), spread(other), difference, off)
+    return FigureChange(miss.name, spread(one), spread(other), difference, off)

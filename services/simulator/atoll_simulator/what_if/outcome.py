@@ -1,4 +1,4 @@
-"""What came of a run, in figures that a recording and a simulation both have, made by the same sums.
+"""Outcome of a run, in figures that a recording and a simulation both have, made by the same sums.
 
 `MadeCommit` is one commit. A recording has them in its `round` events, a simulation at its shards' decisions.
 Token-fragments divided by the number of fragments are tokens, so "merged tokens/s" is what of the training reached the model.
@@ -27,8 +27,8 @@ class MadeCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What the learners did: tokens, and their seconds stepping and present."""
+class TrainingTotals:
+    """Work of the learners: tokens, and their seconds stepping and present."""
 
     tokens: int
     goodput: RunGoodput
@@ -67,7 +67,7 @@ WAITS = ("quorum_wait_s", "waited_s")
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """How far a simulated figure is from the recording's; `share` is what is compared with the bound."""
+    """Distance of a simulated figure from the recording's; `share` is what is compared with the bound."""
 
     name: str
     recording: float
@@ -75,7 +75,7 @@ class Miss:
     share: float
 
 
-def outcome(commits: Sequence[MadeCommit], trained: Trained, time_s: float, fragments: int) -> RunFigures:
+def outcome(commits: Sequence[MadeCommit], trained: TrainingTotals, time_s: float, fragments: int) -> RunFigures:
     """Return the figures of a run that took `time_s` with so many `fragments`."""
     shares = [share for made in commits for share in made.shares]
     called = [made for made in commits if made.shares]

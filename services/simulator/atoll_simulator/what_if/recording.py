@@ -1,6 +1,6 @@
 r"""The recording of a run as a schedule for the simulator: who was there, how fast, over which link, and what the shards took.
 
-    event log (`History`) + agreement ──► `fitted` ──► `Recording`
+    event log (`History`) + agreement ──► `fit_recording` ──► `Recording`
 
 What is measured, and from what:
 
@@ -9,7 +9,7 @@ What is measured, and from what:
   such a mean pace, whatever slowed it. Samples between steps end none, so steps may be longer than the time between samples.
   The simulator draws stretches with replacement, each with its length (a block bootstrap): slow times stay together. A run too
   short for samples has the step times noted with pushes, which are means of 16 steps and lack what was between steps.
-* **Delay**: an answer to a first call arrives after the call's way, its upload and its manifest's way. What is left without
+* **Delay**: an answer to a first call arrives after the call's way, its upload and its manifest's way. The rest without
   the upload is two delays and what held it up (coding, a busy processor). The quickest tenth bounds the delays; what the others
   took longer is drawn for each push. Late answers count from the call that they answered.
 * **Rate**: bytes over `upload_s` without the two delays of its first message.
@@ -37,7 +37,7 @@ from atoll.run.view import RoundLine
 from atoll.story.goodput import TimePresent, presences, summed
 from atoll.story.history import History, Noted, RoundMoments, base_of
 from atoll.story.lives import RecordedLife, lives_of
-from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, Trained, interval_s, outcome
+from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, TrainingTotals, interval_s, outcome
 
 LATENCY_S_MIN: Final = 1e-4
 QUICK_SHARE: Final = 0.1
@@ -102,7 +102,7 @@ class RecordedFragment:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the simulator is told, and what came of the run; `over` says whether the run had ended."""
+    """Schedule for the simulator, and the run's own figures; `over` says whether the run had ended."""
 
     settings: ProtocolSettings
     learners: tuple[RecordedLearner, ...]
@@ -120,7 +120,7 @@ class Recording:
         return float(sum(Framing(each.elements, KEYFRAME).size_bytes for each in self.fragments.values()))
 
 
-def fitted(history: History, settings: ProtocolSettings) -> Recording:
+def fit_recording(history: History, settings: ProtocolSettings) -> Recording:
     """Return the schedule that a run's event log tells.
 
     Raises:
@@ -139,46 +139,57 @@ def fitted(history: History, settings: ProtocolSettings) -> Recording:
     until_s = max([rounds[-1].at_s, *(each.at_s for each in history.left if over)])
     joined = {each.who for each in history.joined}
     lives = {name: list(own.values()) for name, own in lives_of(history).items() if name in joined}
+    learners = _fit_learners(history, lives, (from_s, until_s), settings)
+    time_s = until_s - from_s
+    commits = [commit_of(line) for line in rounds]
+    return Recording(
+        settings=settings,
+        learners=learners,
+        fragments=_fit_fragments(rounds, settings.fragments),
+        read_s=tuple(share.read_s for _, share in history.contributions() if share.read_s is not None) or (0.0,),
+        commit_s=tuple(line.round.queued_s + line.round.merge_s + line.round.commit_s for line in rounds),
+        time_s=time_s,
+        over=over,
+        outcome=outcome(commits, _training_totals(lives, learners), time_s, settings.fragments),
+        interval_s=interval_s(commits, time_s),
+    )
+
+
+def _fit_learners(
+    history: History,
+    lives: Mapping[str, Sequence[RecordedLife]],
+    times_s: tuple[float, float],
+    settings: ProtocolSettings,
+) -> tuple[RecordedLearner, ...]:
+    """Return the learners that noted their steps; raise `SettingsError` if none did."""
     there = presences(history)
-    told = [
-        _learner(history, name, there[name], own, (from_s, until_s), settings)
-        for name, own in lives.items()
-        if name in there
-    ]
-    learners = tuple(each for each in told if each is not None)
+    fits = (
+        _fit_learner(history, name, there[name], own, times_s, settings) for name, own in lives.items() if name in there
+    )
+    learners = tuple(each for each in fits if each is not None)
     if not learners:
         raise SettingsError(
             "no learner of this run noted how long its steps take",
             got="events of an earlier release",
             todo="make a new run with this Atoll",
         )
-    time_s = until_s - from_s
-    commits = [made_of(line) for line in rounds]
-    trained = _trained(lives, learners)
-    fragments = {}
-    for fragment in range(settings.fragments):
-        fragments[fragment] = _fragment([line for line in rounds if line.round.fragment == fragment] or rounds)
-    return Recording(
-        settings=settings,
-        learners=learners,
-        fragments=fragments,
-        read_s=tuple(share.read_s for _, share in history.contributions() if share.read_s is not None) or (0.0,),
-        commit_s=tuple(line.round.queued_s + line.round.merge_s + line.round.commit_s for line in rounds),
-        time_s=time_s,
-        over=over,
-        outcome=outcome(commits, trained, time_s, settings.fragments),
-        interval_s=interval_s(commits, time_s),
-    )
+    return learners
 
 
-def made_of(line: RoundLine) -> MadeCommit:
+def _fit_fragments(rounds: Sequence[RoundLine], fragments: int) -> dict[int, RecordedFragment]:
+    """Return each fragment by its own rounds; by all rounds where it has none."""
+    own = {fragment: [line for line in rounds if line.round.fragment == fragment] for fragment in range(fragments)}
+    return {fragment: _fit_fragment(lines or rounds) for fragment, lines in own.items()}
+
+
+def commit_of(line: RoundLine) -> MadeCommit:
     """Return a round as one commit."""
     made = line.round
     shares = tuple((share.age, share.tokens) for share in made.contributors)
     return MadeCommit(made.fragment, made.quorum_wait_s, made.waited_s, shares)
 
 
-def _learner(
+def _fit_learner(
     history: History,
     name: str,
     there: TimePresent,
@@ -195,12 +206,12 @@ def _learner(
     if not sampled:
         stretches = [StepStretch(RECENT_STEPS, step_s) for step_s in noted]
     pace_s = sum(each.steps * each.step_s for each in stretches) / sum(each.steps for each in stretches)
-    link, held_s = _link(history, merged)
+    link, held_s = _fit_link(history, merged)
     tokens, steps = sum(share.tokens for _, share in merged), sum(share.steps for _, share in merged)
     return RecordedLearner(
         name=name,
         lives=tuple(
-            _life(life, life.joined, times_s, pace_s, 2.0 * settings.silence_s)
+            _fit_life(life, life.joined, times_s, pace_s, 2.0 * settings.silence_s)
             for life in lives
             if life.joined is not None
         ),
@@ -236,7 +247,7 @@ def _stepped(life: RecordedLife) -> list[Noted[SampleEvent]]:
     return [each for each in life.samples if each.fields.step > 0]
 
 
-def _life(
+def _fit_life(
     life: RecordedLife, joined: Noted[JoinedEvent], times_s: tuple[float, float], pace_s: float, recent_s: float
 ) -> Life:
     """Return one life: when it ended, and whether in order; one heard within `recent_s` before the end was there until then."""
@@ -257,7 +268,7 @@ def _life(
     return Life(life.incarnation, joined.at_s - from_s, ended_s - from_s, max(0.0, warm_s), in_order)
 
 
-def _link(history: History, merged: list[tuple[RoundLine, Contributor]]) -> tuple[RecordedLink, tuple[float, ...]]:
+def _fit_link(history: History, merged: list[tuple[RoundLine, Contributor]]) -> tuple[RecordedLink, tuple[float, ...]]:
     """Return a learner's link, and what each of its answers took beside two delays and its upload."""
     uploads = [
         (line, share)
@@ -290,7 +301,7 @@ def _answered_s(history: History, line: RoundLine, share: Contributor) -> float:
     return RoundMoments.of(line).called_s + share.arrived_s - RoundMoments.of(called).called_s
 
 
-def _fragment(rounds: list[RoundLine]) -> RecordedFragment:
+def _fit_fragment(rounds: Sequence[RoundLine]) -> RecordedFragment:
     sent = [share.bytes for line in rounds for share in line.round.contributors if share.bytes]
     return RecordedFragment(
         elements=int(median(line.round.parameters for line in rounds)),
@@ -299,7 +310,9 @@ def _fragment(rounds: list[RoundLine]) -> RecordedFragment:
     )
 
 
-def _trained(lives: Mapping[str, Sequence[RecordedLife]], learners: tuple[RecordedLearner, ...]) -> Trained:
+def _training_totals(
+    lives: Mapping[str, Sequence[RecordedLife]], learners: tuple[RecordedLearner, ...]
+) -> TrainingTotals:
     """Return what the learners did by their farewells; of one without, by its last sample or contributions."""
     tokens = sum(life.steps * learner.step_tokens for learner in learners for life in lives[learner.name])
-    return Trained(tokens, summed(learner.there for learner in learners))
+    return TrainingTotals(tokens, summed(learner.there for learner in learners))

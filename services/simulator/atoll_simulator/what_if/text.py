@@ -8,10 +8,10 @@ from typing import Any
 from atoll.base.units import as_rate, as_share
 from atoll.base.wording import counted
 from atoll.story.goodput import DEFINITION
-from atoll_simulator.what_if.comparison import Changed, Comparison
+from atoll_simulator.what_if.comparison import Comparison, FigureChange
 from atoll_simulator.what_if.outcome import SHARES, TITLES
 from atoll_simulator.what_if.recording import RecordedLearner, RecordedLink, Recording
-from atoll_simulator.what_if.replayed import Change
+from atoll_simulator.what_if.replay import Change
 
 WIDE = 32
 INTERVAL = "  ±: its 95 % interval, and as much again as the check finds the simulation to be off in that figure."
@@ -107,7 +107,7 @@ def as_document(recording: Recording, found: Comparison, change: Change | None) 
     }
 
 
-def _as_dict(each: Changed) -> dict[str, Any]:
+def _as_dict(each: FigureChange) -> dict[str, Any]:
     return {**asdict(each), "half": each.half, "significant": each.significant}
 
 
@@ -129,5 +129,5 @@ def _off(name: str, share: float) -> str:
     return f"{share:.3f} *" if name in SHARES else as_share(share)
 
 
-def _change(each: Changed) -> str:
+def _change(each: FigureChange) -> str:
     return f"{each.change.mean:+.4g}" + ("" if each.half is None else f" ± {each.half:.2g}")

@@ -4,39 +4,63 @@
 
 The same seed draws the same stretches for every setting, since each purpose has a stream of its own (`fleet.chance`). So two
 settings are compared under the same luck, and the difference between them has a smaller spread than either.
+
+A person asks for a change as text: `protocol.quorum=2`, `learner-2=10Mbit/s,80ms`. Anything else is refused.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from atoll.base.errors import SettingsError
+from atoll.base.units import rate
 from atoll.client.join import RECOVER_S
-from atoll.codec import Framing
+from atoll.codec import Framing, format_of
 from atoll.protocol.events import Commit
+from atoll.protocol.settings import ProtocolSettings
 from atoll.story.goodput import summed
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import stream
 from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
-from atoll_simulator.fleet.rounds import REST_STEPS, NeverAtRest, Rounds
-from atoll_simulator.fleet.trainer import FleetLearner
-from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, Trained, outcome
+from atoll_simulator.fleet.rounds import REST_STEPS, FleetLearner, NeverAtRest, Rounds
+from atoll_simulator.scenario import LATENCY_S_MAX
+from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, TrainingTotals, outcome
 from atoll_simulator.what_if.recording import Life, RecordedLearner, RecordedLink, Recording
 
 REST_S = 3600.0
 GONE = "gone"
 JOINING_TRIPS = 6
-"""What a learner asks for in turn before it trains: the run, its member record, heads, frames, data, a peer's state."""
+"""Requests of a learner, in turn, before it trains: the run, its member record, heads, frames, data, a peer's state."""
+SETTINGS: Final = (
+    "quorum",
+    "grace_gamma",
+    "grace_cap_steps",
+    "overlap_steps",
+    "interval_steps",
+    "average_decay",
+    "age_max",
+    "silence_s",
+    "shards",
+    "ending",
+    "codec_up",
+    "codec_down",
+)
+"""Settings of rounds and bytes. Changes of the learning itself (merging, outer rate) need gradients: `atoll sim train`."""
+_TRY_LEARNING: Final = "what changes the learning itself is tried in `atoll sim train`"
+_DELAY: Final = re.compile(r"([0-9]*\.?[0-9]+)\s*(ms|s)")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is different from the recording: protocol settings by name, and links by learner."""
+    """Difference from the recording: protocol settings by name, and links by learner."""
 
     settings: dict[str, Any]
     links: dict[str, RecordedLink]
@@ -45,7 +69,7 @@ class Change:
 AS_IT_WAS = Change({}, {})
 
 
-def simulated(recording: Recording, change: Change, seed: int) -> RunFigures:
+def simulate_change(recording: Recording, change: Change, seed: int) -> RunFigures:
     """Return what comes of the recording's schedule under a change, from one seed."""
     world = RecordedRounds(recording, change, seed)
     for learner in recording.learners:
@@ -71,7 +95,7 @@ def simulated(recording: Recording, change: Change, seed: int) -> RunFigures:
     # As in `atoll.story.goodput`, a learner that never stepped has no part in it.
     there = [(learner.there, made[learner.name]) for learner in recording.learners if made[learner.name]]
     stepped = [replace(present, stepping_s=present.stepped_s(steps)) for present, steps in there]
-    trained = Trained(tokens, summed(stepped))
+    trained = TrainingTotals(tokens, summed(stepped))
     return outcome(world.made, trained, recording.time_s, world.settings.fragments)
 
 
@@ -197,3 +221,55 @@ class RecordedLine(FleetLink):
 
 def _ratio(elements: int, old: str, new: str) -> float:
     return 1.0 if old == new else Framing(elements, new).size_bytes / Framing(elements, old).size_bytes
+
+
+def parse_change(recording: Recording, assignments: Iterable[str], links: Iterable[str]) -> Change:
+    """Return the change that the texts ask for.
+
+    Raises:
+        SettingsError: a text is no setting or link, no what-if, or nobody's; or the agreement would not hold together.
+    """
+    settings = dict(_setting(text) for text in assignments)
+    learners = len(recording.learners)
+    msgspec.structs.replace(recording.settings, **settings).check(learners)
+    return Change(settings, dict(_link(text, recording) for text in links))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, told = text.partition("=")
+    field = name.strip().removeprefix("protocol.")
+    known = field in ProtocolSettings.__struct_fields__
+    if equals and not known and "." not in field:
+        raise SettingsError.unknown(f"protocol.{field}", SETTINGS, todo=_TRY_LEARNING)
+    if not equals or field not in SETTINGS:
+        raise SettingsError(
+            "this is no what-if that a recording can answer",
+            got=f"--set {text}",
+            allowed=", ".join(f"protocol.{each}=..." for each in SETTINGS),
+            todo=_TRY_LEARNING,
+        )
+    try:
+        value = msgspec.convert(told.strip(), get_type_hints(ProtocolSettings)[field], strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"protocol.{field} cannot have such a value", got=told, allowed=str(error)) from error
+    if field.startswith("codec_"):
+        format_of(value)
+    return field, value
+
+
+def _link(text: str, recording: Recording) -> tuple[str, RecordedLink]:
+    name, _, told = text.partition("=")
+    words = [word.strip() for word in told.split(",")]
+    names = [learner.name for learner in recording.learners]
+    if name not in names:
+        raise SettingsError("--link names no learner of the recording", got=text, allowed=", ".join(names))
+    delay = _DELAY.fullmatch(words[1]) if len(words) == 2 else None
+    latency_s = float(delay[1]) * (0.001 if delay[2] == "ms" else 1.0) if delay else -1.0
+    if not 0.0 <= latency_s <= LATENCY_S_MAX:
+        raise SettingsError(
+            "--link is not understood",
+            got=text,
+            allowed=f"a rate and a delay each way of at most {LATENCY_S_MAX:g} s, as {names[0]}=10Mbit/s,80ms",
+        )
+    bits_s = rate(re.sub(r"(?<=bit)/s$", "", words[0]), "--link")
+    return name, RecordedLink(latency_s, bits_s / 8.0)

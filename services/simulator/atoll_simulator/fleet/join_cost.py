@@ -52,9 +52,9 @@ def join(
         within("--copy-steps", copy, 0.0, COPY_STEPS_MAX)
         come_s = 2.0 * exchange.interval_steps * fleet.step_s
         until_s = come_s + (copy + 3.0 * exchange.interval_steps) * fleet.step_s
-        alone = _begun(fleet, exchange, learners, seed)
+        alone = _begin_run(fleet, exchange, learners, seed)
         alone.engine.run(until_s)
-        world = _begun(fleet, exchange, learners, seed)
+        world = _begin_run(fleet, exchange, learners, seed)
         world.engine.run(come_s)
         newcomer = world.add(NEWCOMER, 1.0, SLICES)
         newcomer.join(copy * fleet.step_s)
@@ -86,7 +86,7 @@ def copies_in(text: str) -> tuple[float, ...]:
     return found
 
 
-def _begun(fleet: FleetParameters, exchange: Exchange, learners: int, seed: int) -> Rounds:
+def _begin_run(fleet: FleetParameters, exchange: Exchange, learners: int, seed: int) -> Rounds:
     """Return a newly begun run of equal learners."""
     world = Rounds(fleet, exchange, seed)
     world.settings.check(learners)
