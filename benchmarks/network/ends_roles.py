@@ -44,12 +44,11 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef, Download
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.commit_attempt import CommitAttempt
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
-from atoll_synchronizer.store import ShardStore
+from atoll_synchronizer.store import CommitAttempt, ShardStore
 from benchmarks.lib.compiled import compile_kernels
 
 TENSORS, ROWS, COLUMNS = 5, 5120, 1024

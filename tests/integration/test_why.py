@@ -171,7 +171,7 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
     for attempt in (2, 3, 4):
         needs = CalledAgain(quorum=2, contributed=1, unanswered=Names.of(["b"]), live=2)
-        await report.waiting(PublishCall(fragment=1, version=17, attempt=attempt, run_tokens=0, needs=needs))
+        await report.record_wait(PublishCall(fragment=1, version=17, attempt=attempt, run_tokens=0, needs=needs))
     history = History()
     history.take("ev.left.a", b"no event")
     await history.read(bus, record.subjects)
@@ -185,9 +185,9 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
 def test_a_wait_that_comes_again_and_again_is_logged_at_growing_intervals() -> None:
     """157 lines in ten minutes say no more than six; what was left out is counted, a long wait is said, a pause begins anew."""
     waits = GrowingIntervals()
-    said = [(second, waits.taken()) for second in range(0, 628, 4) if waits.is_due(float(second), is_long=False)]
+    said = [(second, waits.take_unsaid()) for second in range(0, 628, 4) if waits.is_due(float(second), is_long=False)]
     out_of_turn = waits.is_due(629.0, is_long=True)
-    unsaid = waits.taken()
+    unsaid = waits.take_unsaid()
 
     assert said == [(0, 0), (12, 2), (32, 4), (72, 9), (152, 19), (312, 39)]
     assert (out_of_turn, unsaid) == (True, 78)

@@ -66,12 +66,11 @@ from atoll.wire.blobs import Download, Upload
 from atoll.wire.messages import Head, Lease, Member, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import QUEUE_POLL_S, FactIntake
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.service import ShardService
-from atoll_synchronizer.store import ShardStore
+from atoll_synchronizer.store import CommitAttempt, ShardStore, StoredBlobs
 from schedules.schedule import play
 
 # Modules whose names are patched where they are used.
@@ -342,7 +341,9 @@ async def removed_reader_waits(self: FactIntake) -> None:
             if delivery is None:
                 proven = bool(await self._queue.drained())  # type: ignore[union-attr]
                 self._tell(
-                    QueueDrained(at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.hearsay.tokens)
+                    QueueDrained(
+                        at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.claimed_progress.tokens
+                    )
                 )
                 continue
             await self._on_delivery(delivery)

@@ -23,7 +23,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import Strangers
 from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
-from atoll_synchronizer import hearsay
+from atoll_synchronizer import intake as fact_intake
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
 from atoll_synchronizer.pending import PendingAcknowledgements
@@ -302,12 +302,12 @@ async def test_how_far_the_run_is_is_believed_as_far_as_leases_say(
     scene: IntakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that says that the run is over once ended it for all; what it says has the leases read."""
-    monkeypatch.setattr(hearsay, "LOOK_S", 0.01)
-    monkeypatch.setattr(hearsay, "LOOK_S_MAX", 0.01)
+    monkeypatch.setattr(fact_intake, "CLAIM_LOOK_S", 0.01)
+    monkeypatch.setattr(fact_intake, "CLAIM_LOOK_S_MAX", 0.01)
     target = msgspec.structs.replace(scene.run.protocol, tokens_target=70_000)
     scene.run = msgspec.structs.replace(scene.run, protocol=target)
     intake = await scene.begin()
-    scene.tasks.append(asyncio.create_task(intake.hearsay.keep_looking()))
+    scene.tasks.append(asyncio.create_task(intake.claimed_progress.keep_verifying()))
     subject, told = scene.run.subjects.beat("a"), beat(scene.run, "a", run_tokens=1 << 50)
 
     async def said(tokens: int) -> bool:

@@ -12,8 +12,8 @@ from atoll.base.errors import BlobGone
 from atoll.merge.outer import MOMENTUM
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.version import SCHEMA, SCHEMA_OF_DERIVED_STATE
-from atoll_synchronizer import outer_momenta
-from atoll_synchronizer.outer_momenta import KEPT, OuterMomenta
+from atoll_synchronizer import region_service
+from atoll_synchronizer.region_service import MOMENTA_KEPT, OuterMomenta
 from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 
 DELTAS = {"codec_down": "int4", "outer_momentum": 0.9, "keyframe_versions": 4}
@@ -66,7 +66,7 @@ async def test_what_is_derived_is_read_once(founded: FoundedRun) -> None:
 
 async def test_as_many_momenta_are_kept_as_there_is_room_for(founded: FoundedRun) -> None:
     """The one that was asked for longest ago goes, and is read again when it is asked for."""
-    assert FRAGMENTS >= KEPT
+    assert FRAGMENTS >= MOMENTA_KEPT
     momenta = OuterMomenta(founded.bus, founded.record)
     await founded.round()
     for fragment in (*range(FRAGMENTS), 0):
@@ -75,7 +75,7 @@ async def test_as_many_momenta_are_kept_as_there_is_room_for(founded: FoundedRun
 
 async def test_a_head_that_never_comes_is_said(founded: FoundedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that speaks of a version that is not there has a sum refused, and nothing waits for ever."""
-    monkeypatch.setattr(outer_momenta, "LOOK_S", 0.001)
+    monkeypatch.setattr(region_service, "HEAD_LOOK_S", 0.001)
     await founded.commit(0)
     momenta = OuterMomenta(founded.bus, founded.record)
     if founded.record.derives_state:

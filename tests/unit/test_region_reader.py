@@ -19,7 +19,7 @@ from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer
 from atoll_synchronizer import regions
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.regions import RegionReader, Surroundings
+from atoll_synchronizer.regions import RegionReader, TenureAccess
 from atoll_synchronizer.shard_context import ShardContext
 from support.founded_run import run_record
 from support.links import unique_run
@@ -93,7 +93,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
         head = Head(
             fragment=0, version=0, epoch=1, nonce="f", layout=fingerprint, keyframe=blob, key_version=0, digest=DIGEST
         )
-        around = Surroundings(
+        around = TenureAccess(
             spawn=lambda work: sure.append(asyncio.ensure_future(work)),
             tell=facts.append,
             region_of=lambda _: "eu",

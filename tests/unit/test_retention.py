@@ -125,10 +125,10 @@ async def test_only_what_counts_in_the_end_is_in_a_round(desk: RetentionDesk) ->
     fold = Fold(key=key, weight=1.0, staleness_weight=1.0, age=0)
     desk.retention.folded(fold)
     desk.retention.unfolded(0)
-    assert desk.retention.taken(0) == ()
+    assert desk.retention.take_folds(0) == ()
     desk.retention.folded(fold)
-    assert desk.retention.taken(0) == (), "its manifest was never retained: it was in a region's sum"
-    assert desk.retention.taken(0) == ()
+    assert desk.retention.take_folds(0) == (), "its manifest was never retained: it was in a region's sum"
+    assert desk.retention.take_folds(0) == ()
 
 
 async def test_facts_have_a_bound(desk: RetentionDesk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ async def test_a_frame_that_a_manifest_carries_is_retained_once(desk: RetentionD
     await desk.retention.contribution(key, carrying, {0: carrying.frame})
     desk.retention.folded(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0))
 
-    (fold,) = desk.retention.taken(0)
+    (fold,) = desk.retention.take_folds(0)
     assert fold.manifest.frame == b""
     assert fold.frame is not None
     assert desk.rounds.get_object(fold.frame) == b"frame"

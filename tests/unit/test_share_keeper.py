@@ -19,8 +19,8 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES
 from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_synchronizer.garbage_collector import LOOK_S, ShareKeeper
 from atoll_synchronizer.shard_context import EventLog, ShardContext
-from atoll_synchronizer.share_keeper import LOOK_S, ShareKeeper
 from support.founded_run import FRAGMENTS, SHARDS, one_fragment_run, run_record
 from support.links import unique_run
 

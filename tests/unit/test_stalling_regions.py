@@ -23,7 +23,7 @@ from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.region_service import AT_WORK, RegionService
-from atoll_synchronizer.regions import LOST_SHARE, RegionReader, Surroundings
+from atoll_synchronizer.regions import LOST_SHARE, RegionReader, TenureAccess
 from atoll_synchronizer.shard_context import ShardContext
 from support.founded_run import run_record
 from support.links import unique_run
@@ -88,7 +88,7 @@ class StalledRun:
             key_version=0,
             digest="0" * 32,
         )
-        around = Surroundings(
+        around = TenureAccess(
             spawn=lambda work: works.append(asyncio.ensure_future(work)),
             tell=self.facts.append,
             region_of=lambda _: "eu",

@@ -32,7 +32,7 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer, Info
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer import commit_attempt
+from atoll_synchronizer import store as shard_store
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
 from support.protocol_world import one_commit
@@ -74,7 +74,7 @@ class StoreDesk:
     def named(store: ShardStore) -> set[str]:
         """Return the stems that the head names."""
         head = store.holdings[0].head
-        return {blob.stem for blob in store._named(head)}
+        return {blob.stem for blob in store._protected(head)}
 
 
 @pytest.fixture
@@ -299,9 +299,9 @@ async def test_what_a_broker_loses_while_values_are_measured_is_stored_again(
         bus.stats.reconnects += 1
         ended.set()
 
-    monkeypatch.setattr(commit_attempt, "l2_norm", slow)
-    monkeypatch.setattr(commit_attempt, "off_loop", lambda _, work, *given: asyncio.to_thread(work, *given))
-    monkeypatch.setattr(commit_attempt, "all_of", all_stored)
+    monkeypatch.setattr(shard_store, "l2_norm", slow)
+    monkeypatch.setattr(shard_store, "off_loop", lambda _, work, *given: asyncio.to_thread(work, *given))
+    monkeypatch.setattr(shard_store, "all_of", all_stored)
     await asyncio.gather(store.commit(one_commit(0), STEP), cut())
     heir = await desk.owner(2)
     assert heir.holdings[0].values.tobytes() == store.holdings[0].values.tobytes()

@@ -28,7 +28,7 @@ async def test_a_usual_wait_is_no_warning_and_one_longer_than_an_interval_is() -
     async def called_again(attempt: int, waited_s: float) -> dict[str, object]:
         clock.now_s = machine.slots[0].round.called_s + waited_s
         with capture_logs() as lines:
-            await report.waiting(PublishCall(fragment=0, version=0, attempt=attempt, run_tokens=0))
+            await report.record_wait(PublishCall(fragment=0, version=0, attempt=attempt, run_tokens=0))
         (line,) = lines
         return dict(line)
 

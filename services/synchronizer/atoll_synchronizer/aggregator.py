@@ -1,34 +1,39 @@
 """The tensors of a shard: contributions on their way in, and the running sum of each fragment's round.
 
 The machine decides by keys; the aggregator applies its commands to the arrays behind those keys. It reads and validates a
-contribution (`contributions`) before the machine hears that it is ready. At most as many wait in the fold as are together
-as large as a sum (`atoll.merge.fold`), so a shard needs O(fragment), whatever M is. A run that judges the
-contributions of a round together (`atoll.merge.robust`) keeps all of a round. At most `READS_AT_ONCE` contributions are read
-at once, also after an outage, when hundreds are queued.
+contribution (`contributions`) before the machine hears that it is ready. At most as many wait in the fold as are together as
+large as a sum (`atoll.merge.fold`), so a shard needs O(fragment), whatever M is. A run that judges the contributions of
+a round together (`atoll.merge.robust`) keeps all of a round. At most `READS_AT_ONCE` contributions are read at once, also
+after an outage, when hundreds are queued.
 
-Contributions that their region has folded already (`regions`) are here as one sum. The machine folds all of them together, and
-with the last one the sum enters.
+Contributions that their region has folded already (`regions`) are here as one sum. The machine folds all of them together,
+and with the last one the sum enters.
 
-Of each contribution that it folds the aggregator keeps a small note, for people (`fold_notes`).
+A fold frees a contribution's memory, so the aggregator notes, for people, how much it counted, its correction and a small
+sample of it (`FoldNote`, `atoll.merge.alignment`). With the merge of the round the samples become cosines. The `round` event
+carries them; they decide nothing. A contribution that its region has folded has no note: the shard never sees its direction.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
-from atoll.merge.fold import MergeResult, PartialMerge
+from atoll.codec.encoded import Encoded
+from atoll.merge.alignment import Alignment, alignments, sample_of
+from atoll.merge.fold import Corrections, MergeResult, PartialMerge
 from atoll.merge.outer import State
 from atoll.merge.round_merge import RoundMerge
 from atoll.protocol.events import Fold, PushKey
 from atoll.wire.messages import Contribution, RunRecord
 from atoll_synchronizer.contributions import PendingContribution, read_contribution
-from atoll_synchronizer.fold_notes import FoldEffect, FoldNote, effects
 from atoll_synchronizer.retention import Retention
 
 READS_AT_ONCE = 8
@@ -137,3 +142,42 @@ class Aggregator:
         """Fold a pseudo-gradient in, and note for people how it went."""
         corrections = merge.add(waiting.pseudo_gradient, waiting.norms, command, state)
         self._notes[command.key.fragment][command.key] = FoldNote.of(waiting, command, corrections)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldNote:
+    """One contribution as it was folded.
+
+    `staleness_weight` is what it kept of its weight (0..1), `norm` its L2 norm as it came, `corrected_slices` the number of
+    its slices that the correction changed, and `corrected_norm` its length after that. `sample` is a part of it.
+    """
+
+    staleness_weight: float
+    norm: float
+    corrected_slices: int
+    corrected_norm: float
+    sample: Vector
+
+    @classmethod
+    def of(cls, waiting: PendingContribution, command: Fold, corrections: Corrections | None) -> FoldNote:
+        """Return the note of a contribution that is about to be folded."""
+        changes = [None] * len(waiting.norms) if corrections is None else corrections.by_slice
+        after = [norm if change is None else change.norm for norm, change in zip(waiting.norms, changes, strict=True)]
+        changed = sum(change is not None for change in changes)
+        sample = sample_of(waiting.pseudo_gradient)
+        return cls(command.staleness_weight, waiting.norm, changed, math.hypot(*after), sample)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldEffect:
+    """A note, and how well the contribution agrees with its round."""
+
+    note: FoldNote
+    alignment: Alignment
+
+
+def effects(notes: Mapping[PushKey, FoldNote], merged: Vector) -> dict[PushKey, FoldEffect]:
+    """Return what became of the noted contributions of a round whose merge is `merged`, flat float32."""
+    samples, learners = [note.sample for note in notes.values()], [key.learner for key in notes]
+    found = alignments(samples, learners, sample_of(Encoded.exact(merged)))
+    return {key: FoldEffect(note, one) for (key, note), one in zip(notes.items(), found, strict=True)}

@@ -1,29 +1,48 @@
-"""Removes chunks that no reader needs any more, at a moment when no reader waits for the broker.
+"""Removal of chunks from the broker's streams: what commits leave behind, and what is beyond a learner's share.
 
-Removing a chunk costs a broker about as much as serving it, and a commit leaves as many bytes behind as it stores: the
-frames before the last, the former outer state, the merged contributions. At that moment every learner begins to read
-the new version. So the collector removes the leftovers of a commit `LYING_S` later, or with the next commit of the
-fragment if that comes first: the broker holds at most one generation of leftovers per fragment. A commit that finds no
-room removes all of them at once.
+Removing a chunk costs a broker about as much as serving it, and a commit leaves as many bytes behind as it stores: the frames
+before the last, the former outer state, the merged contributions. At that moment every learner begins to read the new
+version. So the `GarbageCollector` removes the leftovers of a commit `LYING_S` later, or with the next commit of the fragment
+if that comes first: the broker holds at most one generation of leftovers per fragment. A commit that finds no room removes
+all of them at once.
 
 Removing never makes anything fail: the collector tries again later. If a process is killed, the next owner sweeps its
 leftovers (`store`), or they age out (contributions).
+
+The owner of shard 0 also keeps each learner and region of the run to its share of the streams (`ShareKeeper`), for all
+shards. When it begins, it narrows the streams to the shards and fragments that the run has, so the broker refuses what
+belongs to none (`Bus.fit`). Then it removes what is beyond a share (`atoll.run.stream_room`), the oldest first: that costs
+its sender its own chunks and nobody else's. An honest learner may leave some chunks of pushes that it gave up, since behind a
+locked door it cannot delete; these go without a word. More than `TOLD_SHARES` of a share fills the stream: the log and the
+event log then name whose subjects those are, and nobody as the one who stored it, since chunks are not signed and the broker
+of a region stores for its learners.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import Final, NamedTuple
 
-from atoll.base.errors import BrokerUnavailable, BusError, StorageFull
+from atoll.base.errors import AccessDenied, BrokerUnavailable, BusError, RunReplaced, StorageFull
 from atoll.base.logs import get
+from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
+from atoll.run.stream_room import ChunkShares, Excess, places_of
+from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 LYING_S: Final = 3.0
 PURGES_AT_ONCE: Final = 4
 
 log = get(__name__)
+LOOK_S: Final = 1.0
+FILLED_S: Final = 0.2
+"""The pause while somebody fills a stream."""
+BUSY_MAX: Final = 0.05
+"""A look at a large stream takes the broker long; it may be at it for so much of the time."""
+TOLD_SHARES: Final = 2
+TELL_S: Final = 10.0
+_FAILURES: Final = (BusError, BrokerUnavailable, StorageFull)
 
 
 class Leftover(NamedTuple):
@@ -79,9 +98,9 @@ class GarbageCollector:
             else:
                 others.append(left)
         self._lying = others
-        await self.remove(*now, *(self._taken() if fragment is None else ()))
+        await self.remove(*now, *(self._take_failed() if fragment is None else ()))
 
-    def _taken(self) -> list[str]:
+    def _take_failed(self) -> list[str]:
         """Return the leftovers whose removal failed, and forget them."""
         due = list(self._due)
         self._due.clear()
@@ -91,8 +110,70 @@ class GarbageCollector:
         """Remove each leftover when it is due."""
         clock = asyncio.get_running_loop().time
         while True:
-            due = self._taken()
+            due = self._take_failed()
             while self._lying and self._lying[0].due_s <= clock():
                 due.append(self._lying.popleft().subject_filter)
             await self.remove(*due)
             await asyncio.sleep(self._lying[0].due_s - clock() if self._lying else LYING_S)
+
+
+class ShareKeeper:
+    """The streams of one run, kept by one tenure."""
+
+    def __init__(self, context: ShardContext, event_log: EventLog) -> None:
+        """Look at nothing yet."""
+        self._bus, self._clock = context.bus, context.clock
+        self._places, self._shares = places_of(context.run), ChunkShares(context.run)
+        self._event_log = event_log
+        self._removed: Counter[str] = Counter()
+        self._told_s: dict[str, float] = {}
+
+    async def keep(self) -> None:
+        """Fit the streams, then look for ever."""
+        try:
+            changed = await patiently(lambda: self._bus.fit(self._places), "the bounds of the streams")
+        except (AccessDenied, BusError) as error:
+            log.warning("streams.not_fitted", reason=str(error), todo="start the broker with this release of atoll")
+        else:
+            log.info("streams.fitted", changed=changed)
+        while True:
+            began_s, filled = self._clock.monotonic(), False
+            try:
+                filled = await self.look()
+            except RunReplaced:
+                return
+            except _FAILURES as error:
+                log.debug("shares.unknown", reason=str(error))
+            took_s = self._clock.monotonic() - began_s
+            await asyncio.sleep(max(FILLED_S if filled else LOOK_S, took_s / BUSY_MAX - took_s))
+
+    async def look(self) -> bool:
+        """Remove what is beyond the shares; return whether that was anything."""
+        shares = self._shares
+        stored = await self._bus.count_stored(shares.subject_filter, more_than=shares.least)
+        excesses = shares.excesses(stored)
+        for excess in excesses:
+            await self._bus.purge(excess.subject_filter, keep=excess.keep)
+            self._removed[excess.subjects_of] += excess.messages if _fills(excess) else 0
+        await self._tell()
+        return bool(excesses)
+
+    async def _tell(self) -> None:
+        """Tell on whose subjects the stream is filled, of each at intervals."""
+        now_s = self._clock.monotonic()
+        due = [one for one in +self._removed if now_s - self._told_s.get(one, -TELL_S) >= TELL_S]
+        for name in due:
+            messages, self._told_s[name] = self._removed.pop(name), now_s
+            log.warning(
+                "stream.filled",
+                subjects_of=name,
+                removed=messages,
+                why="more than one share of chunks, which nobody signs: from it, or from the broker of a region",
+                todo=f"atoll keys revoke FOLDER {name}, if it goes on; a region's broker, if it goes on even then",
+            )
+            await self._event_log.record("filled", subjects_of=name, removed=messages)
+
+
+def _fills(excess: Excess) -> bool:
+    """Return whether this is more than an honest sender leaves behind."""
+    return excess.messages >= (TOLD_SHARES - 1) * excess.keep

@@ -11,6 +11,14 @@ everything else must agree with them. If no correct peer would send a message, i
 **A message that breaks us.** A fact that the machine cannot take is a mistake of ours, and the machine must not go on. But
 the queue would deliver the message to the next owner, too. So the failure names the message (`MessageFailed`); the host
 begins a new candidacy, and from the `SET_ASIDE_AFTER`-th failure on sets the message aside (`shard_assignment`).
+
+**Claimed progress.** A heartbeat tells how far the whole run is. A shard whose own fragments are behind learns from it alone
+that the run has reached its target; but a member that claims a larger number would end the run for all. So a claim is a
+reason to read the other shards' leases, and what they say is believed (`ClaimedProgress`).
+
+**Junk** is counted and told at intervals: a line and an event per message would cost more than the message. Only the first
+`SENDERS_MAX` senders of each interval are counted by name. Where messages are signed, one that is not believed is nobody's: a
+region's broker can write on the subjects of others, so these are counted apart, by the learner whose subject it was.
 """
 
 from __future__ import annotations
@@ -18,25 +26,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
+from typing import Final
 
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.logs import get
 from atoll.base.retry import patiently
-from atoll.bus.interface import Consumer, CoreMessage, Delivery, Subscription
+from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
 from atoll.protocol.claims import ClaimJudge, PushClaim, lived_since_s
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.ledger import Ledger
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
+from atoll.run.record import recorded_progress
 from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
 from atoll.wire.messages import Beat, Contribution, RunRecord, decode
+from atoll.wire.signature_line import is_unproven
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.contributions import check_manifest
-from atoll_synchronizer.hearsay import Hearsay
-from atoll_synchronizer.junk import JunkReport
 from atoll_synchronizer.pending import PendingAcknowledgements, PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
@@ -44,12 +54,19 @@ log = get(__name__)
 
 QUEUE_POLL_S = 0.5
 QUEUE_ASK_S = 2.0
-"""How often the broker is asked whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
+"""Interval of asking whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
 BATCH = 256
 BEATS_EVERY_S = 0.02
 BEATS_AT_ONCE = 128
 """Heartbeats are looked at so often, and so many at a time, at most: each awakening costs more than the heartbeat that it is
 for, and a flood of them may not keep a shard from its rounds."""
+CLAIM_LOOK_S: Final = 2.0
+CLAIM_LOOK_S_MAX: Final = 10.0
+REPORT_S: Final = 10.0
+SENDERS_MAX: Final = 1024
+SENDERS_TOLD: Final = 8
+SENDER_CHARS_MAX: Final = 64
+UNSIGNED: Final = "unsigned"
 
 
 class LifeStanding(Enum):
@@ -86,7 +103,7 @@ class FactIntake:
         self._event_log = event_log
         self._tell = tell
         self._ledger = ledger
-        self.hearsay = Hearsay(context.bus, context.run)
+        self.claimed_progress = ClaimedProgress(context.bus, context.run)
         self.aside: Collection[str] = ()
         self._beats: Subscription | None = None
         self._queue: Consumer | None = None
@@ -146,7 +163,7 @@ class FactIntake:
                     asked_s = now_s
                     if (proven := await queue.drained()) is not None:
                         now_s = self._context.clock.monotonic()
-                        told = self.hearsay.tokens
+                        told = self.claimed_progress.tokens
                         self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=told, turns=queue.turns))
             except RecordConflict:
                 raise
@@ -239,10 +256,10 @@ class FactIntake:
 
     def _facts(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         """Return what a queued message says; None where its incarnation is not known to be a member's."""
-        read = self._farewell if ".bye." in delivery.subject else self._arrived
+        read = self._farewell_facts if ".bye." in delivery.subject else self._contribution_facts
         return read(delivery, settled=settled)
 
-    def _standing(self, learner: str, incarnation: int, *, settled: bool) -> LifeStanding:
+    def _life_standing(self, learner: str, incarnation: int, *, settled: bool) -> LifeStanding:
         """Return the standing of a life; it is `settled` once the records were read after its message had arrived.
 
         A life without an account may have been folded so long ago that the ledgers do not name it any more. Then its own record
@@ -262,11 +279,11 @@ class FactIntake:
         lived_s = self._roll.lived_s(learner, incarnation)
         return lived_since_s(self._context.run.founded_at_s, self._context.clock.wall()) if lived_s is None else lived_s
 
-    def _arrived(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
+    def _contribution_facts(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
         manifest = read_manifest(delivery, context.subjects, context.run, context.shard)
         life = manifest.learner, manifest.incarnation
-        standing = self._standing(*life, settled=settled)
+        standing = self._life_standing(*life, settled=settled)
         if standing is LifeStanding.OVER:
             self._drop(delivery, "former")
             return []
@@ -295,10 +312,10 @@ class FactIntake:
         )
         return [arrived]
 
-    def _farewell(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
+    def _farewell_facts(self, delivery: Delivery, *, settled: bool) -> list[Fact] | None:
         context = self._context
         subject_of = partial(context.subjects.farewell, context.shard)
-        beat = self._read(delivery.data, delivery.subject, subject_of, settled=settled)
+        beat = self._member_beat(delivery.data, delivery.subject, subject_of, settled=settled)
         if beat is None:
             return None
         fact = self._fact(self._last_report(beat))
@@ -306,13 +323,13 @@ class FactIntake:
         return [fact, LearnerLeft(at_s=fact.at_s, learner=beat.learner, incarnation=beat.incarnation)]
 
     def _fact(self, beat: Beat) -> LearnerBeat:
-        """Return the fact that a learner reported; what it says of the whole run is hearsay, and no fact."""
-        self.hearsay.heard(beat.run_tokens, self._ledger().run_tokens)
+        """Return the fact that a learner reported; what it says of the whole run is a claim, and no fact."""
+        self.claimed_progress.note(beat.run_tokens, self._ledger().run_tokens)
         return beat_fact(beat, self._context.clock.monotonic())
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
-        """Return a heartbeat, as `_read`; raise `PeerMisbehaved` also where a member says of itself what cannot be."""
-        beat = self._read(data, subject, subject_of, settled=settled)
+        """Return a heartbeat, as `_member_beat`; raise `PeerMisbehaved` also where a member says of itself what cannot be."""
+        beat = self._member_beat(data, subject, subject_of, settled=settled)
         if beat is None:
             return None
         life = beat.learner, beat.incarnation
@@ -329,7 +346,9 @@ class FactIntake:
         log.debug("farewell.cut", learner=beat.learner, incarnation=beat.incarnation, got=claim, allowed=now)
         return with_claim(beat, now)
 
-    def _read(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
+    def _member_beat(
+        self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool
+    ) -> Beat | None:
         """Return a heartbeat or farewell; None of an incarnation that is not known to be a member's, or that is over.
 
         Raises:
@@ -338,7 +357,7 @@ class FactIntake:
         beat = read_beat(data, self._context.run)
         if subject != (ours := subject_of(beat.learner)):
             raise PeerMisbehaved("a heartbeat of somebody else", got=subject, allowed=ours)
-        standing = self._standing(beat.learner, beat.incarnation, settled=settled)
+        standing = self._life_standing(beat.learner, beat.incarnation, settled=settled)
         return beat if standing is LifeStanding.MEMBER else None
 
 
@@ -384,3 +403,73 @@ def beat_fact(beat: Beat, at_s: float) -> LearnerBeat:
         superseded=beat.superseded,
         refused_local=beat.refused_local,
     )
+
+
+class ClaimedProgress:
+    """Progress that learners claim, verified against the leases of the run: `tokens`."""
+
+    def __init__(self, bus: Bus, run: RunRecord) -> None:
+        """Know nothing yet."""
+        self._bus = bus
+        self._run = run
+        self.tokens = 0
+        self._wanted = asyncio.Event()
+
+    def note(self, run_tokens: int, known: int) -> None:
+        """Have the leases read if a heartbeat says that the run is at its target, and by what is `known` it is not."""
+        if max(self.tokens, known) < self._run.protocol.tokens_target <= run_tokens:
+            self._wanted.set()
+
+    async def keep_verifying(self) -> None:
+        """Once a claim says that the run is over, read the leases until they say so, too: a learner that left says it once."""
+        pause_s = CLAIM_LOOK_S
+        await self._wanted.wait()
+        while self.tokens < self._run.protocol.tokens_target:
+            # A heartbeat may be ahead of the lease that says the same: most of such differences are gone by then.
+            await asyncio.sleep(pause_s)
+            try:
+                self.tokens = max(self.tokens, (await recorded_progress(self._bus, self._run)).tokens)
+            except (BusError, BrokerUnavailable, StorageFull) as error:
+                log.warning("leases.unreadable", reason=str(error))
+            pause_s = min(CLAIM_LOOK_S_MAX, 2.0 * pause_s)
+
+
+class JunkReport:
+    """Messages that one tenure has dropped; `messages` counts since its beginning."""
+
+    def __init__(self, event_log: EventLog) -> None:
+        """Begin with nothing."""
+        self._event_log = event_log
+        self._reasons: Counter[str] = Counter()
+        self._senders: Counter[str] = Counter()
+        self._unsigned: Counter[str] = Counter()
+        self.messages = 0
+
+    def count(self, reason: str, data: bytes, learner: str) -> None:
+        """Note a dropped message that came on a subject of this learner; one that nobody signed is `unsigned`."""
+        self.messages += 1
+        reason, names = (UNSIGNED, self._unsigned) if is_unproven(data) else (reason, self._senders)
+        self._reasons[reason] += 1
+        learner = learner[:SENDER_CHARS_MAX]
+        if learner in names or len(names) < SENDERS_MAX:
+            names[learner] += 1
+
+    async def keep_telling(self) -> None:
+        """Tell at intervals."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Log and record what was dropped since the last time, if anything was."""
+        if not self._reasons:
+            return
+        dropped = {
+            "messages": self._reasons.total(),
+            "reasons": dict(self._reasons),
+            "senders": dict(self._senders.most_common(SENDERS_TOLD)),
+            "unsigned_on_subjects_of": dict(self._unsigned.most_common(SENDERS_TOLD)),
+        }
+        self._reasons, self._senders, self._unsigned = Counter(), Counter(), Counter()
+        log.warning("junk.dropped", **dropped)
+        await self._event_log.record("junk", **dropped)

@@ -39,7 +39,7 @@ LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
 
 @dataclass(frozen=True, slots=True)
 class LaneTools:
-    """What lanes work with: tensors, durable state, unsettled deliveries, the report of finished work, and what is retained."""
+    """Tools of the lanes: tensors, durable state, unsettled deliveries, the report of finished work, and what is retained."""
 
     aggregator: Aggregator
     store: ShardStore
@@ -117,7 +117,7 @@ class FragmentLanes:
             hindered["full" if isinstance(error, StorageFull) else "away"] += seconds
 
         if tools.retention is not None:
-            retaining = partial(tools.retention.round, folds=tools.retention.taken(command.fragment))
+            retaining = partial(tools.retention.round, folds=tools.retention.take_folds(command.fragment))
         bytes_down = await patiently(
             lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining, compress=compress),
             "a commit",
@@ -136,6 +136,6 @@ class FragmentLanes:
         self._tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
         times = CommitTimes(decided_s, began_s, merged_s, now_s)
         size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
-        await tools.report.committed(
+        await tools.report.record_commit(
             command, times, size, merged.judgements, RoundNotes(held, effects, hindered, before_s)
         )

@@ -131,7 +131,7 @@ class LeaseKeeper:
         """Release the shard with its final ledger, to a host if one is named; do not touch a lease that is not ours."""
         while True:
             record = await self._bus.get_record(self._subject)
-            lease = None if record is None else self._decoded(record)
+            lease = None if record is None else self._decode(record)
             if record is None or (lease is not None and lease.nonce != self._nonce):
                 return
             released = msgspec.structs.replace(self._lease(ledger), released=True, closed=closed, to=to)
@@ -143,7 +143,7 @@ class LeaseKeeper:
         """Read the lease and do what the machine decides; return the lease."""
         try:
             record = await self._soon(self._bus.get_record(self._subject))
-            lease = None if record is None else self._decoded(record)
+            lease = None if record is None else self._decode(record)
             if lease is not None and lease.nonce != self._nonce:
                 self._ledger = self._ledger_of(lease)
             seen = LeaseSeen(
@@ -195,7 +195,7 @@ class LeaseKeeper:
             self._unseen_s = now_s
             log.warning("lease.unseen", reason=reason, owner=self.epoch > 0)
 
-    def _decoded(self, record: Record) -> Lease | None:
+    def _decode(self, record: Record) -> Lease | None:
         """Return the lease in a record; None, logged now and then, for one that cannot be read."""
         try:
             return decode(Lease, record.data)

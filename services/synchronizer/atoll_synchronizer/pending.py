@@ -1,4 +1,4 @@
-"""What a shard has received and not settled, and how it is settled.
+"""Deliveries that a shard has received and not settled, and their settlement.
 
 `PendingAcknowledgements` keeps each delivery of the queue until its fate is durable. The shard settles a contribution
 last of all: it empties the contribution's place in line, and leaves the chunks to the garbage collector. After a crash
@@ -46,8 +46,15 @@ class PendingManifest:
 class PendingAcknowledgements:
     """The unsettled deliveries of one tenure: `contributions` by key, `farewells` by learner and incarnation."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, event_log: EventLog, garbage_collector: GarbageCollector) -> None:
-        """Hold nothing yet."""
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        event_log: EventLog,
+        garbage_collector: GarbageCollector,
+        on_settled: Callable[[Contribution], None] = lambda _: None,
+    ) -> None:
+        """Hold nothing yet; `on_settled` receives each contribution that is settled."""
         self._bus = bus
         self._subjects = subjects
         self._event_log = event_log
@@ -57,7 +64,7 @@ class PendingAcknowledgements:
         self._refused: list[tuple[Refuse, dict[str, object]]] = []
         self._clipped: list[Fold] = []
         self._news = asyncio.Event()
-        self.on_settled: Callable[[Contribution], None] = lambda _: None
+        self._on_settled = on_settled
         """Hears of each contribution that is settled."""
 
     async def acknowledge(self, action: Acknowledge) -> None:
@@ -68,7 +75,7 @@ class PendingAcknowledgements:
             await held.delivery.drop()
             if not held.manifest.frame:
                 self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
-            self.on_settled(held.manifest)
+            self._on_settled(held.manifest)
 
     async def dismiss(self, action: Dismiss) -> None:
         """Remove a farewell from the queue."""

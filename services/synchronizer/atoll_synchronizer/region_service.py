@@ -1,9 +1,14 @@
 """The synchronizer of a region: it reads the contributions of its learners where they are, and sends their sum.
 
-It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`); the
-rules of a merge are the run's, and the arithmetic is that of a shard (`contributions`, `atoll.merge.partial`). So fates, quorum
-and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs a shard
-the time until it reads by itself.
+It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`);
+the rules of a merge are the run's, and the arithmetic is that of a shard (`contributions`, `atoll.merge.partial`). So fates,
+quorum and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs
+a shard the time until it reads by itself.
+
+Where the run corrects contributions by the outer momentum, a shard says which version they are merged into. If the run stores
+its outer state with every version, the shard names it, and the region reads it. If the run derives it
+(`atoll.run.outer_state`), the region follows the fragment: after the first time it reads a delta per version, which learners
+of the region read anyway.
 """
 
 from __future__ import annotations
@@ -14,26 +19,30 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
+from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.retry import ended, patiently
 from atoll.bus.interface import Bus, CoreMessage, Subscription
-from atoll.merge.correction import MomentumReference
+from atoll.merge.correction import MomentumReference, correction_of
 from atoll.merge.fold import FragmentFold, PartialMerge
+from atoll.merge.global_update import GlobalUpdate
+from atoll.merge.outer import MOMENTUM, State, make_outer
 from atoll.merge.partial import PartialShape, is_partial, partial_codec
 from atoll.protocol.events import PushKey
+from atoll.run.heads import read_head
+from atoll.run.outer_state import StatedVersion, read_outer_state, read_version, update_in
 from atoll.run.push_keys import key_of
 from atoll.run.record import read_run, recorded_progress
-from atoll.wire.blobs import Upload
+from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk
 from atoll.wire.subjects import matches
 from atoll_synchronizer.contributions import PendingContribution, check_manifest, corrections_of, read_contribution
-from atoll_synchronizer.outer_momenta import OuterMomenta
 
 log = get(__name__)
 
@@ -44,6 +53,11 @@ KEPT_S: Final = 120.0
 READS_AT_ONCE: Final = 8
 LOOK_S: Final = 2.0
 AT_WORK: Final = RegionAnswer(done=False)
+MOMENTA_KEPT: Final = 4
+"""Momenta that are kept, each as large as its fragment; derived ones have the values beside them."""
+HEAD_LOOKS: Final = 20
+HEAD_LOOK_S: Final = 0.1
+"""A broker of the region may hear of a head later than the shard that wrote it."""
 
 
 @dataclass(slots=True)
@@ -64,14 +78,14 @@ class RegionService:
         self._region = region
         self._clock = clock
         self._held: dict[PushKey, tuple[PendingContribution, float]] = {}
-        """What was read, and when."""
+        """Contributions that were read, and when."""
         self._being_read: dict[PushKey, asyncio.Future[None]] = {}
         self._works: dict[str, Work] = {}
         self._momenta = OuterMomenta(bus, run)
         self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._background = BackgroundTasks(self._on_failure)
         self.sums = 0
-        """How many sums we have sent."""
+        """Number of sums sent."""
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(self, stop: asyncio.Event) -> str:
@@ -139,7 +153,7 @@ class RegionService:
         name = hashlib.blake2b(msgspec.json.encode(asked), digest_size=16).hexdigest()
         work = self._works.get(name)
         if work is None or (work.task.done() and self._is_spent(asked, work.task.result())):
-            work = self._works[name] = Work(asyncio.create_task(self._done(asked, name)), 0.0)
+            work = self._works[name] = Work(asyncio.create_task(self._work_on(asked, name)), 0.0)
         work.asked_s = self._clock.monotonic()
         await asyncio.wait({work.task}, timeout=ANSWER_S)
         answer = work.task.result() if work.task.done() else AT_WORK
@@ -163,7 +177,7 @@ class RegionService:
         for key in keys_of(asked):
             self._held.pop(key, None)
 
-    async def _done(self, asked: RegionAsk, name: str) -> RegionAnswer:
+    async def _work_on(self, asked: RegionAsk, name: str) -> RegionAnswer:
         """Do what is asked for; a question that nobody should have asked ends nothing but itself."""
         try:
             return await (self._read(asked) if asked.verb == "read" else self._fold(asked, name))
@@ -255,3 +269,72 @@ class RegionService:
 def keys_of(asked: RegionAsk) -> list[PushKey]:
     """Return the keys of the contributions that a question is about."""
     return [PushKey(push.learner, push.incarnation, asked.fragment, push.push) for push in asked.pushes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A momentum, of the version or the blob that `name` says."""
+
+    name: int | str
+    reference: MomentumReference
+    held: StatedVersion | None = None
+
+
+class OuterMomenta:
+    """Reads the momenta of a run's fragments and keeps the newest of some."""
+
+    def __init__(self, bus: Bus, run: RunRecord) -> None:
+        """Keep none yet."""
+        self._bus, self._run = bus, run
+        self._kept: dict[int, _Kept] = {}
+        self._reading: dict[int, asyncio.Lock] = {}
+
+    async def of(self, fragment: int, version: int, state: BlobRef | None) -> MomentumReference | None:
+        """Return the momentum of a version, or of a newer one; None where the run corrects by none, or has none yet.
+
+        Raises:
+            BlobGone, BlobCorrupt, PeerMisbehaved: what the shard says of its fragment cannot be read here.
+        """
+        protocol = self._run.protocol
+        if correction_of(protocol.of(fragment)) is None:
+            return None
+        # A run that corrects has our own optimizer; another one is neither installed nor named here.
+        update = update_in(self._run, fragment, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        async with self._reading.setdefault(fragment, asyncio.Lock()):
+            kept = self._kept.get(fragment)
+            if update.derived:
+                if version == 0:
+                    return None
+                if kept is None or kept.held is None or kept.held.version < version:
+                    held = await self._follow(fragment, version, update, None if kept is None else kept.held)
+                    kept = self._keep(fragment, held.version, held.state, held)
+            elif state is None:
+                return None
+            elif kept is None or kept.name != state.stem:
+                elements = self._run.layout.fragment_sizes()[fragment]
+                kept = self._keep(fragment, state.stem, await read_outer_state(self._bus, state, elements))
+            return kept.reference
+
+    async def _follow(
+        self, fragment: int, version: int, update: GlobalUpdate, held: StatedVersion | None
+    ) -> StatedVersion:
+        """Return the fragment's newest version, `version` at least."""
+        for _ in range(HEAD_LOOKS):
+            head = await read_head(self._bus, self._run, fragment)
+            if head is not None and head.version >= version:
+                return await read_version(self._bus, self._run, head, update, held)
+            await asyncio.sleep(HEAD_LOOK_S)
+        raise BlobGone("the head that a shard speaks of is not here", got=f"fragment {fragment}, version {version}")
+
+    def _keep(self, fragment: int, name: int | str, state: State, held: StatedVersion | None = None) -> _Kept:
+        """Keep the momentum of a state, and not that of the fragment that was asked for longest ago."""
+        elements = self._run.layout.fragment_sizes()[fragment]
+        momentum = state.get(MOMENTUM)
+        if momentum is None or momentum.shape != (elements,) or momentum.dtype != np.float32:
+            raise PeerMisbehaved("an outer state without the run's momentum", got=sorted(state), allowed=MOMENTUM)
+        self._kept.pop(fragment, None)
+        while len(self._kept) >= MOMENTA_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        reference = MomentumReference.of(momentum, self._run.layout.slices(fragment))
+        self._kept[fragment] = _Kept(name, reference, held)
+        return self._kept[fragment]

@@ -8,7 +8,7 @@ bytes that may never come: a region that is cut off, at whatever moment, leaves 
 
 Where the region has a leaf (`atoll.bus.nats.region`) chunks stay there; a shard that needs them has them sent (`fetch_back`).
 Behind a locked door a learner says itself whose region it is, and its region's synchronizer alone can answer for that region
-(`atoll.keys.rights`). What that one does not find, because the learner is elsewhere, the shard looks for by itself.
+(`atoll.keys.rights`). If that one does not find it, because the learner is elsewhere, the shard looks for it by itself.
 
 A region that does not answer, that fails, or whose sum cannot be (`PartialShape.received`) costs time only: the shard reads the
 contributions by itself, and asks that region no more for `AWAY_S`. A region's word refuses nothing: a contribution that it does
@@ -78,7 +78,7 @@ BATCH_MAX: Final = 1024
 
 
 class SumKind(NamedTuple):
-    """What contributions of one sum have in common."""
+    """Properties that the contributions of one sum share."""
 
     region: str
     fragment: int
@@ -108,7 +108,7 @@ class RegionCredit:
     at_s: float
     lost_until_s: float = 0.0
     in_vain: int = 0
-    """How often it was asked in vain since the last sum that came in time."""
+    """Number of requests in vain since the last sum that came in time."""
     away_until_s: float = 0.0
 
     def grow(self, now_s: float, most_s: float) -> None:
@@ -122,8 +122,8 @@ class RegionCredit:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a tenure offers: tasks that end with it, a region's live learners, the median step, a fragment's head and norm."""
+class TenureAccess:
+    """Access to the tenure: tasks that end with it, a region's live learners, the median step, a fragment's head and norm."""
 
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     tell: Callable[[Fact], None]
@@ -143,7 +143,7 @@ class RegionReader:
         context: ShardContext,
         aggregator: Aggregator,
         garbage_collector: GarbageCollector,
-        around: Surroundings,
+        around: TenureAccess,
     ) -> None:
         """Ask nothing yet."""
         self._context = context
@@ -204,7 +204,7 @@ class RegionReader:
             await asyncio.sleep(AWAY_S / 5)
         return True
 
-    def settled(self, manifest: Contribution) -> None:
+    def on_settled(self, manifest: Contribution) -> None:
         """Tell a region that nobody will read a contribution of its learners again."""
         if (region := self._around.region_of(manifest.learner)) and not manifest.frame:
             self._around.spawn(self._tell_settled(region, manifest))
@@ -320,7 +320,7 @@ class RegionReader:
         try:
             answer = await self._ask(kind.region, asked, batch.began_s)
             if answer is not None:
-                partial = await self._received(kind, answer, batch, pushes)
+                partial = await self._receive(kind, answer, batch, pushes)
                 if self._context.clock.monotonic() > batch.began_s + self._interval_s():
                     self._lose(kind.region, batch.began_s)
                 else:
@@ -337,7 +337,7 @@ class RegionReader:
             self._garbage_collector.leave(kind.fragment, sums)
         return None
 
-    async def _received(
+    async def _receive(
         self, kind: SumKind, answer: RegionAnswer, batch: Batch, pushes: Sequence[WeighedPush]
     ) -> PartialMerge:
         """Read the sum that an answer names, and check what can be checked of it.

@@ -47,7 +47,7 @@ FACTS_MAX: Final = 1 << 17
 
 
 class Retention:
-    """What one candidacy for a shard retains; `failures` and `size_bytes` count since its beginning."""
+    """Record of one candidacy for a shard; `failures` and `size_bytes` count since its beginning."""
 
     def __init__(self, rounds: RoundStore, run: RunRecord, shard: int, clock: Clock) -> None:
         """Retain nothing yet."""
@@ -105,7 +105,7 @@ class Retention:
         """Forget a contribution that is settled."""
         self._held.pop(key, None)
 
-    def taken(self, fragment: int) -> tuple[RetainedFold, ...]:
+    def take_folds(self, fragment: int) -> tuple[RetainedFold, ...]:
         """Return what was folded into the fragment's round, and begin the next one."""
         found = []
         for fold in self._folds.pop(fragment, []):

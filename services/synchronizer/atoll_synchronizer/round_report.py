@@ -1,4 +1,4 @@
-"""What a shard reports of its rounds: a canonical log line and a `round` event per commit, and why a round waits.
+"""Reports of a shard's rounds: a canonical log line and a `round` event per commit, and why a round waits.
 
 `atoll.run.decisions` says why a round waited: the log gets it as one line, the event gets its values (`atoll why`).
 If rounds last longer than the interval that they should fit into, most tokens come late: the reporter warns of that.
@@ -24,7 +24,7 @@ from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
 from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.traffic import moved_by
-from atoll_synchronizer.fold_notes import FoldEffect
+from atoll_synchronizer.aggregator import FoldEffect
 from atoll_synchronizer.pending import PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
@@ -59,7 +59,7 @@ class CommitSize:
 
 @dataclass(frozen=True, slots=True)
 class RoundNotes:
-    """What is known of a round beside its decision.
+    """Facts of a round beside its decision.
 
     `held` are its contributions as they arrived (one that a former owner was sent may be missing), `effects` what the fold
     noted, `hindered` the seconds that the commit waited because the broker was "full" or "away"; before its commit the round
@@ -88,7 +88,7 @@ class GrowingIntervals:
     _due_s: float = -math.inf
 
     def is_due(self, now_s: float, *, is_long: bool) -> bool:
-        """Return whether to say it now; `is_long` says it out of turn. What is not said is counted."""
+        """Return whether to say it now; `is_long` says it out of turn. A line that is not said is counted."""
         if now_s - self._asked_s >= SAID_S_MAX:
             self._interval_s, self._due_s = 0.0, now_s
         self._asked_s = now_s
@@ -100,7 +100,7 @@ class GrowingIntervals:
             self._due_s = now_s + self._interval_s
         return True
 
-    def taken(self) -> int:
+    def take_unsaid(self) -> int:
         """Return how often it was not said since it was last said, and begin to count anew."""
         unsaid, self.unsaid = self.unsaid, 0
         return unsaid
@@ -118,7 +118,7 @@ class RoundReporter:
         self._waits, self._uncounted = GrowingIntervals(), GrowingIntervals()
         self._called: dict[int, tuple[float, float]] = {}  # when, and for how long the broker had been away by then
 
-    def called(self, fragment: int) -> None:
+    def note_call(self, fragment: int) -> None:
         """Note that a round was called: a broker that is away from now on holds it up."""
         self._called[fragment] = self._context.clock.monotonic(), self.away_s()
 
@@ -133,7 +133,7 @@ class RoundReporter:
         """Return for how many seconds any broker was away, since the process began."""
         return self._context.bus.stats.away_s(self._context.clock.monotonic())
 
-    async def committed(
+    async def record_commit(
         self,
         command: Commit,
         times: CommitTimes,
@@ -149,7 +149,9 @@ class RoundReporter:
             "version": command.base_version + 1,
             "contributors": [
                 contributor(share, command, notes, detailed=number < DETAILED_MAX) | judged
-                for number, (share, judged) in enumerate(zip(command.shares, _judged(command, judgements), strict=True))
+                for number, (share, judged) in enumerate(
+                    zip(command.shares, _judgement_rows(command, judgements), strict=True)
+                )
             ],
             "tokens": sum(share.tokens for share in command.shares),
             "bytes_up": size.bytes_up,
@@ -219,12 +221,12 @@ class RoundReporter:
             fragment=command.fragment,
             tokens=most.tokens,
             uncounted=uncounted,
-            unsaid=self._uncounted.taken(),
+            unsaid=self._uncounted.take_unsaid(),
             why="it has far more tokens than the others' contributions, or than an interval; all of it is merged",
             todo="found a run with a larger protocol.interval_steps, or a larger protocol.tokens_target",
         )
 
-    async def waiting(self, call: PublishCall) -> None:
+    async def record_wait(self, call: PublishCall) -> None:
         """Record why a round that is called again still waits, at powers of two of its calls: a long wait has many.
 
         `version` is the one that the round is to make, as in `committed`. The log gets what is new: where all rounds of a slow
@@ -241,7 +243,7 @@ class RoundReporter:
             waited_s = now_s - self._machine.slots[call.fragment].round.called_s
             fields["waited_s"] = round(waited_s, 3)
             if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
-                line = fields | {"unsaid": self._waits.taken(), "cause_id": cause}
+                line = fields | {"unsaid": self._waits.take_unsaid(), "cause_id": cause}
                 if call.attempt >= LONG_CALLS and waited_s > self._interval_s() and not is_away:
                     log.warning("round.waiting", **line)
                 else:
@@ -269,7 +271,7 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
     }
     effect = notes.effects.get(share.key)
     if effect is not None and share.scale < 1.0:
-        told |= {"norm": _short(effect.note.norm), "norm_max": _short(share.scale * effect.note.norm)}
+        told |= {"norm": _rounded(effect.note.norm), "norm_max": _rounded(share.scale * effect.note.norm)}
     if not detailed:
         return told
     told["steps"] = share.steps
@@ -285,21 +287,21 @@ def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: b
         told |= {name: seconds for name, seconds in figures.items() if seconds}
     if effect is not None:
         note, alignment = effect.note, effect.alignment
-        told["staleness_weight"] = _short(note.staleness_weight)
-        told["norm"] = _short(note.norm)
-        told["aligned"] = _short(alignment.merged)
-        told["aligned_with_others"] = _short(alignment.others)
+        told["staleness_weight"] = _rounded(note.staleness_weight)
+        told["norm"] = _rounded(note.norm)
+        told["aligned"] = _rounded(alignment.merged)
+        told["aligned_with_others"] = _rounded(alignment.others)
         if note.corrected_slices:
-            told |= {"corrected": note.corrected_slices, "corrected_norm": _short(note.corrected_norm)}
+            told |= {"corrected": note.corrected_slices, "corrected_norm": _rounded(note.corrected_norm)}
     return told
 
 
-def _short(figure: float | None) -> float | None:
+def _rounded(figure: float | None) -> float | None:
     """Return a figure with four digits: more says nothing, and every round is written down."""
     return None if figure is None else float(f"{figure:.4g}")
 
 
-def _judged(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
+def _judgement_rows(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
     """Return, per share, what its judgement did: nothing is said of those that were taken as they came."""
     if not judgements:
         return [{} for _ in command.shares]

@@ -20,7 +20,7 @@ from typing import Any
 from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, RecordConflict
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.base.retry import ended, patiently
@@ -51,19 +51,19 @@ from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
-from atoll.wire.messages import Call, RunRecord, encode
+from atoll.wire.messages import Call, Contribution, RunRecord, encode
 from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist
+from atoll_synchronizer.garbage_collector import ShareKeeper
 from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lanes import FragmentLanes, LaneTools
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.pending import PendingAcknowledgements
-from atoll_synchronizer.regions import RegionReader, Surroundings
+from atoll_synchronizer.regions import RegionReader, TenureAccess
 from atoll_synchronizer.retention import Retention
 from atoll_synchronizer.round_report import RoundReporter
 from atoll_synchronizer.shard_context import EventLog, ShardContext
-from atoll_synchronizer.share_keeper import ShareKeeper
 from atoll_synchronizer.store import ShardStore
 
 log = get(__name__)
@@ -83,13 +83,18 @@ class ServingProcess:
     versions: dict[int, int] = field(default_factory=dict)
 
 
-class ShardService:
-    """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
+@dataclass(frozen=True, slots=True)
+class ShardTenure:
+    """The parts of an owner, from the moment when the shard is ours: its machine, lanes, and what records both."""
 
     machine: Shard
     recorder: FactRecorder
     report: RoundReporter
     lanes: FragmentLanes
+
+
+class ShardService:
+    """One candidacy for one shard of a founded run, on the running loop: standby, owner, finished or deposed."""
 
     def __init__(  # noqa: PLR0913  (who serves what, and the two that archive it)
         self,
@@ -122,21 +127,41 @@ class ShardService:
         self.identity = process.identity
         self.lease = LeaseKeeper(bus, run, shard, clock, self.identity)
         self.event_log = EventLog(bus, self.subjects, self.context.name, clock)
-        self.pending = PendingAcknowledgements(bus, self.subjects, self.event_log, self.store.garbage_collector)
+        self.pending = PendingAcknowledgements(
+            bus,
+            self.subjects,
+            self.event_log,
+            self.store.garbage_collector,
+            on_settled=self._on_settled,
+        )
         self.aggregator = Aggregator(bus, run, retention)
-        self.intake = FactIntake(self.context, self.pending, self.event_log, self._on_fact, lambda: self.machine.ledger)
+        self.intake = FactIntake(
+            self.context, self.pending, self.event_log, self._on_fact, lambda: self.tenure.machine.ledger
+        )
         self.background = BackgroundTasks(self._on_failure)
-        self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self._surroundings())
-        self.pending.on_settled = self.regions.settled
+        self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self._access())
+        self.ledger = Ledger()
+        self._tenure: ShardTenure | None = None
         self.owning = self.draining = self._finished = False
         self._heir = ""
         self.gone = asyncio.Event()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
+    def tenure(self) -> ShardTenure:
+        """Return the parts of an owner.
+
+        Raises:
+            ProtocolMisuse: the shard is not ours yet.
+        """
+        if self._tenure is None:
+            raise ProtocolMisuse("this candidacy does not own its shard", got=self.context.name)
+        return self._tenure
+
+    @property
     def commits(self) -> int:
         """Return how many commits of this candidacy have become visible."""
-        return self.lanes.commits if hasattr(self, "lanes") else 0
+        return 0 if self._tenure is None else self._tenure.lanes.commits
 
     async def serve(self) -> str:
         """Wait until the shard is ours, then serve until the run is over; return why it ended.
@@ -147,7 +172,7 @@ class ShardService:
         former = await self.lease.win()
         if not self.lease.epoch:
             return "nothing to own"
-        self.ledger = former or Ledger()
+        self.ledger = former or self.ledger
         self.background.spawn(self._keep_lease())
         try:
             await self._unless_deposed(self._take_over(former))
@@ -156,7 +181,7 @@ class ShardService:
             await self.pending.tell_refusals()
             await self.intake.junk.tell()
             await self.event_log.finish()
-            ledger = self.store.ledger(self.machine.ledger)
+            ledger = self.store.ledger(self.tenure.machine.ledger)
             if reason != HANDED_OVER:
                 await self._record_ledger(ledger, reason)
             await patiently(lambda: self.lease.release(ledger, closed=self._finished, to=self._heir), "the lease")
@@ -176,7 +201,7 @@ class ShardService:
         self.event_log.epoch = epoch = self.lease.epoch
         await patiently(lambda: self.store.open(epoch), "the fence")
         versions = {p: holding.head.version for p, holding in self.store.holdings.items()}
-        self.machine = Shard(
+        machine = Shard(
             self.run.protocol,
             self.shard,
             versions,
@@ -184,24 +209,25 @@ class ShardService:
             ledger=former,
             folds=self.run.schema >= SCHEMA_OF_FORMER_LIVES,
         )
-        self.recorder = FactRecorder(self.context.name, self.machine)
-        fact_dumps.keep(self.recorder)
+        recorder = FactRecorder(self.context.name, machine)
+        fact_dumps.keep(recorder)
         if self.retention:
-            self.retention.begin(epoch, self.machine)
-        self.ledger = self.machine.ledger
-        self.report = RoundReporter(self.context, self.machine, self.event_log)
-        tools = LaneTools(self.aggregator, self.store, self.pending, self.report, self.retention)
-        self.lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
-        self.background.spawn(*(self.lanes.work(fragment) for fragment in versions))
+            self.retention.begin(epoch, machine)
+        self.ledger = machine.ledger
+        report = RoundReporter(self.context, machine, self.event_log)
+        tools = LaneTools(self.aggregator, self.store, self.pending, report, self.retention)
+        lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
+        self._tenure = ShardTenure(machine, recorder, report, lanes)
+        self.background.spawn(*(lanes.work(fragment) for fragment in versions))
         await self.intake.open(epoch)
         self.background.spawn(self.intake.hear_beats(), self.intake.read_queue(), self.intake.keep_roll())
-        self.background.spawn(self.intake.hearsay.keep_looking())
+        self.background.spawn(self.intake.claimed_progress.keep_verifying())
         self.background.spawn(self.pending.keep_telling(), self.intake.junk.keep_telling())
         self.background.spawn(self.pending.keep_holding(), self.store.garbage_collector.keep_sweeping())
         if self.shard == 0:
             self.background.spawn(ShareKeeper(self.context, self.event_log).keep())
         if self.archivist:
-            self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.machine.ledger))
+            self.background.spawn(self.archivist.keep(self.bus, self.store, lambda: self.tenure.machine.ledger))
         self.owning = True
         if self.draining:
             self.order_drain()
@@ -243,16 +269,16 @@ class ShardService:
 
     def learners_present(self) -> bool:
         """Return whether a learner may still push to this shard, which is ours."""
-        return bool(self.machine.present())
+        return bool(self.tenure.machine.present())
 
     async def hand_over(self, to: str) -> None:
         """Make all decisions durable, decide nothing more, and release the shard to the process `to`."""
-        if not self.owning or self._heir or self._ended.done() or self.machine.finished:
+        if not self.owning or self._heir or self._ended.done() or self.tenure.machine.finished:
             return
         self._heir = to
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.run.protocol.lease_s):
-                await self.lanes.empty()
+                await self.tenure.lanes.empty()
         if not self._ended.done():
             self._ended.set_result(HANDED_OVER)
         await self.gone.wait()
@@ -264,7 +290,7 @@ class ShardService:
             return
         if self.retention:
             self.retention.fact(fact)
-        for action in self.recorder.handle(fact):
+        for action in self.tenure.recorder.handle(fact):
             self._do(action)
 
     def _do(self, action: Command) -> None:
@@ -276,12 +302,12 @@ class ShardService:
             )
         elif isinstance(action, PublishCall):
             if action.attempt == 1:
-                self.report.called(action.fragment)
+                self.tenure.report.note_call(action.fragment)
             self.background.spawn(self._call(action))
         elif isinstance(action, Fetch):
             self.background.spawn(self._fetch(action))
         elif isinstance(action, Fold | Unfold | Commit | Keep | Acknowledge | Dismiss):
-            self.lanes.put(action)
+            self.tenure.lanes.put(action)
         elif isinstance(action, Refuse):
             self.aggregator.forget(action.key)
             self.pending.refuse(action)
@@ -301,18 +327,21 @@ class ShardService:
         except (BusError, BrokerUnavailable) as error:
             log.warning("call.unsent", fragment=action.fragment, reason=str(error))
         if action.attempt > 1:
-            await self.report.waiting(action)
+            await self.tenure.report.record_wait(action)
 
-    def _surroundings(self) -> Surroundings:
-        """Return what the reading of regions is told of this tenure."""
-        return Surroundings(
+    def _on_settled(self, manifest: Contribution) -> None:
+        self.regions.on_settled(manifest)
+
+    def _access(self) -> TenureAccess:
+        """Return the access of the region reader to this tenure."""
+        return TenureAccess(
             spawn=self.background.spawn,
             tell=self._on_fact,
             region_of=self.intake.region_of,
             live_of=lambda region: {
-                learner for learner in self.machine.live() if self.intake.region_of(learner) == region
+                learner for learner in self.tenure.machine.live() if self.intake.region_of(learner) == region
             },
-            step_s=lambda: self.machine.step_s() or 0.0,
+            step_s=lambda: self.tenure.machine.step_s() or 0.0,
             head_of=lambda fragment: self.store.holdings[fragment].head,
             norm_of=lambda fragment: self.store.holdings[fragment].norm,
         )
@@ -338,7 +367,7 @@ class ShardService:
 
     async def _finish(self, reason: str) -> None:
         """End once every lane is empty."""
-        await self.lanes.empty()
+        await self.tenure.lanes.empty()
         if not self._ended.done():
             self._finished = True
             self._ended.set_result(reason)
@@ -354,7 +383,9 @@ class ShardService:
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
 
     def _on_failure(self, error: BaseException) -> None:
-        fact_dumps.dump_if_our_bug(error, *([self.recorder] if hasattr(self, "recorder") else []), self.lease.recorder)
+        fact_dumps.dump_if_our_bug(
+            error, *([] if self._tenure is None else [self._tenure.recorder]), self.lease.recorder
+        )
         if not self._ended.done():
             known = error if isinstance(error, AtollError) else AtollError(f"the shard's driver failed: {error!r}")
             self._ended.set_exception(known)

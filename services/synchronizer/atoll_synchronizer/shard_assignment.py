@@ -132,7 +132,7 @@ class Host:
                 archivist=make_archivist(*kept),
                 retention=make_retention(*kept),
             )
-            service.intake.aside = _aside(failed)
+            service.intake.aside = _digests_to_set_aside(failed)
             self._services[shard] = service
             if self._leaving:
                 service.order_drain()
@@ -278,6 +278,6 @@ class Host:
             log.warning("presence.unsent", reason=str(error))
 
 
-def _aside(failed: Counter[str]) -> frozenset[str]:
+def _digests_to_set_aside(failed: Counter[str]) -> frozenset[str]:
     """Return the messages that have failed too often."""
     return frozenset(digest for digest, times in failed.items() if times >= SET_ASIDE_AFTER)

@@ -1,4 +1,4 @@
-"""What every part of a shard's driver receives: its surroundings, and the event log of the run.
+"""Surroundings of one candidacy, which every part of a shard's driver receives, and the event log of the run.
 
 The event log is for readers of the run: one event per round, refusal, quarantine and closed ledger. While the broker is
 away or full, the event log waits and tries again; it never skips an event (`atoll.base.retry`). One whose writer was cancelled

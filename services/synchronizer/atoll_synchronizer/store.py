@@ -9,18 +9,24 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
 
 A run that derives its outer state from its values stores it with keyframes alone (`atoll.merge.derived`).
 
-Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them.
-`keep` writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more
-with the same version. A refused compare-and-set means that another process owns the fragment: it raises
-`RecordConflict`, and this shard must stand down.
+Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them. `keep`
+writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more with the same
+version. A refused compare-and-set means that another process owns the fragment: it raises `RecordConflict`, and this shard
+must stand down.
 
-An owner that dies between the chunks and the head, or between the head and the purge, leaves chunks that no head will
-name; they carry its epoch. Heads name deltas of former epochs for some versions (`atoll.run.delta_chain`). Once a head
-names nothing of a former epoch, the store sweeps away what that epoch left.
+An owner that dies between the chunks and the head, or between the head and the purge, leaves chunks that no head will name;
+they carry its epoch. Heads name deltas of former epochs for some versions (`atoll.run.delta_chain`). Once a head names
+nothing of a former epoch, the store sweeps away what that epoch left.
+
+The outer step is taken once for a commit, however many attempts storing takes (`CommitAttempt`). Its uploads remember the
+broker's acknowledgements, so an attempt that failed for lack of room repeats only what is not stored yet. After a power cut a
+broker may have lost data that it acknowledged, and a head must not name lost data: after a lost connection everything is sent
+again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -45,13 +51,13 @@ from atoll.base.quantities import RUN_TOKENS_MAX, at_most
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus
 from atoll.codec import EncodedFrame, PackedArrays
-from atoll.merge.global_update import GlobalUpdate
+from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Ledger
-from atoll.run.delta_chain import continued, frames_of, keyframe_of
+from atoll.run.delta_chain import continued, digest_of_values, frames_of, keyframe_of
 from atoll.run.heads import head_info, head_nonce, went_back
 from atoll.run.ledger import read_fragment_ledger
 from atoll.run.outer_state import read_version, update_in
@@ -59,7 +65,6 @@ from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
 from atoll.wire.subjects import matches
-from atoll_synchronizer.commit_attempt import CommitAttempt, StoredBlobs
 from atoll_synchronizer.garbage_collector import GarbageCollector
 
 Vector = npt.NDArray[np.float32]
@@ -154,7 +159,7 @@ class ShardStore:
             raise ProtocolMisuse("a commit on another version than the one we hold", got=got)
         attempt = self._attempts.get(command.fragment)
         if attempt is None or attempt.nonce != head_nonce(self.epoch, fragment_ledger):
-            attempt = self._attempts[command.fragment] = await self._begun(
+            attempt = self._attempts[command.fragment] = await self._begin(
                 command, held, pseudo_gradient, held.state | (memory or {}), compress=compress
             )
         try:
@@ -192,7 +197,7 @@ class ShardStore:
         """Return the rules for a fragment's values."""
         return update_in(self._run, fragment, self._outer)
 
-    async def _begun(
+    async def _begin(
         self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State, *, compress: bool
     ) -> CommitAttempt:
         """Take the outer step, and list what to store of it: a delta, a keyframe or both, ledger, outer state."""
@@ -271,7 +276,7 @@ class ShardStore:
         unswept = self._unswept.setdefault(fragment, set())
         if not unswept:
             return
-        named = [f"{ref.stem}.0" for ref in self._named(self.holdings[fragment].head)]
+        named = [f"{ref.stem}.0" for ref in self._protected(self.holdings[fragment].head)]
         for epoch in sorted(unswept):
             former = self._subjects.written_in(fragment, epoch)
             if not any(matches(old, chunk) for old in former for chunk in named):
@@ -288,7 +293,7 @@ class ShardStore:
         recent, before = (range(max(first, end - SWEPT_EPOCHS), end) for end in (self.epoch, former + 1))
         return {*recent, *before} - {self.epoch}
 
-    def _named(self, head: Head) -> set[BlobRef]:
+    def _protected(self, head: Head) -> set[BlobRef]:
         """Return everything that a head protects from removal."""
         named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.fragment_ledger)
         return {ref for ref in named if ref is not None}
@@ -304,7 +309,7 @@ class ShardStore:
             log.warning("garbage.left", fragment=fragment, reason=str(error))
             return
         head = None if record is None else decode(Head, record.data)
-        if head is not None and not self._named(head) & set(ours):
+        if head is not None and not self._protected(head) & set(ours):
             await self.garbage_collector.remove(*_chunks(*ours))
 
     async def _fence(self, fragment: int) -> tuple[Head, int]:
@@ -401,3 +406,57 @@ class ShardStore:
 def _chunks(*blobs: BlobRef | None) -> list[str]:
     """Return the names of the chunks of blobs."""
     return [f"{blob.stem}.*" for blob in blobs if blob is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlobs:
+    """The references of all blobs that the next head names and the former one does not."""
+
+    fragment_ledger: BlobRef
+    keyframe: BlobRef | None = None
+    delta: BlobRef | None = None
+    state: BlobRef | None = None
+
+    @property
+    def refs(self) -> tuple[BlobRef, ...]:
+        """Return all references."""
+        return tuple(ref for ref in (self.fragment_ledger, self.keyframe, self.delta, self.state) if ref is not None)
+
+
+@dataclass(slots=True)
+class CommitAttempt:
+    """A commit in progress: what is `new`, and its uploads and their stems by the name that `StoredBlobs` gives them.
+
+    `head` is the subject of the head to come, and `reconnects` the count of its broker at the moment when all of it was
+    stored. Once it is stored, `norm` and `digest` are those of its values.
+    """
+
+    nonce: str
+    new: UpdatedFragment
+    uploads: dict[str, tuple[str, Upload]]
+    head: str
+    reconnects: int
+    norm: float = 0.0
+    digest: str = ""
+    measuring: asyncio.Task[None] | None = None
+
+    async def stored(self, bus: Bus) -> StoredBlobs:
+        """Store everything that is not stored yet or that the broker may have lost."""
+        # Once for all attempts: the measuring thread goes on even if the attempt that began it fails.
+        self.measuring = self.measuring or asyncio.create_task(self._measure())
+        while True:
+            # If one upload fails, the others go on with the next attempt.
+            refs = await all_of(bus.put_blob(stem, upload) for stem, upload in self.uploads.values())
+            await asyncio.shield(self.measuring)
+            reconnects = bus.reconnects(self.head)
+            if reconnects == self.reconnects:
+                return StoredBlobs(**dict(zip(self.uploads, refs, strict=True)))
+            self.reconnects = reconnects
+            for _, upload in self.uploads.values():
+                upload.forget()
+
+    async def _measure(self) -> None:
+        """Measure the values."""
+        elements = self.new.values.size
+        self.norm = await off_loop(elements, l2_norm, self.new.values)
+        self.digest = await off_loop(elements, digest_of_values, self.new.values)
