@@ -42,9 +42,9 @@ from typing import Any, Final
 from atoll.bus.addresses import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll.report.charts import Series, lines_file
-from atoll_learner.beginning import first_values
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.hugging_face import config_of
+from atoll_learner.initial_values import first_values
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings

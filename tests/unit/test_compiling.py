@@ -73,7 +73,7 @@ def test_a_step_that_was_compiled_ahead_is_the_step(train: dict[str, object], tm
 
     first = step(params, init_optimizer(told, params), batch, 1e-3)
     then = step(*first[:2], batch, 2e-3)
-    compiled = ahead.taken()
+    compiled = ahead.result()
     state = jax.tree.map(np.asarray, init_optimizer(told, params))  # as a checkpoint gives it
     got = compiled(*compiled(params, state, batch, 1e-3)[:2], batch, 2e-3)
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_compiled_says_so_where_the_step_is_wanted() -> None:
     ahead = CompiledAhead(jax.jit(lambda x: jnp.reshape(x, (3,))), (np.zeros(2, np.float32),), None)
 
     with pytest.raises(TypeError, match="reshape"):
-        ahead.taken()
+        ahead.result()
 
 
 def folder_for(place: Path) -> None:

@@ -26,8 +26,7 @@ from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner import evaluate
-from atoll_learner.evaluate import evaluate_until, export_at_stop, measure_and_export
-from atoll_learner.measuring_pace import MeasuringPace
+from atoll_learner.evaluate import MeasuringPace, evaluate_until, export_at_stop, measure_and_export
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
 from support.regions import free_port
 
@@ -382,7 +381,7 @@ def test_who_is_told_to_stop_while_no_broker_answers_leaves(monkeypatch: pytest.
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(0.2, stop.set)
         async with asyncio.timeout(DEADLINE_S):
-            assert await evaluate._opened(stop, settings, last=last) is None
+            assert await evaluate._open_bus(stop, settings, last=last) is None
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with pytest.raises(BrokerUnavailable, match="told to stop") if last else contextlib.nullcontext():

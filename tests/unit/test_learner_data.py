@@ -17,7 +17,7 @@ from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data import shards as shards_module
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.command import described, prepare_command
-from atoll_learner.data.order import mixed, permuted
+from atoll_learner.data.order import mix_order, permute
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.sources import documents, files_of, stdlib_files
@@ -194,20 +194,20 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
 def test_an_epoch_visits_every_block_once_in_its_own_order(count: int) -> None:
     """A keyed bijection: every position has one block, epochs differ."""
     positions = np.arange(count)
-    orders = [permuted(positions, count, 7, epoch) for epoch in (0, 1)]
+    orders = [permute(positions, count, 7, epoch) for epoch in (0, 1)]
 
     assert all(sorted(order) == list(range(count)) for order in orders)
     assert count < 17 or any(orders[0] != orders[1])
-    both = permuted(np.concatenate([positions, positions]), count, 7, np.repeat([0, 1], count))
+    both = permute(np.concatenate([positions, positions]), count, 7, np.repeat([0, 1], count))
     np.testing.assert_array_equal(both, np.concatenate(orders))
 
 
 def test_the_order_of_an_epoch_is_the_same_in_every_release() -> None:
     """Learners of two releases read one epoch together: what one computes for a position, the other must compute, too."""
-    assert permuted(np.arange(9), 9, 7, 2).tolist() == [6, 5, 3, 8, 1, 4, 7, 2, 0]
-    assert mixed(9, (7, 2, 0, 9)).tolist() == [8, 1, 2, 6, 5, 0, 3, 4, 7]
+    assert permute(np.arange(9), 9, 7, 2).tolist() == [6, 5, 3, 8, 1, 4, 7, 2, 0]
+    assert mix_order(9, (7, 2, 0, 9)).tolist() == [8, 1, 2, 6, 5, 0, 3, 4, 7]
     with pytest.raises(DataError, match="no such position"):
-        permuted(np.array([3, 9]), 9, 7, 2)
+        permute(np.array([3, 9]), 9, 7, 2)
 
 
 def shards_of(tmp_path: Path) -> TokenShards:

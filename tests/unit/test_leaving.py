@@ -17,8 +17,7 @@ from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.join import IslandHandle
 from atoll.settings import load
 from atoll_learner.feed import LeasedFeed
-from atoll_learner.keeper import Keeper
-from atoll_learner.leaving import KEEP_SHARE, RETURN_SHARE, leave
+from atoll_learner.keeper import KEEP_SHARE, RETURN_SHARE, Keeper, leave
 
 STATE = {"mu": np.ones(3, np.float32)}
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.run.merged_model import MergedModel
-from atoll_learner.evaluations import measured
-from atoll_learner.measure_once import KEPT, MeasureOnce
-from atoll_learner.measuring_pace import Moment, ends_before
+from atoll_learner.evaluate import Moment, ends_before
+from atoll_learner.evaluations import ANSWERS_KEPT, MeasureOnce, validation_fields
 
 
 class CountedMeasure:
@@ -35,7 +34,9 @@ def test_the_last_point_of_a_curve_and_the_export_are_one_measurement() -> None:
     """Newest values and average are each measured once, though the run's model is read anew for the export."""
     counting = CountedMeasure()
     measure = MeasureOnce(counting)
-    curve, export = (measured(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens) for tokens in (90, 100))
+    curve, export = (
+        validation_fields(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens) for tokens in (90, 100)
+    )
 
     assert counting.asked == 2
     assert curve | {"run_tokens": 100} == export
@@ -63,7 +64,7 @@ def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
     measure({"a": np.zeros(2), "b": np.ones(2)})
     assert counting.asked == 2
 
-    for number in range(KEPT):
+    for number in range(ANSWERS_KEPT):
         measure(values(float(number)))
         measure(values(0.0))
     asked = counting.asked

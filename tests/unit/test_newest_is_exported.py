@@ -13,8 +13,8 @@ from atoll.local.run_store import lost_commits, newest_is_exported
 from atoll.run.folder import RunFolder
 from atoll.run.merged_model import read_merged
 from atoll.settings import load
-from atoll_learner.exporting import Measured, write_measured
 from atoll_learner.process import LearnerWork, prepare_work
+from atoll_learner.run_export import Measured, write_measured
 from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 from support.short_shards import short_shards
 

@@ -17,8 +17,7 @@ from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
 from atoll.run.merged_model import MergedModel
 from atoll.wire.event_log import event_of
 from atoll_learner.evaluate import evaluate_once
-from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation
-from atoll_learner.own_evaluation import OwnEvaluation
+from atoll_learner.evaluations import Evaluation, OwnEvaluation, OwnLoopEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record, say_lease
 
 DEADLINE_S = 240.0
@@ -164,7 +163,7 @@ PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] in ("j
 from atoll.base.exits import guarded
 from atoll.settings import load
 from atoll_learner.evaluate import follow
-from atoll_learner.measuring_pace import MeasuringPace
+from atoll_learner.evaluate import MeasuringPace
 guarded(lambda: follow(load(None, ["run=r"], {}).settings, MeasuringPace(1.0), sys.argv[1]))
 """
 

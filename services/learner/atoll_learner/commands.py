@@ -11,7 +11,7 @@ import typer
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 NICE: Final = 5
-"""How far evaluators step back behind processes that train."""
+"""Niceness of evaluators, behind processes that train."""
 
 
 def register(app: typer.Typer) -> None:
@@ -87,8 +87,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  (one option each)
     os.nice(NICE)
     is_told = (lambda: False) if out is None else note_term()
     from atoll.settings import load  # noqa: PLC0415
-    from atoll_learner.evaluate import follow  # noqa: PLC0415
-    from atoll_learner.measuring_pace import MeasuringPace  # noqa: PLC0415
+    from atoll_learner.evaluate import MeasuringPace, follow  # noqa: PLC0415
 
     pace = MeasuringPace(every_s) if cores_max is None else MeasuringPace(every_s, cores_max)
     settings = load(config, with_flags(assignments, run=run, broker__url=broker)).settings
@@ -104,7 +103,7 @@ def export(
 ) -> None:
     """Write the merged model of a run as it stands now."""
     from atoll.settings import load  # noqa: PLC0415
-    from atoll_learner.exporting import export_run  # noqa: PLC0415
+    from atoll_learner.run_export import export_run  # noqa: PLC0415
 
     export_run(load(config, with_flags(assignments, run=run, broker__url=broker)).settings, out)
 

@@ -41,15 +41,15 @@ class CompiledAhead:
     def __init__(self, function: Any, arguments: tuple[Any, ...], cache: Path | None) -> None:  # noqa: ANN401  (jax.stages.Wrapped)
         """Begin; `arguments` may be shapes (`jax.ShapeDtypeStruct`) in place of arrays."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._work = pool.submit(_compiled, function, arguments, cache)
+        self._work = pool.submit(_compile, function, arguments, cache)
         pool.shutdown(wait=False)
 
-    def taken(self) -> Any:  # noqa: ANN401  (jax.stages.Compiled)
+    def result(self) -> Any:  # noqa: ANN401  (jax.stages.Compiled)
         """Return the compiled function, once it is ready. Raises what the compiler raised."""
         return self._work.result()
 
 
-def _compiled(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> Any:  # noqa: ANN401
+def _compile(function: Any, arguments: tuple[Any, ...], cache: Path | None) -> Any:  # noqa: ANN401
     began_s = time.monotonic()
     lowered = function.lower(*arguments)
     traced_s = time.monotonic() - began_s

@@ -4,25 +4,27 @@ The evaluator is a reader: it takes the newest frame of every fragment, puts the
 byte on the same held-out bytes each time. It holds no lease and answers no call, so no process waits for it
 (`atoll.run.merged_model`). If the run keeps an average of its values, the evaluator measures that too.
 
-An evaluator with a folder to export to does so when the run is over, which the shards' leases say, and when it is told to stop
-if the run has gone on since. It has JAX and the compiled program already, and its last measurement is that of the model in the
-files; values that it has measured it does not measure again (`measure_once`). Learners have left by then and cores are free, so
-the sample of the model's text is drawn beside the measuring.
+An evaluator with a folder to export to does so when the run is over, which the shards' leases say, and when it is told to
+stop if the run has gone on since. It has JAX and the compiled program already, and its last measurement is that of the model
+in the files; values that it has measured it does not measure again (`MeasureOnce`). Learners have left by then and cores are
+free, so the sample of the model's text is drawn beside the measuring.
 
-Beside learners, what an evaluator takes is time of theirs. So it may be told how much of a core it may use (`measuring_pace`).
+Beside learners, what an evaluator takes is time of theirs. So a pace bounds how much of a core it uses (`MeasuringPace`), and
+it does not measure where the end of the run would overtake it.
 
 How far the run is comes from the shards' leases, so the count goes on when the evaluator is started again. A model of
-somebody's own loop is measured by a function of theirs (`own_evaluation`), as `evaluated` events.
+somebody's own loop is measured by a function of theirs (`OwnEvaluation`), as `evaluated` events.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from atoll.base.clock import SystemClock
@@ -41,7 +43,6 @@ from atoll.wire.event_log import EVALUATOR
 from atoll.wire.messages import Head, RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation, ReferenceEvaluation
-from atoll_learner.measuring_pace import MeasuringPace, Moment, ends_before
 from atoll_learner.process import limit_threads, prepare_work
 
 log = get(__name__)
@@ -52,9 +53,50 @@ LOOK_AGAIN_S = 5.0
 STOP_PATIENCE_S = 15.0
 EXPORT_LATER = "run `atoll export` when the broker is there again"
 UNREADABLE = (BusError, BrokerUnavailable, PeerMisbehaved)
-"""What a later look may find mended."""
+"""Errors that a later look may find mended."""
 Heads = dict[int, Head]
 """The heads of a run's fragments, by fragment."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringPace:
+    """Frequency of measurements: with `every_s` seconds between two, and with at most `cores_max` of a core in the mean."""
+
+    every_s: float
+    cores_max: float = math.inf
+
+    def pause_s(self, spent_s: float) -> float:
+        """Return how long to pause after a measurement that took so much processor time."""
+        return max(self.every_s, spent_s / self.cores_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The run's tokens when a measurement began, when that was, and how long it took, in seconds."""
+
+    tokens: int = 0
+    at_s: float = 0.0
+    took_s: float = 0.0
+
+
+def ends_before(target: int, former: Moment, now: Moment) -> bool:
+    """Return whether the run, at its pace since `former`, reaches its target before another measurement would be done.
+
+    Then only the last one is of use, and it would have to wait for this one: a second or two in which all are done but us.
+    """
+    trained = now.tokens - former.tokens
+    if target <= 0 or trained <= 0 or former.took_s <= 0.0:
+        return False
+    return (target - now.tokens) * (now.at_s - former.at_s) / trained < former.took_s
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Whether one has succeeded yet, and the heads and the moment of the newest that did."""
+
+    sound: bool = False
+    heads: Heads | None = None
+    newest: Moment = field(default_factory=Moment)
 
 
 def follow(
@@ -96,7 +138,7 @@ async def _follow(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if is_told():
         stop.set()
-    bus = await _opened(stop, settings, last=last)
+    bus = await _open_bus(stop, settings, last=last)
     if bus is None:
         return
     try:
@@ -107,7 +149,7 @@ async def _follow(
         await bus.close()
 
 
-async def _opened(stop: asyncio.Event, settings: Settings, *, last: bool) -> Bus | None:
+async def _open_bus(stop: asyncio.Event, settings: Settings, *, last: bool) -> Bus | None:
     """Return the open bus; None if we are told to stop before, and have nothing to write.
 
     Raises:
@@ -160,7 +202,7 @@ async def measure_and_export(
 async def _unreachable(stop: asyncio.Event, bus: Bus) -> None:
     """Return when we were told to stop and the broker has not answered for `STOP_PATIENCE_S`.
 
-    Who has all the time in the world waits a minute for a broker that is started again; who was told to stop does not.
+    An evaluator that has time waits a minute for a broker that is started again; one that was told to stop does not.
     """
     await stop.wait()
     while await bus.reach(STOP_PATIENCE_S):  # noqa: ASYNC110  (a broker says nothing when it goes)
@@ -179,14 +221,12 @@ async def evaluate_until(
     Raises:
         AtollError: the first measurement failed, or the run cannot be read before it and never will be.
     """
-    sound, former = False, Moment()
-    exported: Heads | None = None
-    measured: Heads | None = None
+    known, exported = Measurements(), None
     while not stop.is_set():
         try:
             found = await _whole_run(bus, name)
         except UNREADABLE as error:
-            if not sound and isinstance(error, PeerMisbehaved):
+            if not known.sound and isinstance(error, PeerMisbehaved):
                 raise  # a run of another version stays one
             log.warning("evaluation.skipped", reason=str(error))
             await _pause(stop, min(LOOK_AGAIN_S, pace.every_s))
@@ -201,24 +241,36 @@ async def evaluate_until(
             await _pause(stop, pace.every_s)
             continue
         now = Moment(progress.tokens, time.monotonic())
-        if heads == measured or (last and ends_before(run.protocol.tokens_target, former, now)):
+        if heads == known.heads or (last and ends_before(run.protocol.tokens_target, known.newest, now)):
             await _pause(stop, POLL_S if last else min(LOOK_AGAIN_S, pace.every_s))
             continue
-        began_s, compiled = time.process_time(), sound
-        try:
-            told = await evaluate_once(bus, run, evaluation)
-            sound, measured = told or sound, heads if told else measured
-            former = replace(now, took_s=time.monotonic() - now.at_s)
-            if sound:
-                await asyncio.to_thread(evaluation.prepare)
-        except AtollError as error:
-            if not sound:
-                raise
-            log.warning("evaluation.failed", reason=str(error))
-        # The first measurement compiles, so its time says nothing about the next.
-        pause_s = pace.pause_s(time.process_time() - began_s if compiled else 0.0)
+        pause_s = pace.pause_s(await _measure(bus, run, heads, evaluation, known, now))
         await (_pause_until_over(stop, bus, run, pause_s) if last else _pause(stop, pause_s))
     return exported
+
+
+async def _measure(
+    bus: Bus, run: RunRecord, heads: Heads, evaluation: Evaluation, known: Measurements, now: Moment
+) -> float:
+    """Measure a run at these heads, and note that in `known`; return the processor time that it took.
+
+    The first measurement compiles, so its time says nothing about the next: it counts as none.
+
+    Raises:
+        AtollError: this was the first measurement, and it failed.
+    """
+    began_s, compiled = time.process_time(), known.sound
+    try:
+        if await evaluate_once(bus, run, evaluation):
+            known.sound, known.heads = True, heads
+        known.newest = replace(now, took_s=time.monotonic() - now.at_s)
+        if known.sound:
+            await asyncio.to_thread(evaluation.prepare)
+    except AtollError as error:
+        if not known.sound:
+            raise
+        log.warning("evaluation.failed", reason=str(error))
+    return time.process_time() - began_s if compiled else 0.0
 
 
 async def _whole_run(bus: Bus, name: str) -> tuple[RunRecord, Heads] | None:
@@ -254,7 +306,7 @@ async def _export(bus: Bus, run: RunRecord, evaluation: Evaluation, exported: He
     written.
 
     Raises:
-        AtollError: the run cannot be read, or the folder not be written to. What was measured is in the event log even so.
+        AtollError: the run cannot be read, or the folder not be written to. The measurement is in the event log even so.
     """
     heads = await read_heads(bus, run)
     if heads == exported:

@@ -1,29 +1,55 @@
-"""What an evaluator measures: the reference model's bits per byte, or what a function of somebody's own says of their model.
+"""Evaluations of a merged model: the reference model's bits per byte, or the numbers of a function of somebody's own.
 
 Only the reference model is written out as well: the same process has its program and its last measurement.
+
+The function of somebody's own loop (`atoll evaluate --with module:function`) gets the merged parameters and returns a number,
+or several by name:
+
+    def accuracy(params) -> float | dict[str, float]
+
+`params` are NumPy arrays by their names in the run; with `--like module:attribute` they are a pytree like that one, or like
+what it returns if it is a function. If the run keeps an average of its values, the function is called on that, too.
+
+An evaluator measures at intervals and once more before it exports. After a run's last commit both are of the same values, and
+a pass over the held-out text is the most that it computes, so `MeasureOnce` answers from memory. Versions do not say that
+values are the same: those of a run that was rebuilt are given out a second time. So the values' bytes do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+
+from atoll.base.errors import AtollError, SettingsError
+from atoll.client.merged import check_like, placed
 from atoll.run.folder import unusable
 from atoll.run.merged_model import MergedModel
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
-from atoll_learner.exporting import Measure, Measured, sampler_of, write_measured, write_model
-from atoll_learner.measure_once import MeasureOnce
+from atoll_learner.plug_ins import FAILURES, callable_of, describe_failure, load_object
 from atoll_learner.process import LearnerWork
+from atoll_learner.run_export import Measure, Measured, sampler_of, write_measured, write_model
 from atoll_learner.run_model import work_of
 
 if TYPE_CHECKING:
     from atoll_learner.sample import Sampler
 
+VALUES_MAX: Final = 64
+NAME_CHARS_MAX: Final = 64
+ONE: Final = "value"
+"""The name of a single number."""
+Values = dict[str, float]
+ANSWERS_KEPT = 4
+"""The first values, the newest, their average, and one more."""
+
 
 class Evaluation(Protocol):
-    """What is measured."""
+    """One kind of measurement, and the files that it leaves."""
 
     kind: str
     """That of its events."""
@@ -59,7 +85,7 @@ class ReferenceEvaluation:
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
         """Measure the newest values, and their average where the run keeps one."""
         self._work = work_of(run, self._work)
-        self._last = measured(merged, self._measured, tokens)
+        self._last = validation_fields(merged, self._measure_values, tokens)
         if merged.versions_max == 0:
             self._initial = self._last["bits_per_byte"]
         self._shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in merged.params.items()}
@@ -92,7 +118,7 @@ class ReferenceEvaluation:
         except OSError as error:
             raise unusable(self._out, error) from error
 
-    def _measured(self, params: dict[str, Any]) -> float:
+    def _measure_values(self, params: dict[str, Any]) -> float:
         from atoll_learner.train import make_evaluator  # noqa: PLC0415  (loads JAX)
 
         if self._measure is None:
@@ -102,22 +128,20 @@ class ReferenceEvaluation:
 
     def _first(self, run: RunRecord) -> float:
         """Return the measure of the values that the run began with; an evaluator that came late has not seen them."""
-        from atoll_learner.beginning import first_values  # noqa: PLC0415  (loads JAX)
+        from atoll_learner.initial_values import first_values  # noqa: PLC0415  (loads JAX)
 
         if self._initial is None:
             first = first_values(self._work.model, run.seed, self._settings.learner.initial_model)
-            self._initial = round(self._measured(first), 5)
+            self._initial = round(self._measure_values(first), 5)
         return self._initial
 
 
 class OwnLoopEvaluation:
-    """What a function of somebody's own says of the model of their loop."""
+    """Numbers of a function of somebody's own about the model of their loop."""
 
     kind = "evaluated"
 
     def __init__(self, own: str, like: str) -> None:
-        from atoll_learner.own_evaluation import OwnEvaluation  # noqa: PLC0415
-
         self._evaluation = OwnEvaluation(own, like)
 
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
@@ -139,7 +163,7 @@ class OwnLoopEvaluation:
         """Nothing was written."""
 
 
-def measured(
+def validation_fields(
     merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int
 ) -> dict[str, int | float]:
     """Return the fields of a `validation` event."""
@@ -152,3 +176,120 @@ def measured(
         "versions_max": merged.versions_max,
         "token_fragments_merged": merged.token_fragments,
     }
+
+
+class OwnEvaluation:
+    """Calls a person's function on merged models."""
+
+    def __init__(self, function: str, like: str = "") -> None:
+        """Load the function, and the pytree that its parameters shall be like.
+
+        Raises:
+            SettingsError: there is no such function or pytree.
+        """
+        self.name = function
+        self._function: Callable[[Any], Any] = callable_of(function, "--with")
+        self._like = self._pytree(like) if like else None
+
+    def values(self, run: RunRecord, merged: MergedModel) -> dict[str, Values]:
+        """Return what the function says of the newest values, and of their average where there is one.
+
+        Raises:
+            LayoutMismatch: the run is not of the model that the parameters shall be like.
+            AtollError: the function fails, or returns what is no number.
+        """
+        if self._like is not None:
+            check_like(run, self._like)
+        average = {} if merged.average is None else {"average": self._call(merged.average)}
+        return {"values": self._call(merged.params), **average}
+
+    def _pytree(self, like: str) -> Any:  # noqa: ANN401  (any JAX pytree)
+        found = load_object(like, "--like")
+        try:
+            return found() if callable(found) else found
+        except FAILURES as error:
+            raise SettingsError(
+                "--like names a function that fails",
+                got=f"{like}: {describe_failure(error)}",
+                todo="mend it, or name a pytree",
+            ) from error
+
+    def _call(self, params: Mapping[str, Any]) -> Values:
+        given = dict(params) if self._like is None else placed(params, self._like)
+        try:
+            said = self._function(given)
+        except FAILURES as error:
+            raise AtollError(
+                f"the function {self.name} failed",
+                got=describe_failure(error),
+                todo="mend it; it gets the merged parameters",
+            ) from error
+        return self._numbers(said)
+
+    def _numbers(self, said: object) -> Values:
+        """Return what a function returned as numbers by name."""
+        named = said if isinstance(said, Mapping) else {ONE: said}
+        found = {}
+        for name, value in named.items():
+            number = _number(value)
+            if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX) or number is None:
+                raise AtollError(
+                    f"the function {self.name} returned what is no number",
+                    got=_shown(name, value),
+                    allowed=f"a finite number, or a dict of them by names of at most {NAME_CHARS_MAX} characters",
+                    todo="return for example float(loss)",
+                )
+            found[name] = number
+        if not 1 <= len(found) <= VALUES_MAX:
+            raise AtollError(
+                f"the function {self.name} returned too many numbers or none",
+                got=len(found),
+                allowed=f"1..{VALUES_MAX}",
+            )
+        return found
+
+
+def _shown(name: object, value: object) -> str:
+    try:
+        return f"{name} = {value!r}"[:200]
+    except FAILURES:
+        return f"a {type(value).__name__}"
+
+
+def _number(value: object) -> float | None:
+    """Return a number, NumPy's and JAX's too, as a float; None for anything else."""
+    if isinstance(value, bool | str | bytes) or value is None:
+        return None
+    try:
+        array = np.asarray(value)
+        number = float(array) if array.shape == () and array.dtype.kind != "b" else math.nan
+    except FAILURES:  # the value may be an object of theirs
+        return None
+    return number if math.isfinite(number) else None
+
+
+class MeasureOnce:
+    """A measure of parameters that remembers its last few answers."""
+
+    def __init__(self, measure: Callable[[dict[str, Any]], float]) -> None:
+        """Remember nothing yet."""
+        self._measure = measure
+        self._known: dict[bytes, float] = {}
+
+    def __call__(self, params: dict[str, Any]) -> float:
+        """Return the measure of `params`, found once for the same values."""
+        digest = _digest(params)
+        answer = self._known.pop(digest, None)
+        self._known[digest] = self._measure(params) if answer is None else answer
+        while len(self._known) > ANSWERS_KEPT:
+            del self._known[next(iter(self._known))]  # what was asked for longest ago
+        return self._known[digest]
+
+
+def _digest(params: Mapping[str, Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in sorted(params.items()):
+        values = np.ascontiguousarray(leaf)
+        digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return digest.digest()

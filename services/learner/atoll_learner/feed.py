@@ -90,9 +90,9 @@ class Supply:
         """Ask for a lease unless one is on its way."""
         if self.pending is None:
             self.publish()
-            self.pending = self._call(self._taken())
+            self.pending = self._call(self._take_lease())
 
-    async def _taken(self) -> DataGrant:
+    async def _take_lease(self) -> DataGrant:
         """Return a lease; the more requests in a row have failed, the longer the wait before the next one."""
         if self._failures:
             await asyncio.sleep(pause_s(self._failures, RETRY_S, RETRY_S_MAX))

@@ -39,7 +39,7 @@ GENERATION: Final = "generation_config.json"
 COMPARED: Final = (*FIELDS.values(), *SCALED.values(), *EXTRAS["llama"])
 """The settings of which a model's logits are a function, beside its tensors."""
 NOT_OF_THE_TOKENS: Final = frozenset({"truncation", "padding", "version"})
-"""What a `tokenizer.json` says that does not change the tokens of a text that is encoded whole."""
+"""Parts of a `tokenizer.json` that do not change the tokens of a text that is encoded whole."""
 RELATIVE: Final = 1e-9
 
 

@@ -1,9 +1,16 @@
-"""When a learner writes a checkpoint (at intervals while it trains, and when it leaves) and what its note holds."""
+"""Checkpoints of an incarnation, and its end within a bound: return the data, push what is left, say goodbye, checkpoint.
+
+A checkpoint is written at intervals while the learner trains, and when it leaves. The order at the end follows what each step
+is worth to others. Data that is not returned waits until its lease expires. A pseudo-gradient that is not pushed is lost to
+the model. A checkpoint that is not written costs only this learner the steps since the one before. A checkpoint may be slow
+(a large state, a network disk), and one is often under way when the signal comes, so nothing that others need waits for it.
+It gets the rest of the bound, and a share of its own in any case.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,8 +20,15 @@ from atoll.client.join import IslandHandle
 from atoll.client.optimizer_state import Arrays, host_copy
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
+from atoll_learner.data.token_source import SourceFeed
+from atoll_learner.feed import LeasedFeed
 
 log = get(__name__)
+RETURN_SHARE: Final = 4.0
+"""Of the bound for leaving, this part at most goes into returning the data: pushes matter more."""
+KEEP_SHARE: Final = 8.0
+"""Of the bound, this part is left to the checkpoint even if the broker never answers."""
+PUSH_S_MIN: Final = 0.1
 
 
 class Keeper:
@@ -66,3 +80,24 @@ class Keeper:
         places = tuple(DataPlace(unit, read, of) for unit, (read, of) in cursor.items())
         note = msgspec.structs.replace(note, cursor=places)
         checkpoints.save(self._arrays, note, copied_s)
+
+
+def leave(island: IslandHandle, feed: LeasedFeed | SourceFeed, keeper: Keeper, state: Any, bound_s: float) -> None:  # noqa: ANN401
+    """Leave in good order within `bound_s`, or as far as that allows; `state` is None when no checkpoint is wanted.
+
+    Raises:
+        AtollError: the island failed, or its last pushes are not durable; the message names them.
+    """
+    if (failure := island.session.driver.failure) is not None:
+        raise failure
+    deadline_s = time.monotonic() + bound_s
+    returned = feed.close(bound_s / RETURN_SHARE)
+    cursor = {} if returned else feed.cursor
+    reserved_s = bound_s / KEEP_SHARE if keeper.checkpoints is not None else 0.0
+    try:
+        island.close(max(PUSH_S_MIN, deadline_s - reserved_s - time.monotonic()))
+    finally:
+        deadline_s = max(deadline_s, time.monotonic() + reserved_s)
+        if state is not None:
+            keeper.keep_last(state, cursor, deadline_s)
+        keeper.finish(deadline_s)

@@ -133,7 +133,7 @@ def rotate(x: jax.Array, cos: npt.ArrayLike, sin: npt.ArrayLike) -> jax.Array:
 
 
 class Attending:
-    """How positions are turned and mixed: here all of a text at once, each with those before it. A sample goes one by one."""
+    """Turning and mixing of positions: here all of a text at once, each with those before it. A sample goes one by one."""
 
     def turned(self, x: jax.Array, frequency: npt.NDArray[np.float64]) -> jax.Array:
         """Return x (B, T, N, H) with rotary positions."""

@@ -7,7 +7,7 @@ are in its `config.json` alone. Three families are one decoder with small differ
     qwen2   biases of queries, keys and values
     qwen3   queries and keys of every head are normalised; heads may be wider than width / heads
 
-What a file leaves out has the value that Transformers gives it, which differs by family. What this model cannot do is
+A field that a file leaves out has the value of Transformers, which differs by family. Everything that this model cannot do is
 listed by the field's name, all of it at once. A field that none of the three families reads changes nothing, and is passed
 over.
 
@@ -41,7 +41,7 @@ FIELDS: Final = {
     "tie_word_embeddings": "tied",
     "vocab_size": "vocab",
 }
-"""What a `config.json` and the settings of a model both say, by their names there and here."""
+"""Fields that a `config.json` and the settings of a model both have, by their names there and here."""
 SCALED: Final = {
     "factor": "rope_factor",
     "low_freq_factor": "rope_low_freq_factor",
@@ -56,7 +56,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, bool]]] = {
     "qwen2": {"qkv_bias": True, "qk_norm": False},
     "qwen3": {"qkv_bias": False, "qk_norm": True},
 }
-"""What follows from `model_type` alone."""
+"""Settings that follow from `model_type` alone."""
 ONLY: Final[Mapping[str, tuple[object, ...]]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False, None),
@@ -68,7 +68,7 @@ ONLY: Final[Mapping[str, tuple[object, ...]]] = {
     "quantization_config": (None,),
     "compression_config": (None,),
 }
-"""What this model can do of what a `config.json` may ask for; a name that is missing there is no question."""
+"""Values of a `config.json` that this model supports; a name that is missing there is no question."""
 COUNT: Final = "a whole number from 1"
 LEAST, MOST = 1e-30, 1e30
 POSITIVE: Final = f"a number from {LEAST:g} to {MOST:g}"
@@ -90,13 +90,13 @@ KINDS: Final[Mapping[str, str]] = {
     "high_freq_factor": POSITIVE,
     "original_max_position_embeddings": COUNT,
 }
-"""What a field must be where it is given; JSON's `true` is no number, and `"8"` none either."""
+"""Types of fields, where they are given; JSON's `true` is no number, and `"8"` none either."""
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
     "llama": frozenset(),
     "qwen2": frozenset({"attention_bias", "mlp_bias", "pretraining_tp", "sliding_window"}),
     "qwen3": frozenset({"mlp_bias", "pretraining_tp", "sliding_window"}),
 }
-"""What a family does not read; the window of a Qwen counts where `use_sliding_window` says so."""
+"""Fields that a family does not read; the window of a Qwen counts where `use_sliding_window` says so."""
 
 
 def family_of(*, qkv_bias: bool, qk_norm: bool) -> str:

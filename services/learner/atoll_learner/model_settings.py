@@ -41,7 +41,7 @@ LATER = {
     "rope_high_freq_factor": 4.0,
     "rope_original_context": 8192,
 }
-"""What a description that does not name them means: those of former runs do not."""
+"""Values where a description does not name them: those of former runs do not."""
 
 
 class ModelSettings(BaseModel):

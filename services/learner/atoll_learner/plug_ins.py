@@ -17,10 +17,10 @@ from atoll.base.errors import SettingsError
 from atoll.base.exits import end_as_python_does
 
 FAILURES: Final = (Exception, SystemExit)
-"""How code of a person's own can fail; Ctrl-C is no failure of it."""
+"""Failures of code of a person's own; Ctrl-C is none of it."""
 
 
-def loaded(text: str, option: str) -> Any:  # noqa: ANN401  (anything that a module has)
+def load_object(text: str, option: str) -> Any:  # noqa: ANN401  (anything that a module has)
     """Return what `text` names; `option` is where it was written.
 
     Raises:
@@ -40,7 +40,7 @@ def loaded(text: str, option: str) -> Any:  # noqa: ANN401  (anything that a mod
     except FAILURES as error:
         raise SettingsError(
             f"{option} names a module that cannot be loaded",
-            got=f"{module}: {said_by(error)}",
+            got=f"{module}: {describe_failure(error)}",
             todo="start where the module lies, install what it needs, or correct the name",
         ) from error
     for name in path.split("."):
@@ -54,13 +54,13 @@ def loaded(text: str, option: str) -> Any:  # noqa: ANN401  (anything that a mod
 
 def callable_of(text: str, option: str) -> Any:  # noqa: ANN401  (a function of any signature)
     """Return the function that `text` names; raise `SettingsError` for what cannot be called."""
-    found = loaded(text, option)
+    found = load_object(text, option)
     if not callable(found):
         raise SettingsError(f"{option} names no function", got=f"{text} is a {type(found).__name__}", todo="correct it")
     return found
 
 
-def said_by(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the kind and words of an error, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

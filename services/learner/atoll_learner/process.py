@@ -9,7 +9,7 @@ schedule is driven by the *run's* tokens, so learners that come and go, or run a
 rate.
 
 The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last pseudo-gradient, says goodbye and
-keeps a checkpoint, all of it within `learner.drain_s` (`leaving`); the second stops at once, as a kill would.
+keeps a checkpoint, all of it within `learner.drain_s` (`keeper`); the second stops at once, as a kill would.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class LearnerWork:
-    """What a learner trains: model, schedule and data, all checked."""
+    """Work of a learner: model, schedule and data, all checked."""
 
     model: ModelSettings
     train: TrainSettings
@@ -116,8 +116,8 @@ def train(settings: Settings) -> None:
         settings.learner.scratch_dir,
     )
 
-    from atoll_learner.beginning import first_values  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.compiling import CompiledAhead, enable_compile_cache  # noqa: PLC0415
+    from atoll_learner.initial_values import first_values  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.model import embedding_rules  # noqa: PLC0415
     from atoll_learner.train import make_step, step_arguments  # noqa: PLC0415
 
@@ -196,11 +196,11 @@ class Trainer:
 
     def train(self, compiling: CompiledAhead) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
-        from atoll_learner.leaving import leave  # noqa: PLC0415
+        from atoll_learner.keeper import leave  # noqa: PLC0415
 
         island, train = self._island, self._work.train
         params: Any = island.params
-        step = compiling.taken()
+        step = compiling.result()
         said_s, steps = 0.0, 0
         while not self._over():
             began_s = time.monotonic()

@@ -35,7 +35,7 @@ ANCHOR_PARAMETERS: Final = 1.2e9
 EXPONENT: Final = 1.0 / 3.0
 RATE_MAX: Final = 1e-2
 TIMES: Final = {"adamw": 1.0, "muon": 4.0}
-"""What each inner optimizer wants, and may have at most, in rates of AdamW."""
+"""Rate of each inner optimizer, usual and at most, in rates of AdamW."""
 WARMUP: Final = {"adamw": 0.1, "muon": 0.02}
 """Share of a run's token target during which the rate rises, for each inner optimizer."""
 

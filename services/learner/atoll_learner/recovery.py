@@ -1,4 +1,4 @@
-r"""Where a learner's inner optimizer begins: its own checkpoint, else a healthy peer's state, else fresh.
+r"""State with which a learner's inner optimizer begins: its own checkpoint, else a healthy peer's state, else fresh.
 
 Moments go with parameters that have moved on meanwhile, and that is meant: the second is an average of squared gradients
 over a horizon of 1 / (1 - beta2) steps and changes slowly, and the step count they are corrected by comes with them. With

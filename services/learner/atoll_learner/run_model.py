@@ -1,7 +1,7 @@
 """The model of a run, for those that read it: evaluator, export, attribution.
 
 A learner's settings say its model, because it may found the run. A reader comes to a run that is there: the run record
-describes the model (`ModelSettings.describe`), and nothing has to be said. What the settings say of it counts for nothing.
+describes the model (`ModelSettings.describe`), and nothing has to be said. The settings' own model counts for nothing.
 """
 
 from __future__ import annotations

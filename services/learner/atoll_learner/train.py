@@ -31,7 +31,7 @@ MUON_ITERATIONS: Final = ((3.4445, -4.7750, 2.0315),) * 5
 """Coefficients of each iteration towards the nearest orthogonal matrix. Optax makes a loop of a list, and 15 products for each
 matrix of one triple: a larger program, which compiles longer and is no faster."""
 PROGRAMS_MAX: Final = 8
-"""How many steps and losses of different settings a process keeps traced."""
+"""Number of steps and losses of different settings that a process keeps traced."""
 Step = Callable[[Params, Any, npt.NDArray[np.int32], float], tuple[Params, Any, jax.Array]]
 
 

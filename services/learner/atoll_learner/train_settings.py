@@ -1,4 +1,4 @@
-"""How a learner trains: batch, schedule by tokens, Muon or AdamW; without loading JAX."""
+"""Settings of training: batch, schedule by tokens, Muon or AdamW; without loading JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll_learner.model_settings import ModelSettings
 from atoll_learner.rate_rule import WARMUP, usual_rate
 
 SEQUENCE_MAX = 1024
-"""Where nobody says more: contexts of models that somebody has are far longer than what a step can hold."""
+"""The default at most: contexts of models that somebody has are far longer than what a step can hold."""
 
 
 def _share_or_auto(value: Any) -> Literal["auto"] | float:  # noqa: ANN401  (whatever somebody wrote)

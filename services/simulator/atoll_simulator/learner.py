@@ -40,7 +40,7 @@ from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA_NEWEST
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
-from atoll_learner.leaving import RETURN_SHARE
+from atoll_learner.keeper import RETURN_SHARE
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.recovery import possible

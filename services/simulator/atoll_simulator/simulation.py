@@ -47,9 +47,9 @@ from atoll.story.history import History, HistoryView
 from atoll.wire.event_log import EVALUATOR, event_of
 from atoll.wire.messages import RunRecord, encode, event
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluations import measured
-from atoll_learner.exporting import measured_by, write_out
+from atoll_learner.evaluations import validation_fields
 from atoll_learner.model import Params
+from atoll_learner.run_export import measure_model, write_out
 from atoll_learner.train import make_evaluator
 from atoll_simulator.learner import LifeParts, SharedParts, SimulatedLearner, StepPace
 from atoll_simulator.liars import Liar
@@ -349,7 +349,7 @@ def simulate(
     with face.stage("measuring and writing the model"):
         work = shared.work
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
-        write_out(work, folder.out, outcome.run, outcome.merged, measured_by(measure, outcome.merged, shared.params))
+        write_out(work, folder.out, outcome.run, outcome.merged, measure_model(measure, outcome.merged, shared.params))
     last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
     report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
     if unwritten is not None:
@@ -406,7 +406,9 @@ class SimulatedEvaluator:
         run = await read_run(self._bus, self._subjects)
         if run is None:
             return
-        fields = measured(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {"took_s": 0.0}
+        fields = validation_fields(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {
+            "took_s": 0.0
+        }
         self._measured += 1
         line = encode(event("validation", EVALUATOR, self._clock.wall(), **fields))
         msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}

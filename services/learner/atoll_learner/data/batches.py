@@ -12,7 +12,7 @@ so many. Were they all the windows of its own blocks, a learner would see a few 
 the others leave.
 
 The windows of a unit are read in one fixed order that mixes them all, a function of the seed and the unit. So "window 37 of
-this unit" is the whole cursor. Whoever reads on, this process after a restart or another learner that was granted the rest,
+this unit" is the whole cursor. The next reader, this process after a restart or another learner that was granted the rest,
 goes on with window 38; with another `train.sequence`, at the same share of the unit.
 """
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, ProtocolMisuse
 from atoll.protocol.data import Key
-from atoll_learner.data.order import mixed
+from atoll_learner.data.order import mix_order
 from atoll_learner.data.shards import TokenShards
 
 AHEAD_BATCHES = 8
@@ -85,7 +85,7 @@ class BatchReader:
         if any(unit.key == key for unit in self._units):
             return
         self._finished.pop(key, None)
-        order = mixed(windows, (self._seed, epoch, start, stop))
+        order = mix_order(windows, (self._seed, epoch, start, stop))
         self._units.append(Unit(key, order, read * windows // of if of else 0))
 
     def drop(self, key: Key) -> None:

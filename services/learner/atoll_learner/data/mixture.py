@@ -29,7 +29,7 @@ from atoll_learner.data.shards import TokenShards
 from atoll_learner.data.tokenizer import BPE_FILE, TOKENIZER_BYTES_MAX
 
 SAME = ("vocab", "block_tokens", "tokenizer", "separator")
-"""What all parts must have in common."""
+"""Properties that all parts must share."""
 Weights = dict[Path, float]
 """By folder."""
 

@@ -3,8 +3,8 @@
 Both are built on SplitMix64 (Steele, Lea and Flood, 2014), in arithmetic of arrays: a learner that reads many short windows
 looks up thousands of places a second, beside its training.
 
-`permuted` is a bijection of any size without a table: a Feistel network of four rounds over the smallest even-width power of
-two, walked until it lands in range (Black and Rogaway, 2002). `mixed` sorts by hash, so it needs a table; it is for few.
+`permute` is a bijection of any size without a table: a Feistel network of four rounds over the smallest even-width power of
+two, walked until it lands in range (Black and Rogaway, 2002). `mix_order` sorts by hash, so it needs a table; it is for few.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.base.errors import DataError
 ROUNDS: Final = 4
 
 
-def permuted(
+def permute(
     positions: npt.NDArray[np.int64], count: int, seed: int, epochs: npt.NDArray[np.int64] | int
 ) -> npt.NDArray[np.int64]:
     """Return the images of `positions`, int64 (n,), under the bijection of `range(count)` of the seed and each one's epoch.
@@ -45,7 +45,7 @@ def permuted(
     return values.astype(np.int64)
 
 
-def mixed(count: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def mix_order(count: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """Return the numbers below `count`, int64 (count,), in the order of their hashes under `key`."""
     return np.argsort(_scrambled(np.arange(count, dtype=np.uint64) ^ _hash_of(*key)), kind="stable")
 

@@ -59,7 +59,7 @@ class MixturePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shards hold; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer.
+    """Contents of the shards; `source` is a hash of the documents, `fingerprint` one of tokens and tokenizer.
 
     `empty` counts texts that were left out, because there was nothing in them.
 

@@ -1,6 +1,6 @@
 """Token shards as a reader sees them: blocks, held-out text, and the order of an epoch.
 
-An epoch visits every block once, in an order that is a pure function of (seed, epoch): `order.permuted`. Any position can be
+An epoch visits every block once, in an order that is a pure function of (seed, epoch): `order.permute`. Any position can be
 looked up at once, on any learner, without storing or shuffling anything. A mixture (`mixture`) maps the positions of its epoch
 to blocks of its parts.
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import TEXT_BYTES_MAX, opened_file, read_file
-from atoll_learner.data.order import permuted
+from atoll_learner.data.order import permute
 from atoll_learner.data.prepare import Meta
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
 
@@ -138,7 +138,7 @@ class TokenShards:
 
     def blocks_at(self, seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which blocks stand at `positions` in the order of `epoch`; both int64 (n,)."""
-        places = permuted(positions, self.blocks, seed, epoch)
+        places = permute(positions, self.blocks, seed, epoch)
         if not self.meta.parts:
             return places
         found = np.zeros_like(places)
@@ -148,7 +148,7 @@ class TokenShards:
             # How often this part was drawn from, in all epochs until here, says where it is in its own epochs.
             own_epoch, begun = divmod(epoch * part.positions % (1 << 62), part.blocks)
             further, own_positions = np.divmod(begun + places[of_part] - first_place, part.blocks)
-            found[of_part] = first_block + permuted(own_positions, part.blocks, seed, own_epoch + further)
+            found[of_part] = first_block + permute(own_positions, part.blocks, seed, own_epoch + further)
             first_place += part.positions
             first_block += part.blocks
         return found

@@ -21,18 +21,18 @@ import numpy.typing as npt
 from atoll.base.errors import DataError
 from atoll.base.logs import get
 from atoll.protocol.data import Key, Progress
-from atoll_learner.plug_ins import callable_of, said_by
+from atoll_learner.plug_ins import callable_of, describe_failure
 
 log = get(__name__)
 
 UNIT: Final[Key] = (0, 0, 1)
-"""What stands for the whole stream in a checkpoint, which knows of units and windows."""
+"""The unit of the whole stream in a checkpoint, which knows of units and windows."""
 WINDOWS_MAX: Final = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """What a source is told.
+    """Request to a source.
 
     Attributes:
         learner: id of the learner; two learners that read the same text only learn it twice.
@@ -134,7 +134,7 @@ class SourceFeed:
         return array.astype(np.int32)
 
     def _failed(self, error: BaseException) -> DataError:
-        return DataError(f"the token source {self._source} failed", got=said_by(error), todo="mend it")
+        return DataError(f"the token source {self._source} failed", got=describe_failure(error), todo="mend it")
 
 
 def start_of(cursor: Progress) -> int:

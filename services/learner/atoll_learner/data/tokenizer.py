@@ -26,7 +26,7 @@ USUAL_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos
 
 
 class Tokenizer(Protocol):
-    """What preparation and sampling need."""
+    """A tokenizer, as far as preparation and sampling need one."""
 
     @property
     def vocab(self) -> int:

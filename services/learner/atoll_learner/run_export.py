@@ -50,7 +50,7 @@ class Measured:
     average: float | None = None
 
 
-def measured_by(measure: Measure, merged: MergedModel, first: dict[str, Any]) -> Measured:
+def measure_model(measure: Measure, merged: MergedModel, first: dict[str, Any]) -> Measured:
     """Measure a merged model, and the values that its run began with."""
     average = None if merged.average is None else round(measure(merged.average), 5)
     return Measured(round(measure(first), 5), round(measure(merged.params), 5), average)
@@ -71,14 +71,14 @@ def export_run(settings: Settings, out: Path) -> None:
         work = work_of(run, prepare_work(settings))
         limit_threads(settings.learner.threads)
 
-        from atoll_learner.beginning import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
         from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
+        from atoll_learner.initial_values import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
         from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
         enable_compile_cache(settings.learner.compile_cache)
         first = first_values(work.model, run.seed, settings.learner.initial_model)
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
-        write_out(work, out, run, merged, measured_by(measure, merged, first))
+        write_out(work, out, run, merged, measure_model(measure, merged, first))
     except OSError as error:
         raise unusable(out, error) from error
 

@@ -1,7 +1,7 @@
 """The values that a run begins with: drawn from its seed, or read from a model that somebody has.
 
 A model that somebody has is a safetensors file, or a folder as Hugging Face lays it out: one file, or several with an index,
-and a `config.json`. What the folder says of the model is compared with the settings before its numbers are read.
+and a `config.json`. The folder's description of the model is compared with the settings before its numbers are read.
 """
 
 from __future__ import annotations
