@@ -2,9 +2,9 @@
 
 A document is one file, one line of a jsonl, one row of a table. Files are read as streams, so that memory does not grow with
 them. A file that is longer than a part (`Reading.part_bytes`) is cut into several documents, at the end of a line where there
-is one: otherwise one large file would be a single document, and nothing of it could be held out. Other files are refused
-by name: a byte 0 (binary), bytes that are not UTF-8. Every folder of sources and most datasets have texts with nothing in them;
-such a text is an empty document, which `prepare` leaves out and counts.
+is one: otherwise one large file would be a single document, and nothing of it could be held out. A file that is no text is
+refused by name: a byte 0 (binary), bytes that are not UTF-8. Every folder of sources and most datasets have texts with
+nothing in them; such a text is an empty document, which `prepare` leaves out and counts.
 """
 
 from __future__ import annotations
