@@ -25,8 +25,8 @@ from atoll.wire.messages import event
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
-from atoll_monitor.watched_run import WatchedRun
 from support.browser import WAIT_MS, WatchedPage, chromium
 from support.founded_run import run_record
 from support.watched_runs import beat
@@ -76,10 +76,10 @@ class HostileScene(RunScene):
         return cast("dict[str, Any]", hostile(json.loads(msgspec.json.encode(super().curves()))))
 
 
-def run_of_names() -> WatchedRun:
+def run_of_names() -> MonitoredRun:
     """Return a run of these learners, each of whom has done everything that the page shows."""
     clock = SystemClock()
-    watched = WatchedRun("r", clock)
+    watched = MonitoredRun("r", clock)
     watched.record, watched.answered_s = run_record("r"), clock.monotonic()
     wall_s, view = clock.wall(), watched.view
     for number, text in enumerate(NAMES):
@@ -99,7 +99,7 @@ def run_of_names() -> WatchedRun:
 
 
 @contextmanager
-def served(watched: WatchedRun, name: str) -> Iterator[str]:
+def served(watched: MonitoredRun, name: str) -> Iterator[str]:
     """Yield the address of a monitor, in a loop of its own, that shows a run under a name."""
     listening = listening_socket("127.0.0.1", 0)
     ready, ends = threading.Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()

@@ -43,8 +43,8 @@ from atoll.story.history import History
 from atoll.wire.subjects import Subjects
 from atoll_monitor import metrics
 from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.records.keeper import samples_by_name
-from atoll_monitor.watched_run import WatchedRun
 
 INTRUDER, VICTIM, SPY, PREMERGER, LEAF = "mallory", "victim", "spy", "far-premerge", "far"
 VICTIMS_PLACE: Final = "hub"
@@ -448,7 +448,7 @@ class LogRead:
 async def read_all(bus: Bus, run: str) -> LogRead:
     """Read the event log of a run as `atoll top`, the monitor, its page and `atoll why` do, and draw all of it."""
     clock = SystemClock()
-    watched = WatchedRun(run, clock)
+    watched = MonitoredRun(run, clock)
     scene = RunScene(watched, run, (run,))
     await Watch(bus, run, watched.view, clock).catch_up()
     history = History()

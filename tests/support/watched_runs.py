@@ -12,7 +12,7 @@ from atoll.bus.nats.stream_states import StreamState
 from atoll.wire.messages import Beat, LearnerState, event
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.http_server import RunCollector
-from atoll_monitor.watched_run import BrokerFigures, DiskFigures, WatchedRun
+from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun
 from support.founded_run import run_record
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -29,10 +29,10 @@ class SetClock(SystemClock):
         return self.now_s
 
 
-def watched_run() -> tuple[WatchedRun, SetClock]:
+def watched_run() -> tuple[MonitoredRun, SetClock]:
     """Return a run of which nothing is known, and the clock of its times."""
     clock = SetClock()
-    return WatchedRun("r", clock), clock
+    return MonitoredRun("r", clock), clock
 
 
 def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training", step: int = 10) -> Beat:
@@ -55,7 +55,7 @@ def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training"
     )
 
 
-def take_round(watched: WatchedRun, fragment: int, version: int, at_s: float, **more: object) -> None:
+def take_round(watched: MonitoredRun, fragment: int, version: int, at_s: float, **more: object) -> None:
     """Have a round told."""
     contributors = [{"learner": "a", "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for age in (0, 2)]
     fields: dict[str, object] = {
@@ -74,7 +74,7 @@ def take_round(watched: WatchedRun, fragment: int, version: int, at_s: float, **
     watched.view.on_event(event("round", "shard-0", at_s, **(fields | more)))
 
 
-def samples(watched: WatchedRun) -> Mapping[Sample, float]:
+def samples(watched: MonitoredRun) -> Mapping[Sample, float]:
     """Return every sample by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -83,14 +83,14 @@ def samples(watched: WatchedRun) -> Mapping[Sample, float]:
     }
 
 
-def text_of_metrics(watched: WatchedRun) -> str:
+def text_of_metrics(watched: MonitoredRun) -> str:
     """Return what Prometheus would read."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(watched))
     return generate_latest(registry).decode()
 
 
-def full() -> WatchedRun:
+def full() -> MonitoredRun:
     """A run of which everything is known."""
     watched, clock = watched_run()
     watched.record, watched.answered_s = run_record("r"), clock.now_s

@@ -12,8 +12,8 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.run.stream_room import provide
 from atoll.settings import Settings, load
 from atoll_monitor import process
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import announce_wait, describe_wait
-from atoll_monitor.watched_run import WatchedRun
 from support.founded_run import run_record
 from support.links import unique_run
 
@@ -56,7 +56,7 @@ async def test_a_run_that_is_found_soon_needs_no_word(monkeypatch: pytest.Monkey
     monkeypatch.setattr(process, "describe_wait", missing)
     monkeypatch.setattr(process, "SOON_S", 0.0)
     monkeypatch.setattr(process, "LOOK_S", 0.001)
-    watched, told = WatchedRun("mine", SystemClock(), began_s=0.0), list[str]()
+    watched, told = MonitoredRun("mine", SystemClock(), began_s=0.0), list[str]()
     if soon:
         watched.record = run_record("mine")
     telling = asyncio.create_task(announce_wait(watched, settings_for("nats://127.0.0.1:1", "mine"), told.append))

@@ -22,7 +22,7 @@ from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed, Mailbox
 from atoll_monitor.dashboard.routes import STATIC, page_routes
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
-from atoll_monitor.watched_run import WatchedRun
+from atoll_monitor.monitored_run import MonitoredRun
 
 DEADLINE_S = 60.0
 
@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self) -> None:
         clock = SystemClock()
-        self.watched = WatchedRun("r", clock)
+        self.watched = MonitoredRun("r", clock)
         self.scene = RunScene(self.watched, "r", ("r",))
         self.feed = Feed({"r": self.scene}, clock)
         self.stop = asyncio.Event()

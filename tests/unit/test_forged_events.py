@@ -33,7 +33,7 @@ from atoll.wire.traffic import BYTES_MAX, LinkTraffic
 from atoll_monitor.dashboard import feed as feeds
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scenes import RunScene
-from atoll_monitor.watched_run import WatchedRun
+from atoll_monitor.monitored_run import MonitoredRun
 from support.door_attacks import MISLEADING, DoorAttack, read_all
 from support.founded_run import run_record
 from support.watched_runs import beat
@@ -383,7 +383,7 @@ async def test_a_scene_that_fails_ends_no_other(
     """Its viewers wait for its next frame; those of other runs, and the comparison, get theirs. It is logged once."""
     monkeypatch.setattr(feeds, "FRAME_S", 0.01)
     clock = SystemClock()
-    watched = {name: WatchedRun(name, clock) for name in ("bad", "good")}
+    watched = {name: MonitoredRun(name, clock) for name in ("bad", "good")}
     scenes = {"bad": BrokenScene(watched["bad"], "bad"), "good": RunScene(watched["good"], "good")}
     feed = Feed(scenes, clock)
     blind, seeing = feed.enter("bad"), feed.enter("good")

@@ -10,13 +10,13 @@ import pytest
 from atoll.run.view import OTHER
 from atoll.wire.messages import LearnerState, event
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
+from atoll_monitor.monitored_run import ROUNDS_KEPT, BrokerFigures, DiskFigures, MonitoredRun
 from atoll_monitor.polling import figures_of
 from atoll_monitor.round_times import BOUNDS_S, PhaseHistogram
-from atoll_monitor.watched_run import ROUNDS_KEPT, BrokerFigures, DiskFigures, WatchedRun
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
 
 
-def value(watched: WatchedRun, name: str, **labels: str) -> float | None:
+def value(watched: MonitoredRun, name: str, **labels: str) -> float | None:
     return samples(watched).get((name, frozenset({"run": "r", **labels}.items())))
 
 

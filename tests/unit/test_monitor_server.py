@@ -25,8 +25,8 @@ from atoll_monitor.http_server import (
     listening_socket,
     serve,
 )
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
-from atoll_monitor.watched_run import WatchedRun
 
 DEADLINE_S = 60.0
 STRANGERS = 300
@@ -40,7 +40,7 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def serving(*names: str) -> AsyncIterator[int]:
     """Yield the port of a whole monitor without a broker."""
     clock, stop = SystemClock(), asyncio.Event()
-    watched = WatchedRun("r", clock)
+    watched = MonitoredRun("r", clock)
     feed = Feed({"r": RunScene(watched, "r", ("r",))}, clock)
     listening = listening_socket("127.0.0.1", 0)
     app = application(routes_of(watched, feed), allowed_hosts(listening, names))

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from atoll.settings.sections import MonitorSettings
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.records import keeper as record_keeper
 from atoll_monitor.records.keeper import RecordKeeper
-from atoll_monitor.watched_run import WatchedRun
 from support.founded_run import run_record
 from support.watched_runs import SetClock, take_round, watched_run
 
@@ -58,7 +58,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[KeptSink]:
     return found
 
 
-def found_anew(watched: WatchedRun, nonce: str) -> None:
+def found_anew(watched: MonitoredRun, nonce: str) -> None:
     """Have the run founded, in the place of a former one."""
     watched.forget()
     watched.record = msgspec.structs.replace(run_record("r"), nonce=nonce)

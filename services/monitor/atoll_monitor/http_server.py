@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from atoll.base.errors import SettingsError
 from atoll.base.logs import get
 from atoll_monitor.metrics import families
-from atoll_monitor.watched_run import WatchedRun
+from atoll_monitor.monitored_run import MonitoredRun
 
 log = get(__name__)
 
@@ -135,7 +135,7 @@ async def serve(app: Starlette, listening: socket.socket, stop: asyncio.Event) -
 class RunCollector(Collector):
     """Makes the metrics of a run when they are asked for."""
 
-    def __init__(self, watched: WatchedRun) -> None:
+    def __init__(self, watched: MonitoredRun) -> None:
         """Make none yet."""
         self._watched = watched
 
@@ -149,7 +149,7 @@ def numbered_formats(accept: str) -> str:
     return ",".join(each for each in accept.split(",") if not VERSION.search(each) or NUMBERED.search(each))
 
 
-def plain_routes(watched: WatchedRun) -> list[BaseRoute]:
+def plain_routes(watched: MonitoredRun) -> list[BaseRoute]:
     """Return the routes that need no page."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(watched))

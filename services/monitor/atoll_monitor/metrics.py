@@ -28,7 +28,7 @@ from atoll.run.process_views import LearnerView
 from atoll.run.standing import making_of
 from atoll.run.view import OTHER
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.watched_run import WatchedRun
+from atoll_monitor.monitored_run import MonitoredRun
 
 LEARNERS_MAX: Final = 256
 FRAGMENTS_MAX: Final = 256
@@ -43,7 +43,7 @@ QUEUE: Final = "UPM"
 """The stream that is the work queue of contributions: what is in it waits for a shard."""
 
 
-def families(watched: WatchedRun) -> Iterator[Metric]:
+def families(watched: MonitoredRun) -> Iterator[Metric]:
     """Yield every metric family of the run, and of its brokers."""
     shown = shown_learners(watched)
     yield from _monitor(watched, len(watched.view.learners) - len(shown))
@@ -55,7 +55,7 @@ def families(watched: WatchedRun) -> Iterator[Metric]:
     yield from broker_families(watched)
 
 
-def shown_learners(watched: WatchedRun) -> list[LearnerView]:
+def shown_learners(watched: MonitoredRun) -> list[LearnerView]:
     """Return the learners that have series of their own: those that are present first, then by name."""
     everybody = watched.view.learners.values()
     return sorted(everybody, key=lambda one: (not is_present(one), one.learner))[:LEARNERS_MAX]
@@ -69,7 +69,7 @@ def is_present(learner: LearnerView) -> bool:
     return learner.heard_s is not None and not learner.has_left
 
 
-def live_hosts(watched: WatchedRun) -> int:
+def live_hosts(watched: MonitoredRun) -> int:
     """Return how many synchronizer processes that own a shard are heard."""
     hearing = watched.hearing
     return sum(one.serving and hearing.hears_host(one) for one in watched.view.hosts.values())
@@ -105,7 +105,7 @@ def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Iter
     yield family
 
 
-def _monitor(watched: WatchedRun, left_out: int) -> Iterator[Metric]:
+def _monitor(watched: MonitoredRun, left_out: int) -> Iterator[Metric]:
     run, view = watched.run, watched.view
     yield from gauge(
         "atoll_monitor_connected",
@@ -123,7 +123,7 @@ def _monitor(watched: WatchedRun, left_out: int) -> Iterator[Metric]:
     yield from gauge("atoll_monitor_left_out", "Learners without series of their own.", left_out, run)
 
 
-def _run(watched: WatchedRun) -> Iterator[Metric]:
+def _run(watched: MonitoredRun) -> Iterator[Metric]:
     run, view, record = watched.run, watched.view, watched.record
     if record is not None:
         agreed = record.protocol
@@ -162,7 +162,7 @@ def _run(watched: WatchedRun) -> Iterator[Metric]:
         yield from gauge("atoll_validation_at_tokens", "Run tokens at that measurement.", measured.run_tokens, run)
 
 
-def _rounds(watched: WatchedRun) -> Iterator[Metric]:
+def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
     run, view, times = watched.run, watched.view, watched.times
     yield from counter("atoll_commits", "Commits, over all fragments.", view.commits, run)
     newest_s = max(times.committed_at_s.values(), default=None)
@@ -186,7 +186,7 @@ def _rounds(watched: WatchedRun) -> Iterator[Metric]:
     yield from counter("atoll_version_bytes", "Bytes of published versions.", view.bytes_published, run)
 
 
-def _learners(watched: WatchedRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+def _learners(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
     hearing = watched.hearing
     live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
@@ -232,7 +232,7 @@ def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
     return life is not None and life.incarnation == incarnation and not life.left
 
 
-def _learner_counters(watched: WatchedRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
+def _learner_counters(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what learners have done in all their incarnations."""
     steps = CounterMetricFamily("atoll_learner_steps", "Steps trained.", labels=OF_LEARNER)
     tokens = CounterMetricFamily("atoll_learner_tokens", "Tokens trained.", labels=OF_LEARNER)
@@ -266,7 +266,7 @@ def _learner_counters(watched: WatchedRun, shown: Iterable[LearnerView]) -> Iter
     yield hosts
 
 
-def _fragments(watched: WatchedRun) -> Iterator[Metric]:
+def _fragments(watched: MonitoredRun) -> Iterator[Metric]:
     labels = ("run", "fragment")
     versions = CounterMetricFamily("atoll_fragment_commits", "Commits of a fragment.", labels=labels)
     merged = GaugeMetricFamily("atoll_fragment_contributors", "Contributors to its newest version.", labels=labels)
@@ -279,11 +279,11 @@ def _fragments(watched: WatchedRun) -> Iterator[Metric]:
     yield from (versions, merged, at_s)
 
 
-def _labels(watched: WatchedRun, learner: LearnerView) -> list[str]:
+def _labels(watched: MonitoredRun, learner: LearnerView) -> list[str]:
     return [watched.run, learner.learner, watched.region_of(learner.learner)]
 
 
-def broker_families(watched: WatchedRun) -> Iterator[Metric]:
+def broker_families(watched: MonitoredRun) -> Iterator[Metric]:
     """Yield the metric families of the run's streams and brokers."""
     yield from _streams(watched)
     yield from _servers(watched)
@@ -291,7 +291,7 @@ def broker_families(watched: WatchedRun) -> Iterator[Metric]:
     yield from _certificates(watched)
 
 
-def _streams(watched: WatchedRun) -> Iterator[Metric]:
+def _streams(watched: MonitoredRun) -> Iterator[Metric]:
     depth = GaugeMetricFamily("atoll_queue_depth", "Contributions that wait for a shard.", labels=("run",))
     texts = (
         ("messages", "atoll_stream_messages", "Messages in a stream."),
@@ -309,7 +309,7 @@ def _streams(watched: WatchedRun) -> Iterator[Metric]:
     yield from (depth, *made.values())
 
 
-def _servers(watched: WatchedRun) -> Iterator[Metric]:
+def _servers(watched: MonitoredRun) -> Iterator[Metric]:
     up = GaugeMetricFamily("atoll_broker_up", "Whether a broker's endpoint answers.", labels=_BROKER)
     gauges = (
         ("memory_bytes", "atoll_broker_memory_bytes", "Resident memory of a broker."),
@@ -334,7 +334,7 @@ def _servers(watched: WatchedRun) -> Iterator[Metric]:
     yield from (up, *made.values())
 
 
-def _disks(watched: WatchedRun) -> Iterator[Metric]:
+def _disks(watched: MonitoredRun) -> Iterator[Metric]:
     size = GaugeMetricFamily("atoll_disk_size_bytes", "Size of a file system.", labels=("run", "path"))
     free = GaugeMetricFamily("atoll_disk_free_bytes", "What is free of it.", labels=("run", "path"))
     for path, disk in watched.disks.items():
@@ -343,7 +343,7 @@ def _disks(watched: WatchedRun) -> Iterator[Metric]:
     yield from (size, free)
 
 
-def _certificates(watched: WatchedRun) -> Iterator[Metric]:
+def _certificates(watched: MonitoredRun) -> Iterator[Metric]:
     ends = GaugeMetricFamily(
         "atoll_certificate_end_timestamp_seconds", "When a broker's certificate ends.", labels=("run", "address")
     )

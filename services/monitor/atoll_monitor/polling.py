@@ -26,7 +26,7 @@ from atoll.bus.greeting import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.bus.open import open_jetstream
 from atoll.keys.certificates import ends_at_s
 from atoll.settings import Settings, bus_options
-from atoll_monitor.watched_run import BrokerFigures, DiskFigures, NodeSeen, WatchedRun
+from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun, NodeSeen
 
 log = get(__name__)
 
@@ -37,7 +37,7 @@ WAIT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 1 << 20
 
 
-async def poll_streams(watched: WatchedRun, settings: Settings) -> None:
+async def poll_streams(watched: MonitoredRun, settings: Settings) -> None:
     """Keep `watched.streams` current, over a connection of its own; while nobody answers there are none."""
     while True:
         try:
@@ -56,7 +56,7 @@ async def poll_streams(watched: WatchedRun, settings: Settings) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def poll_brokers(watched: WatchedRun, urls: tuple[str, ...]) -> None:
+async def poll_brokers(watched: MonitoredRun, urls: tuple[str, ...]) -> None:
     """Keep `watched.brokers` current from the brokers' own endpoints."""
     while urls:
         found = await asyncio.gather(*(asyncio.to_thread(read_endpoint, url) for url in urls))
@@ -64,7 +64,7 @@ async def poll_brokers(watched: WatchedRun, urls: tuple[str, ...]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def poll_disks(watched: WatchedRun, paths: tuple[Path, ...]) -> None:
+async def poll_disks(watched: MonitoredRun, paths: tuple[Path, ...]) -> None:
     """Keep `watched.disks` current."""
     while paths:
         found = await asyncio.to_thread(lambda: {str(path): disk_of(path) for path in paths})
@@ -72,7 +72,7 @@ async def poll_disks(watched: WatchedRun, paths: tuple[Path, ...]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def poll_nodes(watched: WatchedRun, urls: Sequence[str]) -> None:
+async def poll_nodes(watched: MonitoredRun, urls: Sequence[str]) -> None:
     """Keep `watched.nodes` current: who answers at each address, if there are several; a node that is frozen says nothing."""
     every = list(dict.fromkeys(address for url in urls for address in addresses(url)))
     while len(every) > 1:
@@ -81,7 +81,7 @@ async def poll_nodes(watched: WatchedRun, urls: Sequence[str]) -> None:
         await asyncio.sleep(NODES_S)
 
 
-async def _look_at(watched: WatchedRun, url: str) -> None:
+async def _look_at(watched: MonitoredRun, url: str) -> None:
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORT
     said = await asyncio.to_thread(greeting, host, port)
@@ -91,7 +91,7 @@ async def _look_at(watched: WatchedRun, url: str) -> None:
     watched.nodes[address] = NodeSeen(name, answers=said is not None)
 
 
-async def poll_certificates(watched: WatchedRun, url: str) -> None:
+async def poll_certificates(watched: MonitoredRun, url: str) -> None:
     """Keep `watched.certificates` current: those that its addresses show; one that cannot be asked keeps its last."""
     while True:
         for address in addresses(url):

@@ -41,9 +41,9 @@ from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.routes import page_routes
 from atoll_monitor.dashboard.scenes import RunScene, SavedScene, poll_fates
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, plain_routes, serve, url_of
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.polling import poll_brokers, poll_certificates, poll_disks, poll_nodes, poll_streams
 from atoll_monitor.records.keeper import RecordKeeper
-from atoll_monitor.watched_run import WatchedRun
 
 log = get(__name__)
 
@@ -114,7 +114,7 @@ async def monitor(
     """
     clock, names = SystemClock(), tuple(shown)
     live = {name: each.settings for name, each in shown.items() if isinstance(each, BrokerRun)}
-    watched = {name: WatchedRun(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
+    watched = {name: MonitoredRun(each.run, clock, began_s=clock.monotonic()) for name, each in live.items()}
     scenes: dict[str, RunScene | SavedScene] = {}
     for name, each in shown.items():
         if isinstance(each, SavedRun):
@@ -162,7 +162,7 @@ def announce(settings: Settings, url: str) -> None:
         write_whole(settings.monitor.url_file, url.encode())
 
 
-def routes_of(watched: WatchedRun | None, feed: Feed) -> list[BaseRoute]:
+def routes_of(watched: MonitoredRun | None, feed: Feed) -> list[BaseRoute]:
     """Return all that this process answers on; the page comes last, because it answers what nothing before it does.
 
     Of saved runs there are no metrics: None of them is watched.
@@ -170,7 +170,7 @@ def routes_of(watched: WatchedRun | None, feed: Feed) -> list[BaseRoute]:
     return [*(() if watched is None else plain_routes(watched)), *page_routes(feed)]
 
 
-async def follow(watched: WatchedRun, settings: Settings) -> None:
+async def follow(watched: MonitoredRun, settings: Settings) -> None:
     """Keep `watched` current until cancelled."""
     mine = settings.monitor
     async with asyncio.TaskGroup() as tasks:
@@ -199,7 +199,7 @@ async def _open_bus(settings: Settings) -> AsyncIterator[Bus]:
         await bus.close()
 
 
-async def _echo(bus: Bus, watched: WatchedRun, settings: Settings) -> None:
+async def _echo(bus: Bus, watched: MonitoredRun, settings: Settings) -> None:
     """Note when the broker answers, and show it in the health file."""
     while True:
         if await _broker_answers(bus):
@@ -215,7 +215,7 @@ async def _broker_answers(bus: Bus) -> bool:
         return False
 
 
-async def _follow_foundings(bus: Bus, watched: WatchedRun) -> None:
+async def _follow_foundings(bus: Bus, watched: MonitoredRun) -> None:
     """Follow the run, and each time it is founded anew follow that."""
     subjects = Subjects(watched.run)
     while True:
@@ -231,7 +231,7 @@ async def _follow_foundings(bus: Bus, watched: WatchedRun) -> None:
         watched.forget()
 
 
-async def _watch_record(bus: Bus, subjects: Subjects, watched: WatchedRun, watching: asyncio.Task[None]) -> None:
+async def _watch_record(bus: Bus, subjects: Subjects, watched: MonitoredRun, watching: asyncio.Task[None]) -> None:
     """Keep the run record current; return when the run is another one. Raises what ends `watching`."""
     while True:
         record = await _record(bus, subjects)
@@ -254,7 +254,7 @@ async def _record(bus: Bus, subjects: Subjects) -> RunRecord | None:
         return None
 
 
-async def announce_wait(watched: WatchedRun, settings: Settings, tell: Callable[[str], None]) -> None:
+async def announce_wait(watched: MonitoredRun, settings: Settings, tell: Callable[[str], None]) -> None:
     """Tell once what the page waits for, unless the run is found soon, and once more when it is found."""
     await asyncio.sleep(SOON_S)
     if watched.record is not None:

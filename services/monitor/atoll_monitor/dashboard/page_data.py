@@ -31,7 +31,7 @@ from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.story.slowness import slowness
 from atoll_monitor.alerts import HoldingAlert
-from atoll_monitor.watched_run import NodeSeen
+from atoll_monitor.monitored_run import NodeSeen
 
 LEARNERS_MAX: Final = 64
 FRAGMENTS_MAX: Final = 64

@@ -30,7 +30,7 @@ from atoll.wire.messages import Event
 from atoll_monitor.alerts import RULES, AlertJudge, reading_of
 from atoll_monitor.dashboard.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll_monitor.metrics import families
-from atoll_monitor.watched_run import NodeSeen, WatchedRun
+from atoll_monitor.monitored_run import MonitoredRun, NodeSeen
 
 log = get(__name__)
 
@@ -74,7 +74,7 @@ class RunScene:
     the run is founded anew.
     """
 
-    watched: WatchedRun
+    watched: MonitoredRun
     name: str = ""
     others: tuple[str, ...] = ()
     reached_by: str = ""

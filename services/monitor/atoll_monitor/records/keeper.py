@@ -31,8 +31,8 @@ from atoll.base.logs import get
 from atoll.settings.sections import MonitorSettings
 from atoll.wire.messages import Event, RunRecord
 from atoll_monitor.metrics import families
+from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.records.journal import RecordJournal
-from atoll_monitor.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from atoll_monitor.records.traces import RoundTracer
@@ -62,7 +62,7 @@ def sink_name(record: RunRecord) -> str:
 class RecordKeeper:
     """The journal of a run, and its sinks."""
 
-    def __init__(self, watched: WatchedRun, settings: MonitorSettings) -> None:
+    def __init__(self, watched: MonitoredRun, settings: MonitorSettings) -> None:
         """Open the journal; sinks begin once the run is known. Raises as `RecordJournal`, and for a sink without extra."""
         for name in settings.sinks:
             require(name, name, f"the sink {name}")

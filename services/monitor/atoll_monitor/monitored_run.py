@@ -76,7 +76,7 @@ class ObservedView(RunView):
 
 
 @dataclass(slots=True)
-class WatchedRun:
+class MonitoredRun:
     """One run as the monitor sees it.
 
     Attributes:
