@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.bus.nats.answer_order import OVERTAKEN, AnswerOrder
+from atoll.bus.nats.requests import OVERTAKEN, AnswerOrder
 
 
 def test_a_request_is_overtaken_by_many_later_ones_and_by_no_earlier_one() -> None:
@@ -12,11 +12,11 @@ def test_a_request_is_overtaken_by_many_later_ones_and_by_no_earlier_one() -> No
     ours = order.begin()
     after = [order.begin() for _ in range(OVERTAKEN)]
     for number in before:
-        order.answered(number)
+        order.note_answer(number)
     for number in after[:-1]:
-        order.answered(number)
+        order.note_answer(number)
     assert not order.is_overtaken(ours)
-    order.answered(after[-1])
+    order.note_answer(after[-1])
     assert order.is_overtaken(ours)
     assert not order.is_overtaken(after[0]), "it has its own answer"
     assert order.answers == len(before) + len(after)
@@ -32,5 +32,5 @@ def test_waiting_ends_when_nothing_moves_or_it_is_overtaken() -> None:
     assert not due()
     moving[0] = True
     for _ in range(OVERTAKEN):
-        order.answered(order.begin())
+        order.note_answer(order.begin())
     assert not due()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nats.errors
 from structlog.testing import capture_logs
 
-from atoll.bus.nats.complaints import Complaints
+from atoll.bus.nats.connection import Complaints
 
 REFUSED = nats.errors.Error("nats: 'Authorization Violation'")
 

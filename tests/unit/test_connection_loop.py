@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.nats.connection_loop import ConnectionLoop
+from atoll.bus.nats.connection import ConnectionLoop
 
 SOON_S = 120.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.bus.nats import first_contact
+from atoll.bus.nats import connection
 
 NO_BROKER = "no broker answers there"
 
@@ -27,8 +27,8 @@ async def test_waiting_is_told_until_it_ends(answer: int | None, why: str, monke
         return []
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    monkeypatch.setattr(first_contact, "TOLD_EVERY_S", 0.01)
-    with capture_logs() as lines, first_contact.told_while_waiting("nats://hub.example:4222", 0.02):
+    monkeypatch.setattr(connection, "REPORT_EVERY_S", 0.01)
+    with capture_logs() as lines, connection.report_waiting("nats://hub.example:4222", 0.02):
         async with asyncio.timeout(30.0):
             while len(lines) < 2:  # noqa: ASYNC110  (a line of the log sets no event)
                 await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from atoll.base.retry import Unanswered
-from atoll.bus.nats.watchdog import Movement, watch
+from atoll.bus.nats.connection import Movement, watch
 from atoll.bus.options import BusOptions
 from atoll.wire.traffic import BusStats
 

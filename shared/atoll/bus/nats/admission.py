@@ -1,10 +1,10 @@
-"""What the broker lets us do, as it says so.
+"""Refusals of the broker, at its door and inside, as errors for the callers that wait.
 
 A broker refuses in three ways. At the door it answers "Authorization Violation" and hangs up; or its certificate is not one
 that we believe, and we hang up. Inside, a message or a subscription without the right to it is dropped, and the reason comes as
 an error of the whole connection, which names the subject and no request. nats-py hands all of these to one callback.
 
-Here they become `AccessDenied` for whoever waits: for the request on that subject, at once; for everything, once the door has
+Here they become `AccessDenied`: for the request on that subject, at once; for everything, once the door has
 been shut for `SHUT_S` (a broker that restarts, or takes over a new roll, may shut it for a moment). The first connection is
 refused once every node has refused it in turn: the roll of one of them may be older.
 """
@@ -81,7 +81,7 @@ class Admission:
             if not waiting:
                 self._waiting.pop(subject.lower(), None)
 
-    def denied(self, subject: str) -> AccessDenied:
+    def denial_error(self, subject: str) -> AccessDenied:
         """Return the error for a subject that was refused."""
         return AccessDenied(
             "the broker does not let this identity do that",
@@ -89,7 +89,7 @@ class Admission:
             todo="ask the broker's operator which identity may (`atoll keys list`)",
         )
 
-    def heard(self, error: Exception) -> bool:
+    def take_error(self, error: Exception) -> bool:
         """Take note of what nats-py complains about; return whether a caller waits for just that and will tell it."""
         text = str(error).lower()
         if (refused := _DENIED.search(text)) is not None:
@@ -107,7 +107,7 @@ class Admission:
                 self.shut.set_result(None)
         return False
 
-    def entered(self) -> None:
+    def note_entry(self) -> None:
         """Take note that the broker has let us in."""
         self._shut_since_s = self._reason = None
         self._shut_times = 0

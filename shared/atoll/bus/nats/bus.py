@@ -19,10 +19,8 @@ from atoll.base.errors import AccessDenied, BrokerUnavailable
 from atoll.base.retry import Unanswered, ended
 from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
 from atoll.bus.nats import blobs, records
-from atoll.bus.nats.asking import asked
-from atoll.bus.nats.connection import Connection
+from atoll.bus.nats.connection import Connection, report_waiting
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
-from atoll.bus.nats.first_contact import told_while_waiting
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.leaders import keep_together
 from atoll.bus.nats.live_stream import keep_live_stream
@@ -113,7 +111,7 @@ class JetStreamBus:
         """Connect and check the broker."""
         patience_s = self._connection.options.patience_s
         try:
-            with told_while_waiting(url, patience_s):
+            with report_waiting(url, patience_s):
                 await self._connection.connect(patience_s)
         except TimeoutError:
             raise BrokerUnavailable(
@@ -401,7 +399,7 @@ class JetStreamBus:
         check_size(subject, data)
         try:
             asking = (
-                asked(self._connection, subject, data, answer_at, timeout_s)
+                self._connection.request_at(answer_at, subject, data, timeout_s)
                 if answer_at
                 else self._connection.request(subject, data, timeout_s=timeout_s)
             )

@@ -1,9 +1,10 @@
-"""One lasting connection to a broker: a client, a supervisor and a watchdog, in one loop (`connection_loop`).
+"""One lasting connection to a broker: a client, a supervisor and a watchdog, in one loop.
 
 nats-py runs here and nowhere else, over a transport of ours (`client`, `transport`). The rest of the adapter sees:
 
 * `call` carries a coroutine from any loop into this one and its result back;
-* `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out (`answers`);
+* `request` fails at once with `Unanswered` when the connection is lost, instead of waiting for its time-out (`requests`);
+* `request_at` waits for an answer on a subject of its own, not at an inbox;
 * `subscribe` registers interest that survives reconnects and rebuilt connections;
 * `branch` is another connection in the same loop: for bulk, so that nothing small waits behind megabytes, or for a crowd of
   messages that may be a little late, so that many of them cost one awakening.
@@ -23,24 +24,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from atoll.base import logs
+from atoll.base.errors import BrokerUnavailable
+from atoll.base.loop_thread import LoopThread
 from atoll.base.retry import Unanswered, bounded, ended
 from atoll.bus.addresses import addresses
 from atoll.bus.nats.admission import Admission
-from atoll.bus.nats.answer_order import AnswerOrder
-from atoll.bus.nats.answers import Answers
 from atoll.bus.nats.client import WireClient, lasting
-from atoll.bus.nats.complaints import Complaints
-from atoll.bus.nats.connection_loop import ConnectionLoop
 from atoll.bus.nats.headers import NOBODY, STATUS
-from atoll.bus.nats.watchdog import movement_of, watch
+from atoll.bus.nats.requests import AnswerOrder, Answers
 from atoll.bus.options import BusOptions
 from atoll.wire.limits import Buffer
 from atoll.wire.traffic import BusStats
@@ -48,8 +49,15 @@ from atoll.wire.traffic import BusStats
 T = TypeVar("T")
 OnMessage = Callable[[Msg], None]
 """Called in the read loop: it must not wait, and not take long."""
+Movement = tuple[int, int, int]
+"""Bytes sent, bytes received, and answers."""
+MOVED: Final = (1 << 10, 1 << 10, 1)
+"""So much movement is more than echoes and pings."""
+REPORT_EVERY_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_LATE_ECHOES_MAX: Final = 3
+
 _log = logs.get(__name__)
-_CLOSE_S = 2.0
 
 
 class Connection:
@@ -201,7 +209,7 @@ class Connection:
         try:
             with self.admission.denial(subject, answer):
                 sending = client.publish(subject, payload, reply, headers)  # type: ignore[arg-type]
-                await self._sent(client, payload, sending, timeout_s, moves)
+                await self._finish_sending(client, payload, sending, timeout_s, moves)
                 message = await self._answers.within(answer, timeout_s, moves)
             if message is not None and (message.headers or {}).get(STATUS) == NOBODY:
                 raise nats.errors.NoRespondersError
@@ -210,8 +218,40 @@ class Connection:
         finally:
             self._answers.forget(reply)
         if message is None:
-            raise self.admission.denied(subject)
-        self._order.answered(number)
+            raise self.admission.denial_error(subject)
+        self._order.note_answer(number)
+        return message
+
+    async def request_at(self, answer_at: str, subject: str, payload: bytes, timeout_s: float) -> Msg:
+        """Return the first message on `answer_at` after a question on `subject`.
+
+        An answer to an inbox passes every door, because an inbox is any subject. Where the answer comes from a region, the hub
+        would have to let the region's broker write to the inboxes of shards: it could then answer for JetStream, too. So the
+        asker names a subject that only the asked one may write on (`atoll.keys.rights`), and nobody has used before.
+
+        Raises:
+            Unanswered: none came in time, nobody listens, or the connection was lost.
+            AccessDenied: we may not ask there, or not hear the answer.
+        """
+        first: asyncio.Future[Msg] = self.loop.create_future()
+
+        def settle(message: Msg) -> None:
+            if not first.done():
+                first.set_result(message)
+
+        key = await self.subscribe(answer_at, settle)
+        try:
+            with self.admission.denial(subject) as denied:
+                await self.send(subject, payload, answer_at, timeout_s=timeout_s)
+                message = await bounded(first, timeout_s, self.lost, denied)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            if denied.done():
+                raise self.admission.denial_error(subject) from None
+            raise Unanswered(f"{type(error).__name__} on {subject}") from error
+        finally:
+            await self.unsubscribe(key)
+        if (message.headers or {}).get(STATUS) == NOBODY:
+            raise Unanswered(f"nobody listens on {subject}")
         return message
 
     async def send(self, subject: str, payload: Buffer, reply: str = "", *, timeout_s: float | None = None) -> None:
@@ -219,11 +259,13 @@ class Connection:
         client = await self.ready(self.options.try_s if timeout_s is None else timeout_s)
         try:
             sending = client.publish(subject, payload, reply=reply)  # type: ignore[arg-type]
-            await self._sent(client, payload, sending, self.options.try_s, self.movement() if self.is_bulk else None)
+            await self._finish_sending(
+                client, payload, sending, self.options.try_s, self.movement() if self.is_bulk else None
+            )
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{type(error).__name__} on {subject}") from error
 
-    async def _sent(
+    async def _finish_sending(
         self,
         client: WireClient,
         payload: Buffer,
@@ -261,7 +303,7 @@ class Connection:
         with self.admission.denial(subject) as denied:
             await self.echo(self.options.try_s)
         if denied.done():
-            raise self.admission.denied(subject)
+            raise self.admission.denial_error(subject)
 
     async def unsubscribe(self, key: int) -> None:
         """Remove a subscription."""
@@ -302,7 +344,7 @@ class Connection:
             subject, on_message, _ = self._subscriptions[key]
             self._subscriptions[key] = (subject, on_message, await client.hear(subject, on_message))
         self.complaints.forget()
-        self.admission.entered()
+        self.admission.note_entry()
         self._up.set()
 
     def _callbacks(self, client: WireClient) -> dict[str, Any]:
@@ -335,7 +377,7 @@ class Connection:
 
     def _note(self, error: Exception) -> None:
         """Take note of what nats-py complains about, unless a caller waits for just that and will tell it."""
-        if not self.admission.heard(error):
+        if not self.admission.take_error(error):
             self.complaints.note(error)
 
     def _mark_down(self) -> None:
@@ -352,7 +394,7 @@ class Connection:
     def _mark_up(self) -> None:
         """Allow requests again."""
         self.complaints.forget()
-        self.admission.entered()
+        self.admission.note_entry()
         self.stats.regain(id(self), self.loop.time())
         self._up.set()
         if self._was_up:
@@ -395,3 +437,218 @@ class Connection:
         self.stats.regain(id(self), self.loop.time())
         await ended(self._tasks)
         await asyncio.gather(*(client.end(_CLOSE_S) for client in self._clients))
+
+
+class ConnectionLoop:
+    """The loop in which a connection and its branches do their work: of a thread of its own, or the one that opened it.
+
+    A thread of its own keeps a connection alive while its caller blocks his loop for seconds: a command line, a test, a tour.
+    Each call then crosses from loop to loop and back, two futures, two awakenings and two hand-overs of the interpreter's lock:
+    some 100 us for a message that costs 6 us to send. Shards and islands make a dozen calls a round, and do nothing long in
+    their loops; so their connections live there (`BusOptions.own_thread`).
+
+    Closing ends every call that is under way, in either place, with `BrokerUnavailable`. In the caller's own loop the calls are
+    part of his tasks, so these are cancelled, and the cancellation is taken back where the call was made. Closing is a task of
+    its own: it goes on when its caller is cancelled, for nobody calls it again.
+    """
+
+    def __init__(self, name: str, *, own_thread: bool) -> None:
+        """Start a thread, or take the running loop."""
+        self._thread = LoopThread(f"bus-{name}") if own_thread else None
+        self.loop = asyncio.get_running_loop() if self._thread is None else self._thread.loop
+        self._callers: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the connection's loop and return its result to the caller's."""
+        if self._closing is not None:
+            work.close()
+            raise BrokerUnavailable("the bus is closed", todo="open a new one")
+        task = asyncio.current_task()
+        if self._thread is None:
+            return await (work if task is None or task in self._callers else self._call_here(work, task))
+        try:
+            return await asyncio.wrap_future(self._thread.submit(work))
+        except asyncio.CancelledError:
+            if self._closing is not None and (task is None or not task.cancelling()):
+                raise _closed_meanwhile() from None
+            raise
+
+    async def _call_here(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any]) -> T:
+        """Do `work` in the caller's own task."""
+        self._callers.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if task not in self._callers and not task.uncancel():
+                raise _closed_meanwhile() from None
+            raise
+        finally:
+            self._callers.discard(task)
+
+    async def close(self, shut_down: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
+        """End all calls and `shut_down` the connection in its loop; whoever closes again waits for the same."""
+        if self._closing is None:
+            callers = self._callers - {asyncio.current_task()}
+            self._callers -= callers
+            self._closing = asyncio.create_task(self._close(shut_down, within_s))
+            for task in callers:
+                task.cancel()
+        if not self._closing.done():
+            await asyncio.shield(self._closing)
+
+    async def _close(self, shut_down: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
+        """Shut down, and end the thread."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                work = shut_down() if self._thread is None else asyncio.wrap_future(self._thread.submit(shut_down()))
+                await bounded(work, within_s)
+        finally:
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.stop)
+
+
+def _closed_meanwhile() -> BrokerUnavailable:
+    return BrokerUnavailable("the bus was closed during the call")
+
+
+class Complaints:
+    """The complaints of nats-py about one connection since it was connected last; `text` has them all.
+
+    A bus has several connections to one broker, and whatever happens to the broker happens to all of them. So a complaint is
+    logged by the first connection that has it, and not again until one of them is connected. A socket that ended is no
+    complaint of its own: the line `bus.disconnected` says it.
+    """
+
+    def __init__(self, bus: str, of_trunk: Self | None = None) -> None:
+        """Begin with none; branches of a connection know what their trunk has said."""
+        self._bus = bus
+        self.said: set[str] = set() if of_trunk is None else of_trunk.said
+        self.text = ""
+
+    def note(self, error: Exception) -> None:
+        """Keep a complaint, and log it if nobody has."""
+        said = f"{type(error).__name__}: {error}".strip()
+        if said in self.text:
+            return
+        self.text = f"{self.text}; {said}".removeprefix("; ")
+        if said not in self.said and not isinstance(error, nats.errors.UnexpectedEOF):
+            self.said.add(said)
+            _log.warning("bus.error", bus=self._bus, error=said)
+
+    def forget(self) -> None:
+        """Begin anew: the connection stands."""
+        self.text = ""
+        self.said.clear()
+
+
+class WatchedConnection(Protocol):
+    """The part of a connection that the watchdog sees."""
+
+    options: BusOptions
+    stats: BusStats
+    url: str
+    nodes: int
+    is_bulk: bool
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether requests can be sent."""
+
+    @property
+    def queued(self) -> int:
+        """Return how many bytes wait for the kernel."""
+
+    def moved(self) -> Movement:
+        """Return bytes sent and received, and answers."""
+
+    async def echo(self, timeout_s: float) -> None:
+        """Return once an echo is back."""
+
+    async def cut(self) -> None:
+        """Abort the socket and connect again."""
+
+
+def movement_of(connection: WatchedConnection) -> Callable[[], bool]:
+    """Return a function that says whether anything but an echo went or came since its last call."""
+    before = connection.moved()
+
+    def moves() -> bool:
+        nonlocal before
+        last, before = before, connection.moved()
+        return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
+
+    return moves
+
+
+async def watch(connection: WatchedConnection) -> None:
+    """Cut `connection` after three echoes in a row that did not come back; for ever.
+
+    On a connection for bulk an echo waits behind megabytes in buffers that we cannot see. There it is late only if meanwhile
+    nothing came in and nothing was sent of a queue that still stands. The broker counts as away from the first echo that is
+    late (`BusStats.lose`).
+    """
+    failures, silent_s = 0, 0.0
+    clock = asyncio.get_running_loop().time
+    watch_s, echo_s = connection.options.watch_of(connection.nodes)
+    while True:
+        await asyncio.sleep(watch_s)
+        if not connection.is_up:
+            failures = 0
+            continue
+        before, asked_s = connection.moved(), clock()
+        try:
+            await bounded(connection.echo(echo_s), 2 * echo_s)
+            failures = 0
+        except (Unanswered, TimeoutError, nats.errors.Error):
+            silent_s = silent_s if failures else asked_s
+            failures = 0 if connection.is_bulk and _is_busy(connection, before) else failures + 1
+        if failures:
+            connection.stats.lose(connection.url, id(connection), silent_s)
+        elif connection.is_up:
+            connection.stats.regain(id(connection), clock())
+        if failures >= _LATE_ECHOES_MAX:
+            failures = 0
+            await connection.cut()
+
+
+def _is_busy(connection: WatchedConnection, before: Movement) -> bool:
+    """Return whether anything came in since `before`, or a queue that still stands was worked on."""
+    sent, received, answers = connection.moved()
+    came = received - before[1] >= MOVED[1] or answers != before[2]
+    return came or (sent != before[0] and connection.queued > 0)
+
+
+@contextlib.contextmanager
+def report_waiting(url: str, patience_s: float) -> Iterator[None]:
+    """Log every few seconds for how long the first connection is still tried, and why in vain so far.
+
+    A broker that does not answer may be starting. So may a host that no name server knows: the name of a container comes with
+    the container. Both are asked again and again, and a person is told which of the two it is.
+    """
+    hosts = [urlsplit(each).hostname or "" for each in addresses(url)]
+
+    async def report() -> None:
+        for waited in range(1, int(patience_s / REPORT_EVERY_S) + 1):
+            await asyncio.sleep(REPORT_EVERY_S)
+            unknown = await _unknown_hosts(hosts)
+            why = f"no name server knows {', '.join(unknown)}" if unknown else "no broker answers there"
+            left_s = max(0.0, patience_s - waited * REPORT_EVERY_S)
+            _log.warning("bus.waiting", hosts=", ".join(hosts), why=why, still_trying_for_s=left_s)
+
+    reporting = asyncio.ensure_future(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+
+
+async def _unknown_hosts(hosts: list[str]) -> list[str]:
+    """Return the hosts that do not exist; a name server that does not answer says nothing about a host."""
+    loop, unknown = asyncio.get_running_loop(), []
+    for host in hosts:
+        try:
+            await loop.getaddrinfo(host, None)
+        except socket.gaierror as error:
+            unknown += [host] if error.errno == socket.EAI_NONAME else []
+    return unknown

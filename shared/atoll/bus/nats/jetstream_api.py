@@ -296,7 +296,7 @@ class JetStream:
                 end = await bounded(ended, connection.try_s(attempts), lost, denied, moves=connection.movement())
         except TimeoutError:
             if denied.done():
-                raise connection.admission.denied(subject) from None
+                raise connection.admission.denial_error(subject) from None
             raise Unanswered(f"batched get from {stream} stalled") from None
         finally:
             await connection.unsubscribe(key)
