@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import AccessDenied
-from atoll.bus.nats import hub_watch
+from atoll.bus.nats import region_keeper
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.hub_watch import HubWatch
+from atoll.bus.nats.region_keeper import HubWatch
 from atoll.bus.options import BusOptions
 from atoll.bus.regions import RegionSide
 from atoll.wire.traffic import BusStats
@@ -30,7 +30,7 @@ WITHIN_S = 120.0
 
 async def test_a_hub_that_is_away_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first answer it is not there either; when the link is back, it is there again."""
-    monkeypatch.setattr(hub_watch, "LOOK_S", 0.1)
+    monkeypatch.setattr(region_keeper, "WATCH_HUB_S", 0.1)
     there = RelayedRegion(tmp_path)
     await asyncio.to_thread(there.__enter__)
     connection = Connection(there.leaf.url, "look", BusOptions(), BusStats())
@@ -54,7 +54,7 @@ async def test_a_hub_that_is_away_does_not_answer(tmp_path: Path, monkeypatch: p
             shut.setattr(connection, "request", refuse)
             await until(lambda: _so(lambda: len(refused) > 2))
         assert not watching.done()  # the certificate is renewed
-        monkeypatch.setattr(hub_watch, "STALE_S", SILENT_S)
+        monkeypatch.setattr(region_keeper, "STALE_S", SILENT_S)
         there.link.blackhole("down")
         await until(lambda: _so(lambda: not watch.answers))
     finally:

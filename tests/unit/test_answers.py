@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from atoll.base.retry import Unanswered
 from atoll.bus.nats.consumers import _attempts
-from atoll.bus.nats.jetstream_api import told
+from atoll.bus.nats.jetstream_api import read_field
 from atoll.bus.nats.requests import Answers
 
 
@@ -34,12 +34,12 @@ def test_a_delivery_is_known_by_the_subject_on_which_it_is_settled(reply: str, a
 def test_an_answer_that_lacks_its_parts_is_no_answer(answer: dict[str, object]) -> None:
     """The request is sent again, as if nothing had come."""
     with pytest.raises(Unanswered):
-        told(answer, int, "seq") if "state" not in answer else told(answer, int, "state", "last_seq")
+        read_field(answer, int, "seq") if "state" not in answer else read_field(answer, int, "state", "last_seq")
 
 
 def test_an_answers_parts_are_found_by_name() -> None:
     """At any depth."""
-    assert told({"seq": 7, "state": {"last_seq": 9}}, int, "state", "last_seq") == 9
+    assert read_field({"seq": 7, "state": {"last_seq": 9}}, int, "state", "last_seq") == 9
 
 
 SOON_S = 120.0

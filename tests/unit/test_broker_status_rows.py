@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.nodes import NodeTold, told
+from atoll.bus.server_info import NodeStatus, parse_node_status
 from atoll.cli.broker import rows_of
 from atoll.keys.roll import KeyEntry, Roll, RollEntry
 from atoll.keys.roll_stamp import RollStamp, stamp_of, tags, worn
@@ -16,13 +16,13 @@ KEY = "U" + "A" * 55
 OLD, NEW = RollStamp(100, "0" * 8), RollStamp(200, "1" * 8)
 
 
-def node(name: str, *peers: str, roll: RollStamp | None = NEW) -> NodeTold:
+def node(name: str, *peers: str, roll: RollStamp | None = NEW) -> NodeStatus:
     """Return an answer."""
     worn_tags = () if roll is None else (f"roll:{roll.changed_s}-{roll.digest}", "atoll:1.2.3")
-    return NodeTold(name, "2.15.1", worn_tags, peers, 3, 60.0)
+    return NodeStatus(name, "2.15.1", worn_tags, peers, 3, 60.0)
 
 
-def faults(*nodes: NodeTold, greeted: dict[str, str] | None = None, ours: RollStamp | None = None) -> dict[str, Any]:
+def faults(*nodes: NodeStatus, greeted: dict[str, str] | None = None, ours: RollStamp | None = None) -> dict[str, Any]:
     """Return what is wrong, by node or address."""
     found = rows_of({} if greeted is None else greeted, nodes, ours)
     return {row.node or row.address: list(row.faults) for row in found if row.faults}
@@ -88,13 +88,13 @@ def test_a_stamp_changes_with_the_roll_and_is_worn() -> None:
 )
 def test_what_is_no_answer_is_passed_over(data: bytes) -> None:
     """Whoever sent it."""
-    assert told(data) is None
+    assert parse_node_status(data) is None
 
 
 def test_an_answer_with_odd_fields_is_taken_as_far_as_it_goes() -> None:
     """It is written by software that we do not make."""
     answer = {"server": {"name": "a", "tags": 7, "time": "x"}, "statsz": {"routes": "x", "connections": "many"}}
-    assert told(json.dumps(answer).encode()) == NodeTold("a", "", (), (), 0, 0.0)
+    assert parse_node_status(json.dumps(answer).encode()) == NodeStatus("a", "", (), (), 0, 0.0)
     full = {
         "server": {
             "name": "a",
@@ -108,4 +108,4 @@ def test_an_answer_with_odd_fields_is_taken_as_far_as_it_goes() -> None:
             "routes": [{"name": "b"}, {"name": "b"}],
         },
     }
-    assert told(json.dumps(full).encode()) == NodeTold("a", "2.15.1", ("t",), ("b",), 2, 10.0)
+    assert parse_node_status(json.dumps(full).encode()) == NodeStatus("a", "2.15.1", ("t",), ("b",), 2, 10.0)

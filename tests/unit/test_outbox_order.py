@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.bus.nats.outbox_order import OutboxOrder
+from atoll.bus.nats.region import OutboxOrder
 
 
 class Outbox:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.base.errors import BrokerUnavailable, InUse
-from atoll.bus.server_deaths import cause_of_death
-from atoll.bus.server_log import FULL, LogReader, own_words
+from atoll.bus.server_log import DISK_FULL, LogReader, own_lines, startup_error
 
 OWN = "[7] 2026/11/25 09:00:58.797992 [INF] Reloaded server configuration (sha256:27)"
 OF_CLIENTS = (
@@ -15,13 +14,13 @@ OF_CLIENTS = (
     "[7] 2026/11/25 09:01:12.9 [INF] [::1]:6222 - rid:12 - Route connection created: no space left on device",
     '[7] 2026/11/25 09:01:12.9 [ERR] 10.0.0.2:7422 - lid:4 - "Failed to reload server configuration"',
 )
-FULL_LINE = f"[7] 2026/11/25 09:00:58.79 [ERR] Filestore [S] Write error: write /s/1.blk: {FULL}"
+FULL_LINE = f"[7] 2026/11/25 09:00:58.79 [ERR] Filestore [S] Write error: write /s/1.blk: {DISK_FULL}"
 
 
 def test_only_lines_that_are_about_no_connection_are_the_servers_word() -> None:
     """Whatever a client calls itself, and however a line is cut."""
     text = "\n".join([OWN, *OF_CLIENTS, FULL_LINE, "Reloaded server configuration", "", OWN[:20]])
-    assert own_words(text) == [OWN.partition("[INF] ")[2], FULL_LINE.partition("[ERR] ")[2]]
+    assert own_lines(text) == [OWN.partition("[INF] ")[2], FULL_LINE.partition("[ERR] ")[2]]
 
 
 def test_what_is_appended_is_read_once_also_when_the_file_is_another(tmp_path: Path) -> None:
@@ -46,12 +45,12 @@ def test_what_is_appended_is_read_once_also_when_the_file_is_another(tmp_path: P
 def test_a_death_is_explained_by_the_servers_words(tmp_path: Path) -> None:
     """A client that talks of addresses and disks explains nothing."""
     place = ("127.0.0.1:4222", tmp_path, tmp_path / "log")
-    lie = OF_CLIENTS[0].replace(FULL, "address already in use")
-    assert isinstance(cause_of_death(f"{OWN}\n{lie}", *place), BrokerUnavailable)
+    lie = OF_CLIENTS[0].replace(DISK_FULL, "address already in use")
+    assert isinstance(startup_error(f"{OWN}\n{lie}", *place), BrokerUnavailable)
     true = "[7] 2026/11/25 09:00:58.7 [FTL] Error listening on port: address already in use"
-    assert isinstance(cause_of_death(f"{lie}\n{true}", *place), InUse)
+    assert isinstance(startup_error(f"{lie}\n{true}", *place), InUse)
     leaf = true.replace("on port", "on leafnode port: 4462 - listen tcp 127.0.0.1:4462: bind")
-    told = str(cause_of_death(leaf, *place))
+    told = str(startup_error(leaf, *place))
     assert "4462" in told
     assert "--leaf-port" in told
     assert "4222" not in told

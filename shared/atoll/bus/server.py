@@ -25,11 +25,10 @@ from typing import IO, NoReturn, Self
 from atoll.base.atomic_files import hold
 from atoll.base.errors import BrokerUnavailable, EnvironmentFault, InUse, SettingsError, StorageFull, is_full
 from atoll.bus.addresses import bracketed
-from atoll.bus.greeting import greeting, heard
 from atoll.bus.nats.provision import VERSION_MIN
 from atoll.bus.regions import ServerLink, included, pings
-from atoll.bus.server_deaths import cause_of_death
-from atoll.bus.server_log import REFUSED, TAKEN, LogReader, own_words
+from atoll.bus.server_info import first_line, greeting
+from atoll.bus.server_log import RELOAD_FAILED, RELOADED, LogReader, own_lines, startup_error
 
 READY_S = 15.0
 READY_WORDS = "Server is ready"
@@ -148,7 +147,7 @@ class EmbeddedBroker:
 
     def answers(self) -> bool | None:
         """Return whether the server says anything to a new connection, None if it could not be asked."""
-        said = heard(self._reached_at, self._port)
+        said = first_line(self._reached_at, self._port)
         return None if said is None else said != b""
 
     @property
@@ -215,13 +214,13 @@ class EmbeddedBroker:
         """Wait until the server says what became of a new configuration; raises as `reload`."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            for word in own_words(log.news()):
-                if word.startswith(TAKEN):
+            for word in own_lines(log.news()):
+                if word.startswith(RELOADED):
                     return
-                if word.startswith(REFUSED):
+                if word.startswith(RELOAD_FAILED):
                     raise SettingsError(
                         "the broker does not take over its new configuration, and goes on with the former one",
-                        got=word.removeprefix(REFUSED).strip(": "),
+                        got=word.removeprefix(RELOAD_FAILED).strip(": "),
                         todo=f"look at {self.log_path}",
                     )
             time.sleep(_POLL_S)
@@ -331,17 +330,17 @@ class EmbeddedBroker:
                 self._port = port
                 self._scheme = "tls" if said.get("tls_required") else "nats"
                 return
-            if self._include is not None and READY_WORDS in self._last_words():
+            if self._include is not None and READY_WORDS in self._log_tail():
                 # It is up and does not greet as we have told it to: a moment for a slow machine, and then it is the file.
                 deadline = min(deadline, time.monotonic() + MOVED_S)
             time.sleep(_POLL_S)
-        if self._include is not None and READY_WORDS in self._last_words():
+        if self._include is not None and READY_WORDS in self._log_tail():
             self._explain_include(self._include)
-        raise BrokerUnavailable("the broker did not start in time", got=f"{READY_S:g} s\n{self._last_words()}")
+        raise BrokerUnavailable("the broker did not start in time", got=f"{READY_S:g} s\n{self._log_tail()}")
 
     def _explain_include(self, include: Path) -> NoReturn:
         """Raise what a server that is up elsewhere, or under another name, means: the included file has changed it."""
-        listens = re.search(r"Listening for client connections on (\S+)", self._last_words())
+        listens = re.search(r"Listening for client connections on (\S+)", self._log_tail())
         raise SettingsError(
             f"{include} changes what this broker sets itself",
             got=f"the server listens on {listens[1] if listens else 'another address'} and does not answer as ours",
@@ -357,11 +356,11 @@ class EmbeddedBroker:
         except (OSError, ValueError, LookupError):
             return 0
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         """Return the end of what the server has logged since it was started last."""
-        return "\n".join(self._said().splitlines()[-_LOG_TAIL_LINES:])
+        return "\n".join(self._read_log().splitlines()[-_LOG_TAIL_LINES:])
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
         """Return what the server has logged since it was started last."""
         try:
             with self.log_path.open("rb") as said:
@@ -372,7 +371,7 @@ class EmbeddedBroker:
 
     def _explain_death(self) -> NoReturn:
         """Raise the cause of the server's death, as the log shows it."""
-        raise cause_of_death(self._last_words(), f"{self._host}:{self._port}", self.store_dir, self.log_path)
+        raise startup_error(self._log_tail(), f"{self._host}:{self._port}", self.store_dir, self.log_path)
 
     def _fail_on(self, error: OSError) -> NoReturn:
         """Raise the operating system's error about the store directory."""

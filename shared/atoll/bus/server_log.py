@@ -1,6 +1,7 @@
-"""What a nats-server writes into its log, and which of it is its own word.
+"""The log of a nats-server: the lines that are its own word, what is appended, and the error that its end tells of.
 
-We read in the log what no interface tells: that a new configuration was taken over, or refused, and that the disk is full. But
+We read in the log what no interface tells: that a new configuration was taken over, or refused, that the disk is full, and why
+a server ended at its start. But
 the server also writes there what clients say of themselves, their names and keys, and whoever reaches its port is a client. A
 line about a connection begins with its address and number; everything else is the server's own word. Clients cannot begin a
 line: the server quotes what they say.
@@ -12,16 +13,19 @@ import re
 from pathlib import Path
 from typing import Final
 
-TAKEN: Final = "Reloaded server configuration"
-REFUSED: Final = "Failed to reload server configuration"
-FULL: Final = "no space left on device"
+from atoll.base.errors import AtollError, BrokerUnavailable, InUse, SettingsError, StorageFull
+
+RELOADED: Final = "Reloaded server configuration"
+RELOAD_FAILED: Final = "Failed to reload server configuration"
+DISK_FULL: Final = "no space left on device"
 
 _LINE: Final = re.compile(r"\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+ \[[A-Z]{3}\] (.*)")
 _OF_CONNECTION: Final = re.compile(r"\S+ - [a-z]+:\d+ - ")
+_IN_USE: Final = re.compile(r"listen tcp \S*?:(\d+): bind: address already in use")
 
 
-def own_words(text: str) -> list[str]:
-    """Return what the server says in these lines of its log, without the lines about connections."""
+def own_lines(text: str) -> list[str]:
+    """Return what the server itself says in these lines of its log, without the lines about connections."""
     said = (_LINE.fullmatch(line) for line in text.splitlines())
     return [line[1] for line in said if line is not None and _OF_CONNECTION.match(line[1]) is None]
 
@@ -73,3 +77,32 @@ class LogReader:
                 return log.read()
         except OSError:
             return b""
+
+
+def startup_error(log_tail: str, place: str, store_dir: Path, log_path: Path) -> AtollError:
+    """Map the end of the log of a server that ended at its start to an error; `place` is where it was to listen, host:port.
+
+    Only the server's own lines count: what clients say of themselves stands in the log, too.
+    """
+    words = "\n".join(own_lines(log_tail)) or log_tail
+    if "address already in use" in words:
+        named = _IN_USE.search(words)
+        own = place.rpartition(":")[2]
+        port = own if named is None else named[1]
+        which = "the broker's port" if port == own else "another port of the broker (--leaf-port, --cluster-port)"
+        return InUse(
+            f"something else listens on {which}",
+            got=port,
+            allowed="a free port",
+            todo="stop that process, choose another port, or give its url if it is a broker",
+        )
+    if "no space left" in words:
+        return StorageFull("the broker's disk is full", got=store_dir, todo="free space or move the store")
+    if "no such host" in words or "cannot assign requested address" in words:
+        return SettingsError(
+            "the broker cannot listen there",
+            got=place,
+            allowed="an address of this machine, or 0.0.0.0 for all of them",
+            todo="correct --host",
+        )
+    return BrokerUnavailable("the broker ended at start", got=log_tail, todo=f"look at {log_path}")

@@ -12,7 +12,7 @@ premerger of this region. The region has the name of its identity: by that the h
 
 **status** says which roll each node of a locked broker follows, its versions, its peers, and leaves with 1 if one differs.
 Every address is looked at by itself: a node that nobody reaches, or that has lost the others, is a line of its own. Then one
-question goes to all nodes at once (`atoll.bus.nodes`). The newest roll is the one that was changed last: of those that nodes
+question goes to all nodes at once (`atoll.bus.server_info`). The newest roll is the one that was changed last: of those that nodes
 follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
 """
 
@@ -40,9 +40,9 @@ from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode
-    from atoll.bus.nodes import NodeTold
     from atoll.bus.options import Credentials
     from atoll.bus.regions import RegionSide, ServerLink
+    from atoll.bus.server_info import NodeStatus
     from atoll.keys.identity import HeldIdentity
     from atoll.keys.locked import LockedDoor, LockedRegion
     from atoll.keys.roll_stamp import RollStamp
@@ -419,7 +419,7 @@ async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> li
 
 async def _greet(address: str) -> tuple[str, str]:
     """Return an address without its scheme, and the name of the server that greets there; "" if none does."""
-    from atoll.bus.greeting import greeting  # noqa: PLC0415
+    from atoll.bus.server_info import greeting  # noqa: PLC0415
 
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or PORT
@@ -427,7 +427,7 @@ async def _greet(address: str) -> tuple[str, str]:
     return f"{host}:{port}", "" if said is None else str(said.get("server_name", ""))
 
 
-def rows_of(greeted: dict[str, str], told: Sequence[NodeTold], ours: RollStamp | None = None) -> list[NodeRow]:
+def rows_of(greeted: dict[str, str], told: Sequence[NodeStatus], ours: RollStamp | None = None) -> list[NodeRow]:
     """Return a row for each node and for each address that leads to none, by name.
 
     Args:
@@ -453,7 +453,7 @@ def rows_of(greeted: dict[str, str], told: Sequence[NodeTold], ours: RollStamp |
     return sorted(rows, key=lambda row: (row.node or "~", row.address))
 
 
-def _row(node: NodeTold, address: str, everybody: Iterable[str], newest: RollStamp | None) -> NodeRow:
+def _row(node: NodeStatus, address: str, everybody: Iterable[str], newest: RollStamp | None) -> NodeRow:
     from atoll.keys.roll_stamp import worn  # noqa: PLC0415
 
     stamp, software = worn(node.tags)

@@ -140,7 +140,7 @@ def _announced_address(store: Path) -> str:
     """
     from atoll.base.regular_files import read_text  # noqa: PLC0415
     from atoll.bus.addresses import addresses  # noqa: PLC0415
-    from atoll.bus.greeting import greeting  # noqa: PLC0415
+    from atoll.bus.server_info import greeting  # noqa: PLC0415
 
     until_s = time.monotonic() + BEGINS_S
     while True:

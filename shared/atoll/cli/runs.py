@@ -23,8 +23,8 @@ from atoll.cli.output import say
 from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
+    from atoll.bus.nats.administration import StoredRun
     from atoll.bus.nats.bus import JetStreamBus
-    from atoll.bus.nats.stored_runs import StoredRun
     from atoll.settings import Settings
 
 LISTEN_S: Final = 2.5

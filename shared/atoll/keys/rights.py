@@ -228,7 +228,7 @@ def synchronizer_publishes(run: str) -> tuple[str, ...]:
         *(f"$JS.API.CONSUMER.{verb}.{queue}.>" for verb in ("CREATE", "INFO", "DELETE", "MSG.NEXT")),
         f"$JS.API.CONSUMER.DURABLE.CREATE.{queue}.>",
         f"$JS.ACK.{queue}.>",
-        # On a cluster it keeps the leaders together (`atoll.bus.nats.leaders`).
+        # On a cluster it keeps the leaders together (`atoll.bus.nats.upkeep`).
         *(f"$JS.API.STREAM.LEADER.STEPDOWN.{name}" for name in _streams(run)),
         f"$JS.API.CONSUMER.LEADER.STEPDOWN.{queue}.>",
     )
@@ -319,7 +319,7 @@ def _reader(run: str, writes: tuple[str, ...]) -> Rights:
         asks=(
             "$JS.API.INFO",
             *(f"$JS.API.STREAM.MSG.GET.{_stream(run, one)}" for one in kept),
-            # How full each stream is (`atoll.bus.nats.stream_states`): numbers, and nothing of what they keep.
+            # How full each stream is (`atoll.bus.nats.administration`): numbers, and nothing of what they keep.
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in _streams(run)),
         ),
         reads=tuple(f"$JS.API.DIRECT.GET.{_stream(run, one)}" for one in kept),

@@ -37,7 +37,7 @@ from atoll.base.logs import configure, get
 from atoll.base.regular_files import read_text
 from atoll.base.stop_signals import StopSignals
 from atoll.bus.regions import RegionSide
-from atoll.bus.server_log import FULL, LogReader, own_words
+from atoll.bus.server_log import DISK_FULL, LogReader, own_lines
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode, Door
@@ -219,7 +219,7 @@ class RoomWatch:
 
     def is_back(self) -> bool:
         """Return True once after each time that the disk was full, as soon as it has `ROOM_BYTES` of room."""
-        if not self._is_full and any(FULL in word for word in own_words(self._log.news())):
+        if not self._is_full and any(DISK_FULL in word for word in own_lines(self._log.news())):
             self._is_full = True
             todo = f"make {ROOM_BYTES >> 20} MiB of room in {self._folder}: nothing is lost, and the server starts again then"
             log.error("broker.disk_full", free_bytes=self._free_bytes(), todo=todo)

@@ -2,8 +2,8 @@
 
 Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),
-`blobs`, `records`, `consumers`, `provision`, `stored_runs`. Measured facts and their reasons are in the documentation of
-the bus.
+`blobs`, `records`, `consumers`, `provision`, `administration`, `upkeep`. Measured facts and their reasons are in the
+documentation of the bus.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from atoll.base.errors import AccessDenied, BrokerUnavailable
 from atoll.base.retry import Unanswered, ended
 from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
 from atoll.bus.nats import blobs, records
+from atoll.bus.nats.administration import (
+    StoredRun,
+    StreamState,
+    count_by_subject,
+    node_statuses,
+    remove_run,
+    stored_runs,
+    stream_states,
+)
 from atoll.bus.nats.connection import Connection, report_waiting
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
-from atoll.bus.nats.leaders import keep_together
-from atoll.bus.nats.live_stream import keep_live_stream
-from atoll.bus.nats.node_answers import node_answers
 from atoll.bus.nats.provision import check_broker, fit, provision, switch_taps
-from atoll.bus.nats.stored_runs import StoredRun, remove_run, stored_runs
-from atoll.bus.nats.stream_states import StreamState, stored_by_subject, stream_states
-from atoll.bus.nodes import NodeTold
+from atoll.bus.nats.upkeep import keep_live_stream, keep_together
 from atoll.bus.options import DEFAULTS, BusOptions
+from atoll.bus.server_info import NodeStatus
 from atoll.bus.streams import (
     Places,
     check_size,
@@ -167,15 +172,15 @@ class JetStreamBus:
         except Unanswered as reason:
             raise BrokerUnavailable("the broker does not say how full its streams are", got=str(reason)) from reason
 
-    async def nodes(self, wait_s: float) -> list[NodeTold]:
-        """Return what each node of a locked broker says of itself; see `node_answers`. For an operator.
+    async def nodes(self, wait_s: float) -> list[NodeStatus]:
+        """Return what each node of a locked broker says of itself; see `node_statuses`. For an operator.
 
         Raises:
             SettingsError: the broker does not tell.
             BrokerUnavailable: the connection was lost.
         """
         try:
-            return await self._connection.call(node_answers(self._connection, wait_s))
+            return await self._connection.call(node_statuses(self._connection, wait_s))
         except Unanswered as reason:
             raise BrokerUnavailable("the broker does not say what its nodes are", got=str(reason)) from reason
 
@@ -264,7 +269,7 @@ class JetStreamBus:
         """Return what a stream keeps below a filter, by subject; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         try:
-            return await self._connection.call(stored_by_subject(self._jetstream, plan.name, subject_filter, more_than))
+            return await self._connection.call(count_by_subject(self._jetstream, plan.name, subject_filter, more_than))
         except Unanswered as reason:
             raise BrokerUnavailable("the broker does not say what it keeps", got=str(reason)) from reason
         except ApiRefusal as reason:

@@ -27,7 +27,7 @@ from atoll.base.retry import Unanswered
 from atoll.bus.interface import QueueTurns
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.headers import DESCRIPTION, STATUS
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, told, unavailable
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, read_field, unavailable
 from atoll.bus.nats.records import newest
 
 _NS = 1_000_000_000
@@ -179,13 +179,13 @@ class QueueConsumer:
             if reason.err_code == _NO_CONSUMER and self._takeover:
                 raise self._removed(reason) from reason
             return False
-        floor = told(answer, int, "ack_floor", "stream_seq")
-        empty = told(answer, int, "num_pending") == 0 and told(answer, int, "num_ack_pending") == 0
+        floor = read_field(answer, int, "ack_floor", "stream_seq")
+        empty = read_field(answer, int, "num_pending") == 0 and read_field(answer, int, "num_ack_pending") == 0
         # The consumer may not have counted yet what is queued. The stream's leader knows it.
         if empty and await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor:
             self._turns.see(floor, floor)
             return True
-        last = told(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
+        last = read_field(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")
         before, self._newest_then = self._newest_then, last
         self._turns.see(last, floor)
         return 0 < before <= floor
@@ -376,7 +376,7 @@ async def _remove_readers(jetstream: JetStream, stream: str, subject_filter: str
         while missing := answer.get("missing"):
             await patience.after(stream, Unanswered(f"consumers without a leader: {missing}"))
             answer = await jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": 0})
-        found = told({"consumers": answer.get("consumers") or []}, list[_Reader], "consumers")
+        found = read_field({"consumers": answer.get("consumers") or []}, list[_Reader], "consumers")
         for name in [each.name for each in found if each.config.get("filter_subject") == subject_filter]:
             await jetstream.api(f"CONSUMER.DELETE.{stream}.{name}")
     except ApiRefusal as reason:

@@ -312,7 +312,7 @@ class JetStream:
             raise Unanswered(f"batched get from {stream}: an end that is none of JetStream's") from None
 
 
-def told(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
+def read_field(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
     """Return a part of an answer, by the names that lead to it; raise `Unanswered` where an answer of JetStream's has none.
 
     Anybody who learns the subject of an answer may send one.

@@ -34,7 +34,7 @@ from atoll.bus.nats.jetstream_api import (
     STREAM_EXISTS,
     ApiRefusal,
     JetStream,
-    told,
+    read_field,
     unavailable,
 )
 from atoll.bus.regions import is_region
@@ -219,7 +219,7 @@ async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) 
         config = stream_config(plan, prefix)
         wanted = {each: config[each] for each in FITTED}
         try:
-            found = told(await jetstream.api(f"STREAM.INFO.{plan.name}"), dict[str, Any], "config")
+            found = read_field(await jetstream.api(f"STREAM.INFO.{plan.name}"), dict[str, Any], "config")
             if not differences(wanted, found):
                 continue
             await jetstream.api(f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
@@ -260,7 +260,7 @@ async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) ->
 async def _is_there(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
     """Return whether a stream exists; raise `SettingsError` if it is not as `wanted`."""
     try:
-        found = told(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
+        found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
     except Unanswered as reason:
         raise unavailable(name, 0.0, reason) from reason
     except ApiRefusal as reason:

@@ -24,7 +24,14 @@ from atoll.base.clock import unix_s
 from atoll.base.errors import BrokerUnavailable, RecordConflict
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Record, StoredEvent
-from atoll.bus.nats.jetstream_api import NO_MESSAGE, WRONG_SEQUENCE, ApiRefusal, JetStream, JetStreamPatience, told
+from atoll.bus.nats.jetstream_api import (
+    NO_MESSAGE,
+    WRONG_SEQUENCE,
+    ApiRefusal,
+    JetStream,
+    JetStreamPatience,
+    read_field,
+)
 
 _PAGE_MESSAGES = 500
 _PAGE_BYTES_MAX = 32 << 20
@@ -68,7 +75,7 @@ async def put(
                         todo="nothing: it is stored again, since the broker may have lost power",
                     )
             answer = await jetstream.once(subject, data, headers, patience.attempts)
-            revision = told(answer, int, "seq")
+            revision = read_field(answer, int, "seq")
         except (Unanswered, ApiRefusal) as reason:
             refused = isinstance(reason, ApiRefusal)
             if isinstance(reason, ApiRefusal) and reason.err_code != WRONG_SEQUENCE:
@@ -112,7 +119,7 @@ async def stored(jetstream: JetStream, stream: str, which: Mapping[str, Any]) ->
     while True:
         try:
             answer = await jetstream.api(f"STREAM.MSG.GET.{stream}", which)
-            return told(answer, StoredRecord, "message")
+            return read_field(answer, StoredRecord, "message")
         except ApiRefusal as reason:
             if reason.err_code == NO_MESSAGE:
                 return None

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,8 +36,7 @@ from nats.errors import NoRespondersError
 from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, told
-from atoll.bus.nats.outbox_order import OutboxOrder
+from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, read_field
 from atoll.bus.nats.records import newest
 from atoll.bus.streams import Places, outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
@@ -104,7 +103,7 @@ class RegionBus:
                     log.debug("region.unkept", region=self._domain)
             return self._is_kept
 
-    async def _told(self, stream: str) -> dict[str, Any]:
+    async def _stream_info(self, stream: str) -> dict[str, Any]:
         """Return what the leaf says of a stream of its own, nothing if there is none."""
         try:
             return await self._near.api(f"STREAM.INFO.{stream}")
@@ -115,10 +114,10 @@ class RegionBus:
 
     async def _mirror(self) -> MirrorState | None:
         """Return how far the mirror is, None if there is none."""
-        answer = await self._told(self._global)
+        answer = await self._stream_info(self._global)
         try:
-            silent_ns = told(answer, int, "mirror", "active")  # -1: it has only begun
-            return MirrorState(told(answer, int, "state", "last_seq"), silent_ns / 1e9)
+            silent_ns = read_field(answer, int, "mirror", "active")  # -1: it has only begun
+            return MirrorState(read_field(answer, int, "state", "last_seq"), silent_ns / 1e9)
         except Unanswered:
             return None
 
@@ -201,7 +200,7 @@ class RegionBus:
         if not self._may_wait(stem):
             return await self._hub.put_blob(stem, upload)
         later = self._subjects.outbox(self._domain, stem)
-        await self._sent(lambda: self._hub.put_blob(stem, upload), lambda: self._leaf.put_blob(later, upload))
+        await self._send(lambda: self._hub.put_blob(stem, upload), lambda: self._leaf.put_blob(later, upload))
         return upload.ref(stem)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
@@ -210,12 +209,12 @@ class RegionBus:
             await self._hub.publish(subject, data, msg_id=msg_id, info=info)
             return
         later = self._subjects.outbox(self._domain, subject)
-        await self._sent(
+        await self._send(
             lambda: self._hub.publish(subject, data, msg_id=msg_id, info=info),
             lambda: self._leaf.publish(later, data, msg_id=msg_id, info=info),
         )
 
-    async def _sent(
+    async def _send(
         self, directly: Callable[[], Coroutine[None, None, object]], later: Callable[[], Awaitable[object]]
     ) -> None:
         """Send directly, or keep it for later as soon as the hub is away."""
@@ -238,9 +237,9 @@ class RegionBus:
 
     async def _waiting(self) -> int | None:
         """Return how many messages the outbox holds, None if the leaf does not say."""
-        outbox = await self._connection.call(self._told(outbox_plan(self._subjects.run, self._domain).name))
+        outbox = await self._connection.call(self._stream_info(outbox_plan(self._subjects.run, self._domain).name))
         try:
-            return told(outbox, int, "state", "messages") if outbox else 0
+            return read_field(outbox, int, "state", "messages") if outbox else 0
         except Unanswered:
             return None
 
@@ -249,15 +248,15 @@ class RegionBus:
         looks = 0
         while looks < AWAY_LOOKS:
             done, _ = await asyncio.wait({sending}, timeout=LOOK_S)
-            if done and isinstance(sending.exception(), BrokerUnavailable) and await self._answers(ASK_S) is False:
+            if done and isinstance(sending.exception(), BrokerUnavailable) and await self._hub_answers(ASK_S) is False:
                 return False
             if done:
                 await sending
                 return True
-            looks = looks + 1 if await self._answers(ASK_S) is False else 0
+            looks = looks + 1 if await self._hub_answers(ASK_S) is False else 0
         return False
 
-    async def _answers(self, timeout_s: float) -> bool | None:
+    async def _hub_answers(self, timeout_s: float) -> bool | None:
         """Return whether the hub answers: False if the leaf has no link to it, None if no answer came in time."""
         try:
             await self._connection.call(self._connection.request(f"{self._far.root}.INFO", timeout_s=timeout_s))
@@ -330,12 +329,12 @@ class RegionBus:
 
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the hub answers; see `Bus`."""
-        return await self._answers(timeout_s) is True
+        return await self._hub_answers(timeout_s) is True
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
         """Listen as `Bus.listen`, once the hub knows that we do: an answer of it follows what we told it before."""
         heard = await self._hub.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
-        await self._answers(ASK_S)
+        await self._hub_answers(ASK_S)
         return heard
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
@@ -345,3 +344,37 @@ class RegionBus:
     async def close(self) -> None:
         """Disconnect."""
         await self._hub.close()
+
+
+class OutboxOrder:
+    """The order in which what a process of a region writes reaches the hub: a manifest never before its chunks.
+
+    Once something of this process is in the outbox, or on its way there, all that follows goes there, too. When the outbox is
+    empty and nothing is on its way into it, all has been forwarded, and the process writes directly again. An outbox that is
+    found empty says nothing while chunks travel to the leaf, nor if some have begun to travel while it was asked.
+    """
+
+    def __init__(self, waiting: Callable[[], Awaitable[int | None]]) -> None:
+        """Begin with nothing in the outbox. `waiting` returns how many messages it holds, None if nobody says."""
+        self._waiting = waiting
+        self._holds_ours = False
+        self._entered = self._entering = 0  # writes that have begun to enter, and those of them that have not ended
+
+    async def must_wait(self) -> bool:
+        """Return whether something that this process wrote before may still be in the outbox, or is on its way there."""
+        if self._holds_ours and not self._entering:
+            entered, waiting = self._entered, await self._waiting()
+            if waiting == 0 and self._entered == entered:
+                self._holds_ours = False
+        return self._holds_ours
+
+    @contextlib.contextmanager
+    def entering(self) -> Iterator[None]:
+        """Say that the block writes into the outbox."""
+        self._holds_ours = True
+        self._entered += 1
+        self._entering += 1
+        try:
+            yield
+        finally:
+            self._entering -= 1

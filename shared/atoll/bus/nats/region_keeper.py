@@ -23,12 +23,14 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
 from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 from atoll.base.errors import (
     AccessDenied,
@@ -44,11 +46,10 @@ from atoll.base.logs import get
 from atoll.base.retry import Unanswered, all_of, patiently
 from atoll.bus.nats import blobs
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.hub_watch import HubWatch
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, told
+from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, read_field
 from atoll.bus.nats.provision import provision
 from atoll.bus.nats.records import StoredRecord, headers_of, stored
-from atoll.bus.nats.region import ASK_AGAIN_S, READY
+from atoll.bus.nats.region import ASK_AGAIN_S, READY, STALE_S
 from atoll.bus.options import BusOptions, Credentials
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, outbox_plan, stream_of, stream_plan
@@ -61,6 +62,7 @@ UNWANTED_S: Final = 15 * ASK_AGAIN_S
 WINDOW: Final = 8
 LOOK_S: Final = 0.25
 LOOK_AT_HUB_S: Final = 30.0
+WATCH_HUB_S: Final = 2.0
 PREPARED_S: Final = 2.0
 ANSWER_S: Final = 1.0
 _CONNECT_S: Final = 15.0
@@ -126,10 +128,10 @@ class KeptRun:
             self.ready.set()  # as it was when the hub was last there
             return True
         created = str(hub.get("created"))
-        if there is not None and not self._is_copy(told(there, dict[str, Any], "config"), created):
+        if there is not None and not self._is_copy(read_field(there, dict[str, Any], "config"), created):
             await self._near.api(f"STREAM.DELETE.{self._global}")
             there = None
-        bytes_max = told(hub, int, "config", "max_bytes")
+        bytes_max = read_field(hub, int, "config", "max_bytes")
         if there is None:
             await self._near.api(
                 f"STREAM.CREATE.{self._global}", mirror_config(self._global, self._copy, bytes_max, created)
@@ -158,7 +160,7 @@ class KeptRun:
     async def _waiting(self) -> int:
         """Return how many messages wait: in the outbox, or as chunks for which a shard may yet ask."""
         streams = [await _info(self._near, name) for name in (self._outbox.name, self._kept.name)]
-        return sum(told(each, int, "state", "messages") for each in streams if each is not None)
+        return sum(read_field(each, int, "state", "messages") for each in streams if each is not None)
 
     async def _forward(self) -> None:
         """Send what waits, and return when nothing does."""
@@ -178,11 +180,11 @@ class KeptRun:
         sending = self._sends.get(stem)
         if sending is None:
             sending = self._sends[stem] = asyncio.create_task(self._send_kept(stem))
-            sending.add_done_callback(partial(self._sent, stem))
+            sending.add_done_callback(partial(self._forget_sending, stem))
         done, _ = await asyncio.wait({sending}, timeout=ANSWER_S)
         return sending.result() if done else None
 
-    def _sent(self, stem: str, sending: asyncio.Task[int]) -> None:
+    def _forget_sending(self, stem: str, sending: asyncio.Task[int]) -> None:
         """Forget a sending that has ended; one that failed after its last question was answered is told here."""
         del self._sends[stem]
         if not sending.cancelled() and (reason := sending.exception()) is not None:
@@ -310,8 +312,8 @@ class RegionKeeper:
     async def _hear(self) -> None:
         """Hear what processes of the region ask for, and what shards say of the chunks that stay here."""
         mine = f"atoll.*.rg.{self._connection.domain}"
-        await self._connection.subscribe(mine, self._on_message(self._wanted))
-        await self._connection.subscribe(f"{mine}.kept", self._on_message(self._told))
+        await self._connection.subscribe(mine, self._on_message(self._serve_run))
+        await self._connection.subscribe(f"{mine}.kept", self._on_message(self._serve_chunks))
 
     async def _mirrored(self) -> Sequence[str]:
         """Return the runs that were kept before this keeper began."""
@@ -350,7 +352,7 @@ class RegionKeeper:
 
         return begin
 
-    async def _wanted(self, message: Msg) -> None:
+    async def _serve_run(self, message: Msg) -> None:
         """Keep the run that somebody wants, and say whether it is ready."""
         kept = self._kept(message.subject.split(".")[1])
         kept.wanted_s = self._connection.loop.time()
@@ -363,7 +365,7 @@ class RegionKeeper:
         except Unanswered as reason:
             log.debug("region.unsaid", run=kept.run, reason=str(reason))
 
-    async def _told(self, message: Msg) -> None:
+    async def _serve_chunks(self, message: Msg) -> None:
         """Send or drop the chunks that a shard names, and say how far that is; say nothing if it fails."""
         run = message.subject.split(".")[1]
         if run not in self._runs:
@@ -380,3 +382,41 @@ class RegionKeeper:
             await self._connection.send(message.reply, SENDING if sent is None else b"+%d" % sent, timeout_s=0.0)
         except (*AWAY, PeerMisbehaved) as reason:
             log.debug("region.not_done", run=kept.run, asked=bytes(message.data)[:80], reason=str(reason))
+
+
+class HubWatch:
+    """Whether the hub answers through the region's link: the health of a leaf broker. `answers` may be read by any thread.
+
+    A leaf serves its learners while its hub is away, so that its process lives says nothing of the link: a cut one, and a hub
+    that does not let the region in, look alike there. The watch asks the hub's JetStream for an answer, again and again, in the
+    loop of a connection to the leaf.
+
+    A closed link is known at once: nobody answers. One that carries nothing counts as cut after `STALE_S`, because the question
+    waits behind megabytes on a link that is full.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Do nothing yet; `watch` does."""
+        self._connection = connection
+        self._answered_s = float("-inf")
+
+    @property
+    def answers(self) -> bool:
+        """Return whether the hub has answered within `STALE_S`, and the link has not been closed since."""
+        return time.monotonic() - self._answered_s <= STALE_S
+
+    async def watch(self) -> None:
+        """Ask without end: cancel it. A leaf that does not let us in is asked on: a certificate may be renewed."""
+        question, refused = f"{JetStream(self._connection).root}.INFO", False
+        while True:
+            try:
+                await self._connection.request(question, timeout_s=STALE_S)
+                self._answered_s, refused = time.monotonic(), False
+            except Unanswered as reason:
+                if isinstance(reason.__cause__, NoRespondersError):
+                    self._answered_s = float("-inf")
+            except AtollError as reason:
+                if not refused:
+                    log.warning("region.unwatched", reason=str(reason))
+                refused = True
+            await asyncio.sleep(WATCH_HUB_S)
