@@ -36,7 +36,6 @@ from atoll.wire import messages as wire
 from atoll.wire.blobs import BlobRef
 from atoll.wire.event_log import EVALUATOR, EVENT_WRITERS, EventWriter
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
-from atoll.wire.push_notes import PushNotes
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import LinkTraffic
 
@@ -238,7 +237,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
         ),
         row("loss cause_id sent_at_s notes", "for people", "its types and bounds", Cost.NOBODY),
     ),
-    PushNotes: (every(PushNotes, "for people", "its types and bounds", Cost.NOBODY),),
+    wire.PushNotes: (every(wire.PushNotes, "for people", "its types and bounds", Cost.NOBODY),),
     wire.Beat: (
         row(
             "learner incarnation run_nonce schema",

@@ -9,8 +9,7 @@ import pytest
 
 from atoll.bus.server_info import NodeStatus, parse_node_status
 from atoll.cli.broker import rows_of
-from atoll.keys.roll import KeyEntry, Roll, RollEntry
-from atoll.keys.roll_stamp import RollStamp, stamp_of, tags, worn
+from atoll.keys.roll import KeyEntry, Roll, RollEntry, RollStamp, read_tags, stamp_of, stamp_tags
 
 KEY = "U" + "A" * 55
 OLD, NEW = RollStamp(100, "0" * 8), RollStamp(200, "1" * 8)
@@ -62,7 +61,7 @@ def entry(name: str, made_at_s: float, **more: Any) -> RollEntry:  # noqa: ANN40
     return RollEntry(name, "learner", "r", (KeyEntry(KEY, made_at_s),), **more)
 
 
-def test_a_stamp_changes_with_the_roll_and_is_worn() -> None:
+def test_a_stamp_changes_with_the_roll_and_is_read_tags() -> None:
     """By whatever change; the same roll has the same stamp, and a server's tags tell it."""
     rolls = [
         Roll(),
@@ -77,9 +76,9 @@ def test_a_stamp_changes_with_the_roll_and_is_worn() -> None:
     assert len({stamp.digest for stamp in stamps}) == len(rolls)
     assert stamp_of(Roll((entry("ada", 5.0),))) == stamps[1]
     for stamp in stamps:
-        line = tags(stamp, "0.2.0rc1")
-        assert worn(json.loads(line.removeprefix("server_tags: "))) == (stamp, "0.2.0rc1")
-    assert worn(["roll:x", "atoll:", "gpu"]) == (None, "")
+        line = stamp_tags(stamp, "0.2.0rc1")
+        assert read_tags(json.loads(line.removeprefix("server_tags: "))) == (stamp, "0.2.0rc1")
+    assert read_tags(["roll:x", "atoll:", "gpu"]) == (None, "")
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from atoll.keys.doors import doors
 from atoll.keys.identity import learner_identity, read_identity, run_credentials, write_identity
 from atoll.keys.locked import LockedDoor
 from atoll.keys.rights import KINDS, Kind, Rights, at_leaf, carried, premerger_of, rights_of
-from atoll.keys.roll import KeyFolder
-from atoll.keys.roll_stamp import stamp_of
+from atoll.keys.roll import KeyFolder, stamp_of
 from atoll.wire.subjects import Subjects, matches
 from support.command_line import atoll
 

@@ -12,8 +12,8 @@ premerger of this region. The region has the name of its identity: by that the h
 
 **status** says which roll each node of a locked broker follows, its versions, its peers, and leaves with 1 if one differs.
 Every address is looked at by itself: a node that nobody reaches, or that has lost the others, is a line of its own. Then one
-question goes to all nodes at once (`atoll.bus.server_info`). The newest roll is the one that was changed last: of those that nodes
-follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
+question goes to all nodes at once (`atoll.bus.server_info`). The newest roll is the one that was changed last: of those that
+nodes follow, and with `--keys` also the one of that folder. The broker of a region is no node: look at it by its own address.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from atoll.bus.server_info import NodeStatus
     from atoll.keys.identity import HeldIdentity
     from atoll.keys.locked import LockedDoor, LockedRegion
-    from atoll.keys.roll_stamp import RollStamp
+    from atoll.keys.roll import RollStamp
     from atoll.settings import Settings
 
 DURABLE: Final = {
@@ -392,8 +392,10 @@ def broker_status(
 ) -> None:
     """Print a line per node; leave with 1 if a node is missing or differs from the others."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
-    from atoll.keys.roll_stamp import stamp_of  # noqa: PLC0415
+    from atoll.keys.roll import (
+        KeyFolder,
+        stamp_of,
+    )
 
     with settings_of(None, None, broker, config, assignments) as settings:
         check_kind(settings, ("operator",), "`atoll broker status` asks what only an operator may")
@@ -435,9 +437,9 @@ def rows_of(greeted: dict[str, str], told: Sequence[NodeStatus], ours: RollStamp
         told: what the nodes say.
         ours: the stamp of the operator's roll, if it is known.
     """
-    from atoll.keys.roll_stamp import worn  # noqa: PLC0415
+    from atoll.keys.roll import read_tags  # noqa: PLC0415
 
-    stamps = {node.name: worn(node.tags)[0] for node in told}
+    stamps = {node.name: read_tags(node.tags)[0] for node in told}
     newest = max((stamp for stamp in (*stamps.values(), ours) if stamp is not None), default=None)
     heard = {node.name for node in told}
     # On one machine a name may have several addresses; one is shown.
@@ -454,9 +456,9 @@ def rows_of(greeted: dict[str, str], told: Sequence[NodeStatus], ours: RollStamp
 
 
 def _row(node: NodeStatus, address: str, everybody: Iterable[str], newest: RollStamp | None) -> NodeRow:
-    from atoll.keys.roll_stamp import worn  # noqa: PLC0415
+    from atoll.keys.roll import read_tags  # noqa: PLC0415
 
-    stamp, software = worn(node.tags)
+    stamp, software = read_tags(node.tags)
     faults = [f"no route to {name}" for name in sorted({*everybody} - {node.name} - {*node.peers})]
     if stamp is None:
         faults.append("it does not say which roll it has: an Atoll before this command")

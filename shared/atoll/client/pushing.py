@@ -12,7 +12,7 @@ it saves. A shard answers in kind.
 
 The host encodes segment by segment while it sends. A device makes the whole pseudo-gradient first.
 
-The manifest carries notes for people (`atoll.wire.push_notes`): since when the learner is on the base version, its step time,
+The manifest carries notes for people (`PushNotes`): since when the learner is on the base version, its step time,
 and how long the upload took.
 
 With `error_feedback` a learner keeps the rounding residual of its pseudo-gradient and adds it to the fragment's next
@@ -43,8 +43,7 @@ from atoll.protocol.events import Push
 from atoll.protocol.pacing import StepTimes
 from atoll.run.inline_frames import is_inline
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import Contribution, Member, RunRecord, encode
-from atoll.wire.push_notes import PushNotes
+from atoll.wire.messages import Contribution, Member, PushNotes, RunRecord, encode
 from atoll.wire.subjects import PUSH_NONCE_BYTES
 
 PUSH_PATIENCE_S = 60.0

@@ -123,18 +123,9 @@ def doors(entrants: Sequence[Entrant], certificate: Path, key: Path, domain: str
         key: its private key (PEM).
         domain: that of the leaf's JetStream, if the broker is the leaf of a region.
     """
-    isolated = [one for one in entrants if one.kind in ISOLATED and one.keys]
-    trusted = [one for one in entrants if one.kind not in ISOLATED]
-    if not domain:
-        isolated += [replace(one, keys=(key,)) for one in trusted if one.kind == "region" for key in one.keys]
-        trusted = [one for one in trusted if one.kind != "region"]
-    granted = {one.account: rights_of(one.kind, one.run, one.name, founds=one.founds) for one in isolated}
-    for one in isolated:
-        if one.kind == "region":
-            learners = [other.name for other in entrants if other.run == one.run and other.may_be_in(one.name)]
-            granted[one.account] = carried(granted[one.account], one.run, one.name, learners, founds=one.founds)
-    if domain:
-        granted |= {one.account: at_leaf(one.run, granted[one.account], domain) for one in isolated}
+    isolated = _isolated_entrants(entrants, at_hub=not domain)
+    trusted = [one for one in entrants if one.kind not in ISOLATED and (domain or one.kind != "region")]
+    granted = {one.account: _granted(one, entrants, domain) for one in isolated}
     apart = _apart(isolated, granted)
     accounts = [
         *([] if domain else [_system()]),
@@ -173,6 +164,22 @@ def remote(hubs: Sequence[str], seed: str, authority: Path) -> str:
     """
     who = f"account: {CORE}, nkey: {_text(seed)}, tls {{ ca_file: {_text(authority)}, timeout: {TLS_TIMEOUT_S} }}"
     return f"remotes: [{{ urls: {_list(hubs)}, compression: off, {who} }}]\n"
+
+
+def _isolated_entrants(entrants: Sequence[Entrant], *, at_hub: bool) -> list[Entrant]:
+    """Return the entrants with accounts of their own; at the hub also each region, once for each of its keys."""
+    isolated = [one for one in entrants if one.kind in ISOLATED and one.keys]
+    regions = [one for one in entrants if one.kind == "region"] if at_hub else []
+    return isolated + [replace(region, keys=(key,)) for region in regions for key in region.keys]
+
+
+def _granted(one: Entrant, entrants: Sequence[Entrant], domain: str) -> Rights:
+    """Return the rights of an isolated entrant at this broker; a region carries those of the learners in it."""
+    rights = rights_of(one.kind, one.run, one.name, founds=one.founds)
+    if one.kind == "region":
+        learners = [other.name for other in entrants if other.run == one.run and other.may_be_in(one.name)]
+        rights = carried(rights, one.run, one.name, learners, founds=one.founds)
+    return at_leaf(one.run, rights, domain) if domain else rights
 
 
 def _tls(certificate: Path, key: Path, more: str = "") -> str:

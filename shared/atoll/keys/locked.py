@@ -29,8 +29,7 @@ from atoll.keys.certificates import WARN_DAYS, ends_at_s, hosts_of, pin
 from atoll.keys.doors import PENDING_MAX, Entrant, check_entrants, doors, leaves, remote, routes
 from atoll.keys.identity import HeldIdentity, write_secret
 from atoll.keys.rights import ISOLATED, premerged
-from atoll.keys.roll import KeyFolder, Roll
-from atoll.keys.roll_stamp import stamp_of, tags
+from atoll.keys.roll import KeyFolder, Roll, stamp_of, stamp_tags
 
 CONFIG: Final = "doors.conf"
 ROUTES: Final = "routes.conf"
@@ -206,8 +205,8 @@ class LockedDoor:
             }
         bound = "" if self.routes or self.leaves or self.remote else PENDING_MAX
         domain = self._region.domain if self._region is not None else ""
-        worn = tags(stamp_of(self._roll), version())
-        return files | {self.config: bound + worn + doors(self._entrants, certificate, key, domain)}
+        stamp = stamp_tags(stamp_of(self._roll), version())
+        return files | {self.config: bound + stamp + doors(self._entrants, certificate, key, domain)}
 
     def _write(self, files: dict[Path, str]) -> None:
         for path, text in files.items():

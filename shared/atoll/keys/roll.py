@@ -15,9 +15,12 @@ one valid for a while, so that a learner that trains can be given the new one in
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -49,6 +52,9 @@ ROOT: Final = "root.key"
 AUTHORITY_KEY: Final = "authority.key"
 ENTRIES_MAX: Final = 100_000
 _PUBLIC: Final = r"^U[A-Z2-7]{55}$"
+_STAMP_DIGITS: Final = 8
+_ROLL_TAG: Final = re.compile(r"roll:(\d{1,12})-([0-9a-f]{8})")
+_SOFTWARE_TAG: Final = re.compile(r"atoll:([0-9a-z.+-]{1,64})")
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +127,56 @@ class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class RollStamp:
+    """Which roll a broker follows: its last change, in whole seconds since the epoch (0 for an empty one), and a digest.
+
+    A roll is copied to the machine of every node, and a copy may be forgotten. So each server reports the stamp of its roll,
+    and the version of Atoll that has started it, as tags. The roll with the later change is the newer one. The digest of its
+    entries tells two rolls apart that were changed at one time. Rolls that older versions have written have a stamp, too.
+    """
+
+    changed_s: int
+    digest: str
+
+
+def stamp_of(roll: Roll) -> RollStamp:
+    """Return the stamp of a roll."""
+    times = [max(entry.revoked_at_s, entry.moved_at_s) for entry in roll.entries]
+    times += [key.made_at_s for entry in roll.entries for key in entry.keys]
+    said = "\n".join(
+        repr(
+            (
+                entry.run,
+                entry.name,
+                entry.kind,
+                entry.founds,
+                entry.revoked_at_s,
+                entry.region,
+                *((key.public, key.until_s) for key in entry.keys),
+            )
+        )
+        for entry in roll.entries
+    )
+    return RollStamp(int(max(times, default=0.0)), hashlib.sha256(said.encode()).hexdigest()[:_STAMP_DIGITS])
+
+
+def stamp_tags(stamp: RollStamp, software: str) -> str:
+    """Return the line of nats-server's configuration that has it wear the stamp and a version of Atoll."""
+    return f'server_tags: ["roll:{stamp.changed_s}-{stamp.digest}", "atoll:{software.lower()}"]\n'
+
+
+def read_tags(tags: Iterable[str]) -> tuple[RollStamp | None, str]:
+    """Return the stamp and the version that a server's tags tell: None and "" where they do not."""
+    stamp, software = None, ""
+    for tag in tags:
+        if (roll := _ROLL_TAG.fullmatch(tag)) is not None:
+            stamp = RollStamp(int(roll[1]), roll[2])
+        elif (version := _SOFTWARE_TAG.fullmatch(tag)) is not None:
+            software = version[1]
+    return stamp, software
+
+
 class Shown(NamedTuple):
     """What a broker shows: its certificate and the key of it, and nodes the authority's certificate too, as PEM texts."""
 
@@ -171,7 +227,7 @@ class KeyFolder:
                 got=self.path,
                 todo="add to them (`atoll keys add`), or choose another folder",
             )
-        with _told(self.path):
+        with _disk_faults(self.path):
             self.path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             write_whole(self.path / ".gitignore", b"*\n")
             authority = new_authority(f"Atoll authority of {hosts[0]}")
@@ -426,7 +482,7 @@ class KeyFolder:
                 allowed="changes in the operator's own folder",
                 todo="change that one and copy it again; if this is the operator's, restore root.key from a backup",
             )
-        with _told(self.path):
+        with _disk_faults(self.path):
             lock = hold(self.path / "lock")
             if lock is None:
                 raise InUse("another command changes these keys", got=self.path, todo="wait until it is done")
@@ -435,8 +491,8 @@ class KeyFolder:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Tell what the disk refuses as a fault of the machine."""
+def _disk_faults(path: Path) -> Iterator[None]:
+    """Raise what the disk refuses as `EnvironmentFault`."""
     try:
         yield
     except OSError as error:

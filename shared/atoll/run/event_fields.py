@@ -64,7 +64,7 @@ class Contributor(msgspec.Struct, frozen=True):
         read_s: from its arrival until it was read and validated.
         loss: the learner's last known training loss when it sent it.
         bytes: the size of its frame; `inline`: its manifest carried it (`atoll.run.inline_frames`).
-        adopted_at_s, step_s, upload_s, full_s: notes of its learner (`atoll.wire.push_notes`).
+        adopted_at_s, step_s, upload_s, full_s: notes of its learner (`PushNotes`).
         staleness_weight: what it kept of its weight, 0..1.
         norm: its L2 norm as it came; `corrected_norm` after the correction of `corrected` of its slices.
         norm_max: the L2 norm that it was clipped to, if it was.

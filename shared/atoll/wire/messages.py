@@ -49,7 +49,6 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import KEYFRAME_VERSIONS_MAX, ProtocolSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.limits import INLINE_BYTES_MAX
-from atoll.wire.push_notes import NO_NOTES, PushNotes
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
@@ -198,6 +197,30 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     superseded: Annotated[tuple[BlobRef, ...], msgspec.Meta(max_length=DELTAS_MAX)] = ()
     cause_id: Text = ""
     schema: int = SCHEMA
+
+
+class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a learner notes about a push, for people: how long things took on its side. No rule of the protocol reads it.
+
+    The shard copies the notes into the `round` event (`atoll.run.event_fields`), and `atoll story` puts them into words. They
+    are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. A
+    learner of an earlier release has none, and zeros stand for "not noted".
+
+    Attributes:
+        adopted_at_s: when the learner began its local interval on the base version, in seconds since the Unix epoch.
+        step_s: the mean time of its recent inner steps.
+        upload_s: from the beginning of the encoding until the last segment was stored at the broker, or until the attempt that
+            sends a manifest with its frame.
+        full_s: the part of that in which it waited because the broker had no room.
+    """
+
+    adopted_at_s: Moment = 0.0
+    step_s: Seconds = 0.0
+    upload_s: Seconds = 0.0
+    full_s: Seconds = 0.0
+
+
+NO_NOTES = PushNotes()
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
