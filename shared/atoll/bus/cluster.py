@@ -110,7 +110,7 @@ def _is_route(route: str) -> bool:
 
 
 class Door(Protocol):
-    """What locks a server (`atoll.keys.locked`): files of its configuration, for clients and for the other nodes."""
+    """The lock of a server (`atoll.keys.locked`): files of its configuration, for clients and for the other nodes."""
 
     config: Path
     routes: Path | None
@@ -155,7 +155,7 @@ class ClusteredBroker(EmbeddedBroker):
     def _more_config(self) -> str:
         """Return the block that makes it a node, and where a person who ends one of several servers finds its process."""
         pid_file = json.dumps(str(self.store_dir / PID_FILE))
-        return f"{self.node.config(self._host, self._included(self._routes))}pid_file: {pid_file}\n"
+        return f"{self.node.config(self._host, self._include_line(self._routes))}pid_file: {pid_file}\n"
 
     def _check_store(self) -> None:
         """Refuse a store of another node, or of a single server; note whose an empty one is from now on."""

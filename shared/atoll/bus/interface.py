@@ -43,7 +43,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounts:
-    """How many messages a stream keeps of each subject, and the bytes of the whole stream, of at most `bytes_max`."""
+    """Numbers of messages that a stream keeps of each subject, and the bytes of the whole stream, of at most `bytes_max`."""
 
     by_subject: Mapping[str, int]
     size_bytes: int
@@ -92,7 +92,7 @@ class Delivery(Protocol):
 
 @dataclass(slots=True)
 class QueueTurns:
-    """How often all that a queue held at one moment has been settled since: `count` grows while messages keep coming, too.
+    """Turns of a queue: how often all that it held at one moment has been settled since, also while messages keep coming.
 
     The moment stays until it has passed, however often the queue is asked, and the next one begins then.
     """
@@ -150,7 +150,7 @@ class Subscription(Protocol):
 
 @runtime_checkable
 class Bus(Protocol):
-    """What a service may ask of a bus. See the module docstring for the four kinds of traffic."""
+    """The calls that a service may make. See the module docstring for the four kinds of traffic."""
 
     stats: BusStats
 

@@ -1,4 +1,4 @@
-"""How patient a JetStream bus is, and how much it keeps in flight: every bound of the adapter in one place."""
+"""Options of a JetStream bus: its patience, and how much it keeps in flight. Every bound of the adapter is here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.bus.signed import Signatures
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a bus shows at a locked door (`atoll.keys`).
+    """Credentials of a bus at a locked door (`atoll.keys`).
 
     Attributes:
         name: name of the identity, for errors.
@@ -52,7 +52,7 @@ WATCH_OF_NODES_S, ECHO_OF_NODES_S = 1.0, 3.0
 SHORT_TRIES = 6
 """An election takes 4 to 9 seconds: so many tries of two seconds go by before a slow link may be the reason."""
 COPIES = (1, 3, 5)
-"""How many copies of a stream there may be: of an odd number, more than half are left when one less than half are lost."""
+"""Numbers of copies that a stream may have: of an odd number, more than half are left when one less than half are lost."""
 
 
 @dataclass(frozen=True, slots=True)

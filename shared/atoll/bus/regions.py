@@ -40,7 +40,7 @@ HUB_DOMAIN: Final = HUB
 REGION_FILE: Final = "region.json"
 _SCHEMES: Final = ("nats", "tls", "nats-leaf")
 _WIRE: Final = "compression: off"
-"""What passes is compressed already."""
+"""Without compression: all that passes is compressed already."""
 
 
 def is_region(domain: str) -> bool:
@@ -49,7 +49,7 @@ def is_region(domain: str) -> bool:
 
 
 class ServerLink(Protocol):
-    """What makes a server a hub or a leaf."""
+    """The part of a server's configuration that makes it a hub or a leaf."""
 
     @property
     def domain(self) -> str:
@@ -96,7 +96,7 @@ class RegionSide:
     lock: Path | None = None
     """A file with the connections, for a hub that is locked: who the region is there."""
     keeper: Credentials | None = field(repr=False, default=None)
-    """What the region's keeper shows at the leaf, if that is locked."""
+    """Credentials of the region's keeper at the leaf, if that is locked."""
 
     def config(self, host: str, store_dir: Path) -> str:
         """Return the block of the connection to the hub."""

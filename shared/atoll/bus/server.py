@@ -61,7 +61,7 @@ def find_server() -> Path:
     on_path = shutil.which("nats-server")
     for candidate in (named, beside, on_path):
         if candidate and Path(candidate).is_file():
-            return _checked(Path(candidate))
+            return _check_version(Path(candidate))
     raise BrokerUnavailable(
         "no nats-server found",
         got=f"NATS_SERVER_BIN={named or ''}, {beside}, PATH",
@@ -69,7 +69,7 @@ def find_server() -> Path:
     )
 
 
-def _checked(path: Path) -> Path:
+def _check_version(path: Path) -> Path:
     """Return `path` if it is a nats-server new enough."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=READY_S, check=False)  # noqa: S603  # the user's binary
@@ -118,7 +118,7 @@ class EmbeddedBroker:
         self._host = host.strip("[]")
         self._include = include
         self.link: ServerLink | None = None
-        """What makes it a hub of regions, or the leaf of one; set before `start`."""
+        """The link that makes it a hub of regions, or the leaf of one; set before `start`."""
         self._scheme = "nats"
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
@@ -281,11 +281,11 @@ class EmbeddedBroker:
             f'max_payload: 4MB\nmax_connections: {CONNECTIONS_MAX}\nmax_pending: 256MB\nwrite_deadline: "30s"\n'
             f"{pings(link)}server_name: {self._name}\n{self._more_config()}"
             f"{'' if link is None else link.config(self._host, self.store_dir)}"
-            f"{streams if self._bytes_max else ''}{self._included(self._include)}"
+            f"{streams if self._bytes_max else ''}{self._include_line(self._include)}"
         )
         return config
 
-    def _included(self, file: Path | None) -> str:
+    def _include_line(self, file: Path | None) -> str:
         """Return the line that adds a file to the configuration."""
         return included(file, self.store_dir)
 

@@ -1,4 +1,4 @@
-"""What a nats-server says of itself: to everybody in its greeting, and to its operator in the state of each node.
+"""Self-description of a nats-server: to everybody in its greeting, and to its operator in the state of each node.
 
 To every new connection a server sends one line, INFO and JSON, before it asks for anything. So the line tells without an
 identity whether a server runs, under which name, and what it demands. A server that is frozen says nothing: the kernel takes

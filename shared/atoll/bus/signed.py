@@ -31,12 +31,13 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on_one_line
 from atoll.base.retry import bounded
+from atoll.bus.forwarding import ForwardingBus
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven
@@ -49,14 +50,11 @@ if TYPE_CHECKING:
         CoreMessage,
         Delivery,
         Record,
-        StoredCounts,
         StoredEvent,
         Subscription,
     )
-    from atoll.bus.streams import Places
-    from atoll.wire.blobs import BlobRef, Download, Portion
+    from atoll.wire.blobs import BlobRef
     from atoll.wire.limits import Buffer, Info
-    from atoll.wire.traffic import BusStats
 
 INBOX: Final = "_INBOX."
 UNSIGNED: Final = ("ev", "tap", "rg")
@@ -102,14 +100,13 @@ def tapped(subject: str) -> str:
     return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
 
 
-class SignedBus:
+class SignedBus(ForwardingBus):
     """Another bus whose messages carry signatures; see the module."""
 
     def __init__(self, inner: Bus, run: str, signatures: Signatures, founding: Founding | None = None) -> None:
         """Sign and check what goes through `inner`, which this bus closes with itself; buses of a process share `founding`."""
+        super().__init__(inner)
         self.signatures = signatures
-        self.stats: BusStats = inner.stats
-        self._inner = inner
         self._subjects = Subjects(run)
         self._founding = founding or Founding()
         self._ids = secrets.token_bytes(ID_BYTES)
@@ -126,7 +123,7 @@ class SignedBus:
         reconnects: int | None = None,
     ) -> int:
         """Sign, then as `Bus.put_record`. A signature is the same each time, so a retry finds its own record."""
-        signed = await self._signed(subject, data)
+        signed = await self._sign(subject, data)
         revision = await self._inner.put_record(subject, signed, expected=expected, info=info, reconnects=reconnects)
         if subject == self._subjects.run_record:
             self._learn(data)
@@ -135,19 +132,19 @@ class SignedBus:
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         """Sign, then as `Bus.publish`, under an id that nobody else can choose."""
         own = hashlib.blake2b(msg_id.encode(), key=self._ids, digest_size=ID_BYTES).hexdigest()
-        await self._inner.publish(subject, await self._signed(subject, data), msg_id=own, info=info)
+        await self._inner.publish(subject, await self._sign(subject, data), msg_id=own, info=info)
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Sign, then as `Bus.tell`; what goes to an inbox is an answer."""
-        await self._inner.tell(subject, await self._signed(subject, data))
+        await self._inner.tell(subject, await self._sign(subject, data))
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
         """Sign the question, then as `Bus.ask`, and check the answer: where it is for a subject, who may write there."""
-        signed = await self._signed(subject, data)
+        signed = await self._sign(subject, data)
         answer = await self._inner.ask(subject, signed, timeout_s=timeout_s, answer_at=answer_at)
         if answer is None or not is_signed(subject):
             return answer
-        return await self._opened(answer_at or self._subjects.answer, answer, live=True)
+        return await self._verify(answer_at or self._subjects.answer, answer, live=True)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store as `Bus.put_blob`; the reference's digest cannot be met by other bytes."""
@@ -194,44 +191,6 @@ class SignedBus:
         heard = await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         return _SignedSubscription(heard, self, subject_filter)
 
-    async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Read as `Bus.get_blob`."""
-        return await self._inner.get_blob(ref, size_bytes_max)
-
-    def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Read as `Bus.pieces`."""
-        return self._inner.pieces(download)
-
-    # --- the rest ---------------------------------------------------------------------------------------------------
-
-    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
-        """Do as `Bus.provision`."""
-        await self._inner.provision(stream_bytes_max, bulk)
-
-    def reconnects(self, subject: str) -> int:
-        """Do as `Bus.reconnects`."""
-        return self._inner.reconnects(subject)
-
-    async def fit(self, places: Places) -> int:
-        """Do as `Bus.fit`."""
-        return await self._inner.fit(places)
-
-    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Do as `Bus.count_stored`."""
-        return await self._inner.count_stored(subject_filter, more_than=more_than)
-
-    async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Do as `Bus.purge`."""
-        return await self._inner.purge(subject_filter, keep=keep)
-
-    async def reach(self, timeout_s: float) -> bool:
-        """Do as `Bus.reach`."""
-        return await self._inner.reach(timeout_s)
-
-    async def close(self) -> None:
-        """Close the bus below."""
-        await self._inner.close()
-
     # --- belief -----------------------------------------------------------------------------------------------------
 
     async def believed(self, subject_filter: str, subject: str, data: bytes, *, live: bool = False) -> bytes:
@@ -240,22 +199,22 @@ class SignedBus:
             return unproven(f"it was not asked for: {subject}")
         if shown := tapped(subject):
             # Taps of old have no body.
-            return await self._opened(shown, data, live=False) if data and is_signed(shown) else data
+            return await self._verify(shown, data, live=False) if data and is_signed(shown) else data
         if live and len(data) > LIVE_BYTES_MAX and not subject.startswith(self._subjects.premerge("")):
             return unproven(f"it is too long: {len(data)} bytes")
-        return await self._opened(subject, data, live=live) if is_signed(subject) else data
+        return await self._verify(subject, data, live=live) if is_signed(subject) else data
 
-    async def _opened(self, subject: str, data: bytes, *, live: bool) -> bytes:
+    async def _verify(self, subject: str, data: bytes, *, live: bool) -> bytes:
         founding = await self._founding_of(subject, live=live)
         try:
             return self.signatures.opened(subject, data, founding, live=live)
         except PeerMisbehaved as error:
             reason = f"{error.what}: {error.got}" if error.got else error.what
         if await self._is_refounded(founding, live=live):
-            return await self._opened(subject, data, live=live)
+            return await self._verify(subject, data, live=live)
         return unproven(reason)
 
-    async def _signed(self, subject: str, data: bytes) -> bytes:
+    async def _sign(self, subject: str, data: bytes) -> bytes:
         if subject.startswith(INBOX):
             subject = self._subjects.answer
         return self.signatures.signed(subject, data, await self._founding_of(subject)) if is_signed(subject) else data

@@ -1,10 +1,10 @@
 """A bus over several brokers: the fragments of a run are spread over them, and everything else has one home.
 
-One server moves so many bytes per second and no more. What moves are fragments: contributions, frames, outer states. They know
-nothing of each other, so each may lie on another broker (`RunRecord.bulk`). Fragment p lies on broker p mod n, where broker 0
-is the home and the others follow in the order of the run record. A head lies with the chunks that it names, because one server
-then loses both or neither. Membership, leases, queues, calls and the event log stay at home: they are small, and they have
-one order only on one server.
+One server moves so many bytes per second and no more. The bytes are those of fragments: contributions, frames, outer states.
+They know nothing of each other, so each may lie on another broker (`RunRecord.bulk`). Fragment p lies on broker p mod n, where
+broker 0 is the home and the others follow in the order of the run record. A head lies with the chunks that it names, because
+one server then loses both or neither. Membership, leases, queues, calls and the event log stay at home: they are small, and
+they have one order only on one server.
 
     up.c.<learner>.<p>.>   gl.head.<p>   gl.c.<p>.>   gl.d.<p>.>   st.>   tap.gl.head.<p>     broker p mod n
     all other subjects                                                                        home
@@ -13,7 +13,8 @@ A bus learns where fragments lie from the run record: it reads the record when i
 record that a caller reads or writes. A process may reach the brokers at other addresses than its peers do; then its own
 addresses (`BusOptions.bulk`) count, in the same order.
 
-A broker that is away stops its own fragments and no others. What concerns all fragments (a list of all heads) waits for it.
+A broker that is away stops its own fragments and no others. A call that concerns all fragments (a list of all heads) waits for
+it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, Se
 from atoll.base.logs import get
 from atoll.base.retry import all_of
 from atoll.base.wording import few
+from atoll.bus.forwarding import ForwardingBus
 from atoll.bus.interface import StoredCounts
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Bus, Consumer, Record, StoredEvent, Subscription
+    from atoll.bus.interface import Bus, Record, Subscription
     from atoll.bus.signed import Signatures
     from atoll.bus.streams import Places
     from atoll.wire.blobs import BlobRef, Download, Portion, Upload
     from atoll.wire.limits import Buffer, Info
-    from atoll.wire.traffic import BusStats
 
 HOME: Final = 0
 LISTEN_AGAIN_S: Final = 1.0
@@ -48,7 +49,7 @@ FRAGMENTS_NAMED: Final = 4
 log = get(__name__)
 
 
-class SpreadBus:
+class SpreadBus(ForwardingBus):
     """The home's bus and, once they are needed, those of the further brokers; see the module."""
 
     def __init__(
@@ -64,7 +65,7 @@ class SpreadBus:
 
         All are closed with this one. `own_addresses` are those at which this process reaches the further brokers.
         """
-        self.stats: BusStats = home.stats
+        super().__init__(home)
         self.signatures = signatures
         self._run_record = Subjects(run).run_record
         self._heads = Subjects(run).head("*")
@@ -242,7 +243,7 @@ class SpreadBus:
         numbers = await self._numbers(subject_filter)
         if numbers == [HOME]:
             return await wanted.at(self._open[HOME])
-        first = await all_of(self._heard(number, wanted) for number in numbers)
+        first = await all_of(self._listen_at(number, wanted) for number in numbers)
         merged = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
         self._feeders[merged] = [
             asyncio.create_task(self._feed(number, wanted, merged, feed))
@@ -250,7 +251,7 @@ class SpreadBus:
         ]
         return merged
 
-    async def _heard(self, number: int, wanted: _Wanted) -> Subscription | None:
+    async def _listen_at(self, number: int, wanted: _Wanted) -> Subscription | None:
         """Return the feed of one broker; None, with a warning, if it is away."""
         try:
             return await wanted.at(await self._bus(number))
@@ -264,7 +265,7 @@ class SpreadBus:
         """Hand on what one broker says; try again for as long as it is away."""
         while feed is None:
             await asyncio.sleep(LISTEN_AGAIN_S)
-            feed = await self._heard(number, wanted)
+            feed = await self._listen_at(number, wanted)
         async for core_message in feed:
             merged.push(core_message)
 
@@ -272,7 +273,7 @@ class SpreadBus:
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, merged: BufferedSubscription) -> None:
-        await _ended(self._feeders.pop(merged, []))
+        await _cancel(self._feeders.pop(merged, []))
 
     async def close(self) -> None:
         """Close the buses to all brokers."""
@@ -280,36 +281,10 @@ class SpreadBus:
             await merged.close()
         await asyncio.gather(*(bus.close() for bus in self._open.values()))
 
-    # --- what the home does -----------------------------------------------------------------------------------------
-
-    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Do as `Bus.publish`: queues and the event log are at home."""
-        await self._open[HOME].publish(subject, data, msg_id=msg_id, info=info)
-
-    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Read as `Bus.replay`; only what is at home has one order."""
-        return await self._open[HOME].replay(subject_filter, after=after, limit=limit)
-
-    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
-        """Consume as `Bus.consume`."""
-        return await self._open[HOME].consume(subject_filter, durable=durable, takeover=takeover)
-
-    async def tell(self, subject: str, data: bytes) -> None:
-        """Send as `Bus.tell`."""
-        await self._open[HOME].tell(subject, data)
-
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Ask as `Bus.ask`."""
-        return await self._open[HOME].ask(subject, data, timeout_s=timeout_s, answer_at=answer_at)
-
-    async def reach(self, timeout_s: float) -> bool:
-        """Return whether the home answers; see `Bus`."""
-        return await self._open[HOME].reach(timeout_s)
-
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What somebody wants to hear, as `Bus.listen` takes it."""
+    """The arguments of `Bus.listen`."""
 
     subject_filter: str
     len_max: int
@@ -319,7 +294,7 @@ class _Wanted:
         return await bus.listen(self.subject_filter, len_max=self.len_max, late_s_max=self.late_s_max)
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()

@@ -1,1 +1,1 @@
-"""Who may do what on a broker: identities, their keys, and the doors that a broker keeps for them."""
+"""Access to a broker: identities, their keys, and the doors that a broker keeps for them."""

@@ -51,7 +51,7 @@ class Certified:
 def new_authority(name: str) -> Certified:
     """Return an authority that signs certificates of brokers and nothing else."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _named(name)
+    subject = _x509_name(name)
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -64,7 +64,7 @@ def new_authority(name: str) -> Certified:
         decipher_only=False,
     )
     certificate = (
-        _begun(subject, subject, key.public_key(), AUTHORITY_DAYS)
+        _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -85,8 +85,8 @@ def broker_certificate(authority: Certified, hosts: Sequence[str], days: int = B
         raise ValueError("a key of another kind than ours")  # noqa: TRY004  (a file is wrong, not a caller)
     issuer = x509.load_pem_x509_certificate(authority.certificate.encode())
     certificate = (
-        _begun(_named(hosts[0]), issuer.subject, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_reached(host) for host in hosts]), critical=False)
+        _builder(_x509_name(hosts[0]), issuer.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
@@ -162,7 +162,9 @@ def pin(certificate: str) -> str:
     return hashlib.sha256(_public_bytes(x509.load_pem_x509_certificate(certificate.encode()).public_key())).hexdigest()
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -175,7 +177,7 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
     )
 
 
-def _named(name: str) -> x509.Name:
+def _x509_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_COMMON_NAME_MAX])])
 
 
@@ -197,7 +199,7 @@ def _public_bytes(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def _reached(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     """Return a name or an address as a certificate holds it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))

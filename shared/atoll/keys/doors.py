@@ -63,14 +63,15 @@ REGION_SUBSCRIPTIONS_MAX = 20_000
 PAYLOAD_MAX = CHUNK_BYTES + (1 << 14)
 """A chunk with its headers: of larger messages fewer would fill what waits for those who hear them."""
 PENDING_MAX = "max_pending: 64MB\n"
-"""What may wait at the server for a connection that does not read: twice what a bus asks for at once (`atoll.bus.nats.bus`).
-For a single server: the bound would hold for the routes of a cluster, too, and copies that catch up need more."""
+"""Bytes that may wait at the server for a connection that does not read: twice what a bus asks for at once
+(`atoll.bus.nats.bus`). For a single server: the bound would hold for the routes of a cluster, too, and copies that catch up
+need more."""
 TLS_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """Who may enter: one identity with the public keys that hold now (two while a key is replaced)."""
+    """One identity that may enter, with the public keys that hold now (two while a key is replaced)."""
 
     name: str
     kind: Kind
@@ -210,7 +211,7 @@ def _core(users: Sequence[str], granted: dict[str, Rights], *, asks_nodes: bool)
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What an account of its own needs: its rights, what it hears of which other account, and who hears what it tells."""
+    """The needs of an account of its own: its rights, what it hears of which other account, and who hears what it tells."""
 
     rights: Rights
     hears: tuple[tuple[str, str], ...]

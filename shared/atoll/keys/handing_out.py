@@ -8,7 +8,7 @@ The certificate of a region is its own. Whoever has the key of the hub's is a no
 pass for the hub, so it goes to no region.
 
 The operator's folder stays where it is, on no other program's mount: it has the root key and everybody's identity. The copies
-are made as often as one likes. What has not changed is not touched, so a broker that follows its door does not notice.
+are made as often as one likes. A file that has not changed is not touched, so a broker that follows its door does not notice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def ensure(
     """Make the folder of keys, and the identities of a run that are not on its roll yet; `kinds` by name.
 
     Those learners may found the run that `founders` names, themselves or through their region; without it all may, and any may
-    be first. `regions` says of learners where they are, also of those that are on the roll. Who was revoked stays so.
+    be first. `regions` says of learners where they are, also of those that are on the roll. An identity that was revoked stays
+    so.
 
     Raises:
         SettingsError: a name is on the roll as another kind.
@@ -115,12 +116,12 @@ def hand_out_identity(folder: KeyFolder, run: str, name: str, holder: Path, roll
 def hand_out_door(folder: KeyFolder, into: Path) -> list[Path]:
     """Copy the door into the broker's folder; return the files that changed."""
     door = _place(into / BROKER)
-    changed = _copied(folder.authority_path, door)
+    changed = _copy(folder.authority_path, door)
     if _differs(folder.key_path, door / folder.key_path.name):
         write_secret(door / folder.key_path.name, read_text(folder.key_path))
         changed.append(door / folder.key_path.name)
     # The roll is last: a broker that sees a new roll finds the certificate beside it.
-    return [*changed, *_copied(folder.certificate_path, door), *_copied(folder.roll_path, door)]
+    return [*changed, *_copy(folder.certificate_path, door), *_copy(folder.roll_path, door)]
 
 
 def hand_out_region_door(folder: KeyFolder, name: str, hosts: Sequence[str], into: Path) -> list[Path]:
@@ -129,13 +130,13 @@ def hand_out_region_door(folder: KeyFolder, name: str, hosts: Sequence[str], int
     Raises `SettingsError` for a host that is neither a name nor an address.
     """
     door, hosts = KeyFolder(_place(into / name)), tuple(dict.fromkeys((*hosts, *LOOPBACK)))
-    changed = _copied(folder.authority_path, door.path)
+    changed = _copy(folder.authority_path, door.path)
     if changed or not _serves(door, hosts):
         own = folder.certified(hosts)
         write_secret(door.key_path, own.key)
         write_whole(door.certificate_path, own.certificate.encode())
         changed += [door.key_path, door.certificate_path]
-    return [*changed, *_copied(folder.roll_path, door.path)]
+    return [*changed, *_copy(folder.roll_path, door.path)]
 
 
 def _serves(door: KeyFolder, hosts: Sequence[str]) -> bool:
@@ -146,7 +147,7 @@ def _serves(door: KeyFolder, hosts: Sequence[str]) -> bool:
         return False
 
 
-def _copied(source: Path, folder: Path) -> list[Path]:
+def _copy(source: Path, folder: Path) -> list[Path]:
     """Copy a file that is no secret into a folder if the copy there differs; return the copy if it was made."""
     copy = folder / source.name
     if not _differs(source, copy):

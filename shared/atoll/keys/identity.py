@@ -66,7 +66,7 @@ def _public_of(seed: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeldIdentity:
-    """What an identity file says; `run` is `*` for an operator of every run. One that `founds` may begin its run."""
+    """Content of an identity file; `run` is `*` for an operator of every run. One that `founds` may begin its run."""
 
     name: str
     kind: Kind
@@ -159,7 +159,7 @@ def read_identity(path: Path) -> HeldIdentity:
             allowed="0600, or less",
             todo=f"chmod 600 {path}; if others could have read it, ask the operator for a new key (`atoll keys rotate`)",
         )
-    return _parsed(path, text)
+    return _parse(path, text)
 
 
 def learner_identity(path: Path | str, run: str, learner: str) -> HeldIdentity:
@@ -177,7 +177,7 @@ def run_credentials(path: Path, run: str) -> Credentials:
     return identity.credentials()
 
 
-def _parsed(path: Path, text: str) -> HeldIdentity:
+def _parse(path: Path, text: str) -> HeldIdentity:
     try:
         table = parsed_toml(text)
     except ValueError:

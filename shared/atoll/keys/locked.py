@@ -5,9 +5,9 @@ the roll or the certificate changes, or a key ends, they are written anew and th
 once whoever is not on the roll any more, and nobody else. Only the connection of a leaf it lets stand, and sends it what it has
 subscribed to (measured with nats-server 2.15). So a hub is started again when the key of a region holds no more (`cuts_off`).
 
-A mistake in the folder must not open or close the door. What cannot be used is told once, and what was there before it goes
-on: a damaged roll does not keep a key from ending, and a certificate without its key does not keep a revoked identity in. That
-is why the server reads copies in its store and never the folder itself.
+A mistake in the folder must not open or close the door. A file that cannot be used is told once, and what was there before it
+goes on: a damaged roll does not keep a key from ending, and a certificate without its key does not keep a revoked identity in.
+That is why the server reads copies in its store and never the folder itself.
 
 The nodes of a cluster read the same folder, or copies of it. Each takes a change over when it sees it. A node that does not
 know a newcomer yet refuses her, and she goes to the next.
@@ -93,7 +93,7 @@ class LockedDoor:
         self._again = False
         self._cuts_off = False
         self._store.mkdir(parents=True, exist_ok=True)
-        self._write(self._wanted(time.time()))
+        self._write(self._door_files(time.time()))
         self._mind_certificate(time.time())
         self._mind_keys(time.time())
 
@@ -114,7 +114,7 @@ class LockedDoor:
     def has_changed(self) -> bool:
         """Return whether the server must read its configuration again, which is then written.
 
-        What cannot be used changes nothing: a mistake of the operator must not open or close the door.
+        A file that cannot be used changes nothing: a mistake of the operator must not open or close the door.
         """
         now_s, stamp = time.time(), self._stamps()
         self._mind_certificate(now_s)
@@ -124,7 +124,7 @@ class LockedDoor:
         if stamp != self._stamp:
             self._stamp = stamp
             self._look(now_s)
-        before, regions, wanted = names_of(self._entrants), self._region_keys(), self._wanted(now_s)
+        before, regions, wanted = names_of(self._entrants), self._region_keys(), self._door_files(now_s)
         self._cuts_off = self._cuts_off or not regions <= self._region_keys()
         if (wanted == self._written and not self._again) or (wanted == self._refused and not self._is_due(now_s)):
             return False
@@ -184,7 +184,7 @@ class LockedDoor:
         check_entrants(roll.entrants(0.0))
         return roll
 
-    def _wanted(self, now_s: float) -> dict[Path, str]:
+    def _door_files(self, now_s: float) -> dict[Path, str]:
         """Return what the files of the door shall hold now, by path, the configuration last."""
         self._entrants, self._until_s = self._roll.entrants(now_s), self._roll.next_end_s(now_s)
         certificate, key = self._store / CERTIFICATE, self._store / KEY

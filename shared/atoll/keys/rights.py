@@ -1,4 +1,4 @@
-r"""What each kind of identity may do on a broker, as subjects.
+r"""The rights of each kind of identity on a broker, as subjects.
 
 A learner's own subjects end in its id or contain it at a fixed level (`atoll.wire.subjects`), so its rights are a list of
 subjects. Five verbs need five lists, because the broker treats each of them in another way:
@@ -49,7 +49,7 @@ ISOLATED: frozenset[Kind] = frozenset({"learner", "reader", "evaluator", "premer
 A region has one at the hub."""
 EVERY_RUN = "*"
 _NOT_A_LEARNER: Final = re.compile(rf"all|bye|{EVALUATOR}|{SUM}|shard-[0-9]+")
-"""What stands where a learner's name does: commands go to `all` and `shard-0`, events come from shards and evaluators, chunks
+"""Words in the place of a learner's name: commands go to `all` and `shard-0`, events come from shards and evaluators, chunks
 are of sums."""
 _PREMERGER: Final = "-premerge"
 

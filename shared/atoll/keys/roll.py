@@ -129,11 +129,11 @@ class Roll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class RollStamp:
-    """Which roll a broker follows: its last change, in whole seconds since the epoch (0 for an empty one), and a digest.
+    """Stamp of the roll that a broker follows: its last change, in whole seconds since the epoch, and a digest of its entries.
 
     A roll is copied to the machine of every node, and a copy may be forgotten. So each server reports the stamp of its roll,
-    and the version of Atoll that has started it, as tags. The roll with the later change is the newer one. The digest of its
-    entries tells two rolls apart that were changed at one time. Rolls that older versions have written have a stamp, too.
+    and the version of Atoll that has started it, as tags. The roll with the later change is the newer one (an empty
+    one has 0), and the digest tells two rolls apart that were changed at one time. Rolls of older versions have a stamp, too.
     """
 
     changed_s: int
@@ -178,7 +178,7 @@ def read_tags(tags: Iterable[str]) -> tuple[RollStamp | None, str]:
 
 
 class Shown(NamedTuple):
-    """What a broker shows: its certificate and the key of it, and nodes the authority's certificate too, as PEM texts."""
+    """Proof of a broker: its certificate and the key of it, and nodes the authority's certificate too, as PEM texts."""
 
     certificate: str
     key: str

@@ -55,7 +55,7 @@ _OF_FOUNDING: Final = b"atoll message of a founding 1\0"
 
 
 class Voucher(msgspec.Struct, frozen=True):
-    """What the root says of one key: who its holder is. `until_s` in seconds since the epoch, 0 for no end."""
+    """The root's word on one key: who its holder is. `until_s` in seconds since the epoch, 0 for no end."""
 
     name: str
     kind: Kind
@@ -116,7 +116,7 @@ class IdentitySignatures:
 
     def signed(self, subject: str, message: bytes, founding: str = "") -> bytes:
         """Return a message with our signature for `subject` in a founding of the run; the same bytes each time."""
-        signature = _text(self._key.sign(_signed(subject, message, founding)))
+        signature = _text(self._key.sign(_signed_bytes(subject, message, founding)))
         return b"".join((message, SIGNATURE, self._voucher.encode(), b".", signature.encode()))
 
     def opened(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
@@ -138,7 +138,7 @@ class IdentitySignatures:
             raise PeerMisbehaved("the signer may not write here", got=f"{who}, on {subject}")
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(voucher.public)).verify(
-                _bytes(parts[2]), _signed(subject, message, founding)
+                _bytes(parts[2]), _signed_bytes(subject, message, founding)
             )
         except (InvalidSignature, ValueError):
             raise PeerMisbehaved("the signature does not fit", got=f"{who}, on {subject}") from None
@@ -156,7 +156,7 @@ class IdentitySignatures:
             ) from None
 
 
-def _signed(subject: str, message: bytes, founding: str) -> bytes:
+def _signed_bytes(subject: str, message: bytes, founding: str) -> bytes:
     """Return what a signature covers; neither subject nor founding has a zero byte, so nothing moves from part to part."""
     if founding:
         return b"".join((_OF_FOUNDING, founding.encode(), b"\0", subject.encode(), b"\0", message))

@@ -121,7 +121,7 @@ class Upload:
         self.stored: set[int] = set()
         """Numbers of the pieces that the broker has; the bus adds them."""
         self.collision_free = False
-        """Whether the digest is a BLAKE3; whoever signs the reference sets it before the first piece is made."""
+        """Whether the digest is a BLAKE3; the signer of the reference sets it before the first piece is made."""
         self._made: dict[int, tuple[int, bytes]] = {}
         self.busy_s = 0.0
         """Seconds in which any piece was on its way to the broker; 0 where the bus does not say, or it is a region's own."""
@@ -181,7 +181,7 @@ class Upload:
 
 @dataclass(slots=True)
 class Arrived:
-    """What has arrived of a blob: the digest of each piece by number, and their bytes."""
+    """Received part of a blob: the digest of each piece by number, and their bytes."""
 
     digests: dict[int, bytes] = field(default_factory=dict)
     size_bytes: int = 0

@@ -108,7 +108,7 @@ def event_of(subject: str, data: bytes, stored_s: float | None = None) -> Event:
 
 
 class Repeats:
-    """What a reader has read lately, so that it takes an event once although it was stored twice.
+    """Recent events of a reader, so that it takes an event once although it was stored twice.
 
     A writer that heard no answer stores its event again, with the same bytes; a broker that remembers ids for long would drop
     the second, and could be made to remember without end (`atoll.bus.streams`).

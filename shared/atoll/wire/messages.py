@@ -200,7 +200,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a learner notes about a push, for people: how long things took on its side. No rule of the protocol reads it.
+    """Notes of a learner on a push, for people: how long things took on its side. No rule of the protocol reads it.
 
     The shard copies the notes into the `round` event (`atoll.run.event_fields`), and `atoll story` puts them into words. They
     are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. A
@@ -412,7 +412,7 @@ def encode(message: msgspec.Struct) -> bytes:
         )
     if isinstance(message, RECORDS):
         try:
-            _decoded(type(message), data)
+            _decode_struct(type(message), data)
         except PeerMisbehaved as error:
             raise ProtocolMisuse(
                 f"a {type(message).__name__} that no process could read",
@@ -428,13 +428,13 @@ def decode(kind: type[M], data: bytes) -> M:
 
     A record whose counters have too little room left is none either: nobody could write the next one.
     """
-    message = _decoded(kind, data)
+    message = _decode_struct(kind, data)
     if isinstance(message, RECORDS) and (fault := exhausted_counter(message)):
         raise PeerMisbehaved(f"a {kind.__name__} after which there is none", got=fault)
     return message
 
 
-def _decoded(kind: type[M], data: bytes) -> M:
+def _decode_struct(kind: type[M], data: bytes) -> M:
     data = without_signature(kind.__name__, data)
     if len(data) > DOCUMENT_BYTES_MAX:
         raise PeerMisbehaved(f"a {kind.__name__} is too large", got=f"{len(data)} bytes", allowed=DOCUMENT_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What a shard asks a region, and what the region answers: the messages of pre-merge (`atoll.merge.partial`).
+"""Questions of a shard to a region, and their answers: the messages of pre-merge (`atoll.merge.partial`).
 
     read   a manifest   ─►  its norm, or why it cannot be used      the region reads the chunks from its own broker
     fold   keys, weights ─► where their sum is, and its lengths     the one vector that leaves the region

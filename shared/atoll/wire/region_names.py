@@ -1,4 +1,4 @@
-"""What a region may be called: one rule for all that is named after it.
+"""Names of regions: one rule for all that is named after it.
 
 The name is a level of subjects, the domain of a JetStream, the beginning of names of identities and learners, a folder of a
 rendered deployment, and a part of names in Kubernetes, compose and systemd. So the narrowest of them decides: Kubernetes.
@@ -13,7 +13,7 @@ from atoll.base.errors import SettingsError
 
 HUB: Final = "hub"
 RESERVED: Final = frozenset({HUB, "keys", "kubernetes", "broker", "synchronizer", "shard", "monitor"})
-"""What folders and services beside a region's are called. A learner `shard-1` would have the subjects of a shard."""
+"""Names of folders and services beside a region's. A learner `shard-1` would have the subjects of a shard."""
 LETTERS_MAX: Final = 32
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 ALLOWED: Final = (

@@ -1,6 +1,7 @@
 """The line behind a message: who reads without keys takes it off, and who has keys checks it (`atoll.keys.signatures`).
 
-A message is JSON in one line, so a line break tells where it ends. What a bus does not believe it replaces by the reason why.
+A message is JSON in one line, so a line break tells where it ends. A bus replaces a message that it does not believe by the
+reason why.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 
 SIGNATURE: Final = b"\nsigned:"
-"""What stands between a message and its signature."""
+"""Separates a message from its signature."""
 _UNPROVEN: Final = b"unproven:"
 
 

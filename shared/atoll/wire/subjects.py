@@ -36,9 +36,9 @@ from atoll.base.quantities import ID, ID_IN_WORDS
 
 ALL_FRAGMENTS: Final = "*"
 SUM: Final = "sum"
-"""What stands in the place of a learner where chunks are of a region's sum."""
+"""Stands in the place of a learner where chunks are of a region's sum."""
 _WITH_FRAGMENT: Final = ("up.c.*", "gl.head", "gl.c", "gl.d", "st.c", "st.b", "tap.gl.head")
-"""What is kept with its fragment, as the levels between a run and the fragment's number."""
+"""Subjects that are kept with their fragment, as the levels between a run and the fragment's number."""
 _TOKEN = re.compile(ID)
 PUSH_NONCE_BYTES: Final = 8
 """Of the nonce of a contribution, which is written as hex."""

@@ -29,7 +29,7 @@ from atoll.base.quantities import at_most
 BYTES_MAX: Final = 1 << 53
 METER_S: Final = 10.0
 TOLD_EVERY_S: Final = 30.0
-"""How often a process records its link's traffic: the event log keeps it even if no process listens."""
+"""Interval at which a process records its link's traffic: the event log keeps it even if no process listens."""
 BF16_BITS: Final = 16.0
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]

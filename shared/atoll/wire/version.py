@@ -16,7 +16,7 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 
 SCHEMA: Final = 1
-"""What a message is that says nothing else, and what a message was in the beginning."""
+"""The version of a message that names none, and of all messages in the beginning."""
 SCHEMA_OF_BULK: Final = 2
 """A run record that spreads fragments over several brokers; all other messages are as in version 1."""
 SCHEMA_OF_DERIVED_STATE: Final = 3

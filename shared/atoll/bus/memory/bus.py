@@ -343,9 +343,9 @@ class MemoryBus:
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
-        self._told(CoreMessage(subject, bytes(data)))
+        self._tell_feeds(CoreMessage(subject, bytes(data)))
 
-    def _told(self, core_message: CoreMessage) -> None:
+    def _tell_feeds(self, core_message: CoreMessage) -> None:
         """Do what the broker does once it has a message that was told: hand it on, and keep it if it is of the last ones."""
         self._broker.core_message(core_message)
         if any(matches(kept, core_message.subject) for kept in self._live.subjects):

@@ -1,4 +1,4 @@
-"""What an operator or a monitor asks of a broker: the runs that it keeps, how full a run's streams are, how its nodes do.
+"""Questions of an operator or a monitor to a broker: the runs that it keeps, how full a run's streams are, how its nodes do.
 
 A run is what its streams are named after (`atoll.bus.streams`). One that lacks some of its streams is a run, too: a founder
 that died in between left it, and it can be removed like any other. But for `remove_run` nothing is changed here. A stream that
@@ -36,7 +36,7 @@ _KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in (*stream_plan
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What a broker keeps of one run: streams, messages, bytes on disk, the sum of the bounds.
+    """One run as a broker keeps it: streams, messages, bytes on disk, the sum of the bounds.
 
     `written_s` is when the newest message was stored, in seconds since the epoch, None if there is none.
     """

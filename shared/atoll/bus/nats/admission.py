@@ -31,7 +31,7 @@ ASK_FOR_ONE: Final = (
     "or DIR/keys/identities/operator.toml to a verb without that option"
 )
 OTHER_TIME: Final = (9, 10)
-"""What OpenSSL calls a certificate that does not hold yet, and one that has ended; its authority's among them."""
+"""OpenSSL's codes for a certificate that does not hold yet, and one that has ended; its authority's among them."""
 _UNAUTHORISED: Final = "authorization violation"
 _EXPIRED: Final = "authentication expired"
 _DENIED: Final = re.compile(r"permissions violation for (publish|subscription) to \"?([^\"\s]+)")

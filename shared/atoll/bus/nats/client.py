@@ -135,17 +135,17 @@ class WireClient(Client):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         """Hand a message to who hears it, or do as nats-py does."""
-        if not self._handed(sid, subject, reply, data, headers):
+        if not self._hand_over(sid, subject, reply, data, headers):
             await super()._process_msg(sid, subject, reply, data, headers)
 
-    def _arrived(self, message: Message) -> bool:
+    def _take_message(self, message: Message) -> bool:
         """Hand a message over from the transport; return whether anybody hears it."""
         if message.sid not in self._hearers:
             return False
         payload: Any = self._ps.payload(message)
-        return self._handed(message.sid, message.subject, message.reply, payload, message.header)
+        return self._hand_over(message.sid, message.subject, message.reply, payload, message.header)
 
-    def _handed(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
+    def _hand_over(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> bool:
         """Hand a message over; what goes wrong there is complained of, as in nats-py."""
         on_message = self._hearers.get(sid)
         if on_message is None:
@@ -214,7 +214,9 @@ class WireClient(Client):
                 task.cancel()
         if s.uri.scheme not in ("ws", "wss"):
             self.abort()
-            self._transport = self.wire = SocketTransport(self._stats, self._congestion, self._rest_s, self._arrived)
+            self._transport = self.wire = SocketTransport(
+                self._stats, self._congestion, self._rest_s, self._take_message
+            )
         await super()._connect_to_server(s)
 
     def _connect_command(self) -> bytes:

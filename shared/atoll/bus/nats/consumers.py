@@ -134,7 +134,7 @@ class QueueConsumer:
     async def drained(self) -> bool | None:
         """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
         try:
-            return await self.connection.call(self._drained())
+            return await self.connection.call(self._is_drained())
         except Unanswered:  # what came was no answer of JetStream's
             return None
 
@@ -156,7 +156,7 @@ class QueueConsumer:
             )
         except ApiRefusal as reason:
             if reason.err_code in _CONFLICTS and self._takeover:
-                raise self._removed(reason) from reason
+                raise self._removal_error(reason) from reason
             if reason.err_code in _CONFLICTS:
                 raise SettingsError(
                     "this durable consumer cannot read the queue",
@@ -168,16 +168,16 @@ class QueueConsumer:
         if not self._key:
             self._key = await self.connection.subscribe(f"{self._inbox}.*", self._hear)
 
-    def _removed(self, reason: ApiRefusal) -> RecordConflict:
+    def _removal_error(self, reason: ApiRefusal) -> RecordConflict:
         """Return the error for a queue that another reader has taken over meanwhile."""
         return RecordConflict("somebody else reads this queue", got=f"{self._config['durable_name']}: {reason}")
 
-    async def _drained(self) -> bool:
+    async def _is_drained(self) -> bool:
         try:
             answer = await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._config['durable_name']}")
         except ApiRefusal as reason:
             if reason.err_code == _NO_CONSUMER and self._takeover:
-                raise self._removed(reason) from reason
+                raise self._removal_error(reason) from reason
             return False
         floor = read_field(answer, int, "ack_floor", "stream_seq")
         empty = read_field(answer, int, "num_pending") == 0 and read_field(answer, int, "num_ack_pending") == 0

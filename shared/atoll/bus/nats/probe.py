@@ -1,4 +1,4 @@
-"""What a doctor asks a broker: what we may do there, what time it is there, and how much passes in a second.
+"""Questions of a doctor to a broker: what we may do there, what time it is there, and how much passes in a second.
 
 Nothing that is asked leaves a trace. A publication carries the name of a stream that does not exist as the one it expects: the
 broker first looks whether we may publish there, then the stream refuses to store it. Bytes that measure the link go from one
@@ -30,7 +30,7 @@ PIECES_MAX: Final = 32
 SENDING_S: Final = 4.0
 DRAINING_S: Final = 12.0
 COPIES: Final = 2
-"""How often each piece comes back: so the way back can be seen to be faster than the way there."""
+"""Each piece comes back so often: so the way back can be seen to be faster than the way there."""
 ECHOES: Final = 5
 HUB_PIECE_BYTES: Final = 32 << 10
 HUB_PIECES_MAX: Final = 128
@@ -124,18 +124,18 @@ class BrokerProbe:
     async def link(self) -> LinkMeasured | None:
         """Move a few megabytes there and back, for some seconds at most; None if the broker does not answer meanwhile."""
         try:
-            return await self._connection.call(self._measured())
+            return await self._connection.call(self._measure_link())
         except (Unanswered, BusError, EnvironmentFault):
             return None
 
     async def hub_link(self) -> HubLinkMeasured | None:
         """Move a few megabytes to the hub of our region, for some seconds at most; None if it does not answer meanwhile."""
         try:
-            return await self._connection.call(self._hub_measured())
+            return await self._connection.call(self._measure_hub_link())
         except (Unanswered, BusError, EnvironmentFault):
             return None
 
-    async def _hub_measured(self) -> HubLinkMeasured:
+    async def _measure_hub_link(self) -> HubLinkMeasured:
         """Ask the more questions at once the more were answered: a slow link must not be full of ours for long."""
         loop, asking = self._connection.loop, set[asyncio.Task[float]]()
         echo_s = min([await self._asked_s(b"") for _ in range(ECHOES)])
@@ -160,7 +160,7 @@ class BrokerProbe:
             await self._jetstream.once(f"{self._jetstream.root}.INFO", body, timeout_s=DRAINING_S)
         return self._connection.loop.time() - began_s
 
-    async def _measured(self) -> LinkMeasured:
+    async def _measure_link(self) -> LinkMeasured:
         loop, main = self._connection.loop, self._connection
         echo_s = min([await self._echo_s() for _ in range(ECHOES)])
         subject, arrived = main.admission.inbox(), list[float]()

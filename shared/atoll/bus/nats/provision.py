@@ -49,7 +49,7 @@ HEADROOM_BYTES = 64 << 10
 _NS = 1_000_000_000
 _OVERLAP = 10065
 FITTED = ("subjects", "duplicate_window", "max_msg_size", "discard_new_per_subject")
-"""What a stream takes over from a run that is served (`fit`): a former release's are wider, or let anybody write again."""
+"""Fields that `fit` gives to the streams of a run that is served: a former release's are wider, or let anybody write again."""
 _NO_PEERS, _NO_CLUSTER = 10005, 10074
 _PEERS_PAUSE_S = 0.25
 

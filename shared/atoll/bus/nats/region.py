@@ -3,8 +3,8 @@
 No caller knows of it. Four things differ from a bus at the hub:
 
 * **Frames are read from the mirror** at the leaf, so each crosses the WAN once, however many learners read it. The mirror may
-  be late, or lack what is old. What it lacks is read from the hub, through the leaf, as soon as the mirror is as far as the
-  newest head, or does not get on. A mirror tries again only after 10 s to 2 min when its link is back; nothing waits for
+  be late, or lack what is old. Chunks that it lacks are read from the hub, through the leaf, as soon as the mirror is as far as
+  the newest head, or does not get on. A mirror tries again only after 10 s to 2 min when its link is back; nothing waits for
   that.
 * **What a learner sends waits in the outbox** at the leaf while the link is cut: contributions and events, in the order of
   their writing. `atoll.bus.nats.region_keeper` forwards them under the same ids. Once something of this process is in the
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,22 +36,22 @@ from nats.errors import NoRespondersError
 from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
+from atoll.bus.forwarding import ForwardingBus
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, read_field
 from atoll.bus.nats.records import newest
-from atoll.bus.streams import Places, outbox_plan, stream_of, stream_plan
+from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Consumer, Record, StoredCounts, StoredEvent, Subscription
+    from atoll.bus.interface import Subscription
     from atoll.bus.nats.bus import JetStreamBus
     from atoll.wire.blobs import BlobRef, Portion
     from atoll.wire.limits import Buffer, Info
-    from atoll.wire.traffic import BusStats
 
 READY: Final = b"+ready"
 ASK_S: Final = 3.0
 ASK_AGAIN_S: Final = 60.0
-"""How often a keeper is told that a run is still wanted."""
+"""Interval at which a keeper is told that a run is still wanted."""
 ASK_SOON_S: Final = 5.0
 STALE_S: Final = 30.0
 """A mirror that has heard nothing from the hub for so long, or got no further, is not waited for. The hub says something each
@@ -65,18 +65,18 @@ log = get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """How far a mirror is, by the numbers of the mirrored stream, and for how long it has heard nothing."""
+    """Progress of a mirror, by the numbers of the mirrored stream, and for how long it has heard nothing."""
 
     last_seq: int
     silent_s: float
 
 
-class RegionBus:
+class RegionBus(ForwardingBus):
     """A bus to the hub through a leaf, and to the leaf's own mirror and outbox; see the module."""
 
     def __init__(self, hub: JetStreamBus) -> None:
         """Use a bus that is connected to a leaf; it is closed with this one."""
-        self.stats: BusStats = hub.stats
+        super().__init__(hub)
         self._hub, self._leaf = hub, hub.nearby()
         self._connection = hub.connection
         self._far, self._near = JetStream(hub.connection), JetStream(hub.connection, nearby=True)
@@ -90,7 +90,7 @@ class RegionBus:
 
     # --- what the leaf keeps ----------------------------------------------------------------------------------------
 
-    async def _kept(self) -> bool:
+    async def _is_run_kept(self) -> bool:
         """Return whether the region keeps this run, and say now and then that it is wanted."""
         async with self._asking:
             now_s = asyncio.get_running_loop().time()
@@ -140,8 +140,8 @@ class RegionBus:
                 async for portion in pieces:
                     yield portion
             return
-        if self._is_mirrored(download.ref.stem) and await self._kept():
-            async with contextlib.aclosing(self._mirrored(download)) as pieces:
+        if self._is_mirrored(download.ref.stem) and await self._is_run_kept():
+            async with contextlib.aclosing(self._mirror_pieces(download)) as pieces:
                 async for portion in pieces:
                     yield portion
         async with contextlib.aclosing(self._hub.pieces(download)) as pieces:
@@ -157,7 +157,7 @@ class RegionBus:
         except RunReplaced:
             raise BlobGone("this region keeps nothing of the run yet", got=here.ref.stem) from None
 
-    async def _mirrored(self, download: Download) -> AsyncGenerator[Portion]:
+    async def _mirror_pieces(self, download: Download) -> AsyncGenerator[Portion]:
         """Yield pieces from the mirror until there are all, or it is not worth waiting for the others."""
         now_s = asyncio.get_running_loop().time
         seen: object = None
@@ -194,7 +194,7 @@ class RegionBus:
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
         """Store as `Bus.put_blob`, a contribution in the outbox if the hub is away."""
         upload = Upload.of(payload)
-        if self._stays(stem) and await self._kept():
+        if self._stays(stem) and await self._is_run_kept():
             await self._leaf.put_blob(self._subjects.kept(self._domain, stem), upload)
             return upload.ref(stem)
         if not self._may_wait(stem):
@@ -219,7 +219,7 @@ class RegionBus:
     ) -> None:
         """Send directly, or keep it for later as soon as the hub is away."""
         if not await self._order.must_wait():
-            if not await self._kept():
+            if not await self._is_run_kept():
                 await directly()
                 return
             sending = asyncio.create_task(directly())
@@ -266,66 +266,18 @@ class RegionBus:
 
     # --- what the hub does ------------------------------------------------------------------------------------------
 
-    async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
-        """Create the run's streams at the hub; see `Bus`."""
-        await self._hub.provision(stream_bytes_max, bulk)
-
-    async def fit(self, places: Places) -> int:
-        """Narrow the run's streams at the hub; see `Bus`."""
-        return await self._hub.fit(places)
-
-    async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Return what the hub keeps; see `Bus`."""
-        return await self._hub.count_stored(subject_filter, more_than=more_than)
-
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
         """Delete as `Bus.purge`, and from the mirror what we delete ourselves: of others' deletions it hears nothing."""
         purged = await self._hub.purge(subject_filter, keep=keep)
         if keep:
             return purged
-        if self._stays(subject_filter) and await self._kept():
+        if self._stays(subject_filter) and await self._is_run_kept():
             with contextlib.suppress(BrokerUnavailable):
                 purged += await self._leaf.purge(self._subjects.kept(self._domain, subject_filter))
-        if self._is_mirrored(subject_filter) and await self._kept():
+        if self._is_mirrored(subject_filter) and await self._is_run_kept():
             with contextlib.suppress(BrokerUnavailable):
                 await self._leaf.purge(subject_filter)
         return purged
-
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
-        """Write as `Bus.put_record`."""
-        return await self._hub.put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
-
-    def reconnects(self, subject: str) -> int:
-        """Return how often the connection to the leaf was lost."""
-        return self._hub.reconnects(subject)
-
-    async def get_record(self, subject: str) -> Record | None:
-        """Read as `Bus.get_record`."""
-        return await self._hub.get_record(subject)
-
-    async def get_records(self, subject_filter: str) -> list[Record]:
-        """Read as `Bus.get_records`."""
-        return await self._hub.get_records(subject_filter)
-
-    async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
-        """Consume as `Bus.consume`."""
-        return await self._hub.consume(subject_filter, durable=durable, takeover=takeover)
-
-    async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Read as `Bus.replay`."""
-        return await self._hub.replay(subject_filter, after=after, limit=limit)
-
-    async def tell(self, subject: str, data: bytes) -> None:
-        """Send as `Bus.tell`."""
-        await self._hub.tell(subject, data)
 
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the hub answers; see `Bus`."""
@@ -336,14 +288,6 @@ class RegionBus:
         heard = await self._hub.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         await self._hub_answers(ASK_S)
         return heard
-
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Ask as `Bus.ask`."""
-        return await self._hub.ask(subject, data, timeout_s=timeout_s, answer_at=answer_at)
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._hub.close()
 
 
 class OutboxOrder:

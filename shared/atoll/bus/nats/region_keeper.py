@@ -7,8 +7,8 @@ It runs beside the leaf, in the process of `atoll broker --leaf-of`, and serves 
   hear of deletions, so it has bounds of its own: the hub's bound of size, `MIRROR_AGE_S`, and what is oldest goes first.
 * **The outbox** keeps what could not be sent, in the order of writing, under `out.<region>.`. It is forwarded from its
   beginning: up to `WINDOW` chunks at once, and whatever has a message id (manifests, events) only after all before it are at
-  the hub. What the hub has acknowledged is removed here. So a keeper that dies sends at most one window again: the first chunk
-  of each counts, and ids are known to the hub for a moment and to the shards for ever.
+  the hub. A message that the hub has acknowledged is removed here. So a keeper that dies sends at most one window again: the
+  first chunk of each counts, and ids are known to the hub for a moment and to the shards for ever.
 
 * **What stays** (`KEEP`) are the chunks of contributions that the region folds itself. A shard that cannot have their sum asks
   for them by name, and they are sent. One that has settled a contribution has its chunks dropped. Both come on a subject on
@@ -101,7 +101,7 @@ class KeptRun:
         while True:
             try:
                 if self._now_s() - looked_s >= LOOK_AT_HUB_S or not self.ready.is_set():
-                    if not await self._prepared():
+                    if not await self._prepare():
                         return
                     looked_s = self._now_s()
                 await self._forward()
@@ -111,7 +111,7 @@ class KeptRun:
                 log.debug("region.waits", run=self.run, reason=str(reason))
             await asyncio.sleep(LOOK_S)
 
-    async def _prepared(self) -> bool:
+    async def _prepare(self) -> bool:
         """Have both streams as the hub's are; return False if the run is to be kept no more, and remove them."""
         there = await _info(self._near, self._global)
         try:
@@ -175,7 +175,7 @@ class KeptRun:
     async def sent_kept(self, stem: str) -> int | None:
         """Return how many chunks of the contribution `stem` stay here once all are at the hub; None while they are being sent.
 
-        Whoever asks again joins what is under way: a second sending would take half of the link from the first.
+        A second question joins what is under way: a second sending would take half of the link from the first.
         """
         sending = self._sends.get(stem)
         if sending is None:
@@ -305,8 +305,8 @@ class RegionKeeper:
         closed = (TimeoutError, BrokerUnavailable, Unanswered, AccessDenied)
         await patiently(lambda: connection.connect(_CONNECT_S), "the leaf", on=closed)
         await patiently(self._hear, "the leaf", on=closed)
-        for run in await patiently(self._mirrored, "the leaf", on=closed):
-            self._kept(run)
+        for run in await patiently(self._mirrored_runs, "the leaf", on=closed):
+            self._keep_run(run)
         await self._hub.watch()
 
     async def _hear(self) -> None:
@@ -315,7 +315,7 @@ class RegionKeeper:
         await self._connection.subscribe(mine, self._on_message(self._serve_run))
         await self._connection.subscribe(f"{mine}.kept", self._on_message(self._serve_chunks))
 
-    async def _mirrored(self) -> Sequence[str]:
+    async def _mirrored_runs(self) -> Sequence[str]:
         """Return the runs that were kept before this keeper began."""
         names: list[str] = []
         offset, total = 0, 1
@@ -327,7 +327,7 @@ class RegionKeeper:
             offset, total = offset + len(found), int(page.get("total", 0)) if found else 0
         return [named[1] for name in names if (named := _MIRROR.fullmatch(str(name)))]
 
-    def _kept(self, run: str) -> KeptRun:
+    def _keep_run(self, run: str) -> KeptRun:
         """Return a run that is kept from now on."""
         if run not in self._runs or self._runs[run][1].done():
             kept = KeptRun(run, self._connection, self._bulk)
@@ -354,7 +354,7 @@ class RegionKeeper:
 
     async def _serve_run(self, message: Msg) -> None:
         """Keep the run that somebody wants, and say whether it is ready."""
-        kept = self._kept(message.subject.split(".")[1])
+        kept = self._keep_run(message.subject.split(".")[1])
         kept.wanted_s = self._connection.loop.time()
         prepared = asyncio.create_task(kept.ready.wait())
         await asyncio.wait({prepared, self._runs[kept.run][1]}, timeout=PREPARED_S, return_when=asyncio.FIRST_COMPLETED)
@@ -385,7 +385,7 @@ class RegionKeeper:
 
 
 class HubWatch:
-    """Whether the hub answers through the region's link: the health of a leaf broker. `answers` may be read by any thread.
+    """Health of a region's link: whether the hub answers through it. `answers` may be read by any thread.
 
     A leaf serves its learners while its hub is away, so that its process lives says nothing of the link: a cut one, and a hub
     that does not let the region in, look alike there. The watch asks the hub's JetStream for an answer, again and again, in the
