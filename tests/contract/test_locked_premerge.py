@@ -196,9 +196,9 @@ async def test_a_shard_believes_the_synchronizer_of_the_region_that_it_asked(
         reply = await question(asking, feed.next)
         forged = {
             "nobody signed this": answer,
-            "a of run": signing["a"].signed(reply, answer, founding),
-            US: signing[US].signed(reply, answer, founding),
-            "does not fit": signing[EU].signed(old, answer, founding),
+            "a of run": signing["a"].sign(reply, answer, founding),
+            US: signing[US].sign(reply, answer, founding),
+            "does not fit": signing[EU].sign(old, answer, founding),
         }
         await broker.tell(reply, forged[why])
         told = await asking

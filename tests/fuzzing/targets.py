@@ -28,7 +28,7 @@ from atoll.base.retry import Unanswered
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.bus.nats.consumers import _attempts
-from atoll.bus.nats.jetstream_api import told
+from atoll.bus.nats.jetstream_api import read_field
 from atoll.client.driver import IslandDriver
 from atoll.client.membership import claim
 from atoll.client.peer_recovery import StateLender, TrainingStanding
@@ -269,7 +269,7 @@ def _stored(data: bytes) -> str:
 
 def _answer(data: bytes) -> object:
     answer = parsed(data, dict[str, Any])
-    return told(answer, int, "seq"), told(answer, int, "message", "seq")
+    return read_field(answer, int, "seq"), read_field(answer, int, "message", "seq")
 
 
 # --- the handlers of both services --------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ def office(tmp_path: Path) -> SigningOffice:
 def test_a_signed_message_is_believed_by_all_and_read_by_everybody(office: SigningOffice) -> None:
     """Its first line stays the JSON, which a process without an identity reads, too; signing twice gives the same bytes."""
     shard, reader = office.signatures("shard", "synchronizer"), office.signatures("spy", "reader")
-    signed = shard.signed(S.control("all"), MESSAGE)
+    signed = shard.sign(S.control("all"), MESSAGE)
     assert signed.split(b"\n")[0] == MESSAGE
-    assert shard.signed(S.control("all"), MESSAGE) == signed
-    assert reader.opened(S.control("all"), signed) == MESSAGE
+    assert shard.sign(S.control("all"), MESSAGE) == signed
+    assert reader.verify(S.control("all"), signed) == MESSAGE
     assert decode(Control, signed) == decode(Control, MESSAGE)
 
 
@@ -81,9 +81,9 @@ def test_a_signed_message_is_believed_by_all_and_read_by_everybody(office: Signi
 def test_nobody_is_believed_where_he_may_not_write(office: SigningOffice, kind: Kind, subject: str) -> None:
     """A valid voucher and a valid signature are not enough."""
     name = premerger_of("me") if kind == "premerger" else "me"
-    signed = office.signatures(name, kind).signed(subject, MESSAGE)
+    signed = office.signatures(name, kind).sign(subject, MESSAGE)
     with pytest.raises(PeerMisbehaved, match="may not write here"):
-        office.signatures("reader", "reader").opened(subject, signed)
+        office.signatures("reader", "reader").verify(subject, signed)
 
 
 def test_what_a_learner_may_write_is_believed(office: SigningOffice) -> None:
@@ -91,25 +91,25 @@ def test_what_a_learner_may_write_is_believed(office: SigningOffice) -> None:
     learner, operator = office.signatures("me"), office.signatures("boss", "operator")
     reader = office.signatures("spy", "reader")
     for subject in (S.contribution(0, 3, "me"), S.farewell(0, "me"), S.member("me"), S.data, S.beat("me"), S.answer):
-        assert reader.opened(subject, learner.signed(subject, MESSAGE)) == MESSAGE
+        assert reader.verify(subject, learner.sign(subject, MESSAGE)) == MESSAGE
     for subject in (S.head(0), S.run_record, Subjects("another").lease(1)):
-        assert reader.opened(subject, operator.signed(subject, MESSAGE)) == MESSAGE
+        assert reader.verify(subject, operator.sign(subject, MESSAGE)) == MESSAGE
 
 
 def test_every_changed_byte_is_noticed(office: SigningOffice) -> None:
     """Of the message, of the voucher, of both signatures; and a message moved to another fragment."""
     learner, reader = office.signatures("me"), office.signatures("spy", "reader")
     subject = S.contribution(0, 0, "me")
-    signed = learner.signed(subject, MESSAGE)
+    signed = learner.sign(subject, MESSAGE)
     for at in range(len(signed)):
         changed = signed[:at] + bytes([signed[at] ^ 4]) + signed[at + 1 :]
         with pytest.raises(PeerMisbehaved):
-            reader.opened(subject, changed)
+            reader.verify(subject, changed)
     with pytest.raises(PeerMisbehaved, match="does not fit"):
-        reader.opened(S.contribution(0, 1, "me"), signed)
+        reader.verify(S.contribution(0, 1, "me"), signed)
     for broken in (MESSAGE, signed[:-1], signed + b".x", MESSAGE + SIGNATURE, MESSAGE + SIGNATURE + b"x" * 100_000):
         with pytest.raises(PeerMisbehaved):
-            reader.opened(subject, broken)
+            reader.verify(subject, broken)
 
 
 def test_one_cannot_borrow_the_voucher_of_another(office: SigningOffice) -> None:
@@ -119,38 +119,38 @@ def test_one_cannot_borrow_the_voucher_of_another(office: SigningOffice) -> None
         office.signatures("me"),
         office.signatures("spy", "reader"),
     )
-    theirs = shard.signed(S.head(0), MESSAGE).rpartition(b".")[0]
-    own = learner.signed(S.head(0), MESSAGE).rpartition(b".")[2]
+    theirs = shard.sign(S.head(0), MESSAGE).rpartition(b".")[0]
+    own = learner.sign(S.head(0), MESSAGE).rpartition(b".")[2]
     with pytest.raises(PeerMisbehaved, match="does not fit"):
-        reader.opened(S.head(0), theirs + b"." + own)
+        reader.verify(S.head(0), theirs + b"." + own)
     foreign = SigningOffice(office.keys.path.with_name("foreign")).signatures("shard", "synchronizer")
     with pytest.raises(PeerMisbehaved, match="does not vouch"):
-        reader.opened(S.head(0), foreign.signed(S.head(0), MESSAGE))
+        reader.verify(S.head(0), foreign.sign(S.head(0), MESSAGE))
 
 
 def test_a_voucher_ends_with_its_key(office: SigningOffice) -> None:
     """Readers go by their own clock. What was stored before stays true: a run outlives the key of its founder."""
     held = office.identity("me", until_s=time.time() + 3600.0)
     subject = S.beat("me")
-    signed = held.signatures().signed(subject, MESSAGE)
+    signed = held.signatures().sign(subject, MESSAGE)
     other = office.identity("spy", "reader")
-    assert other.signatures().opened(subject, signed, live=True) == MESSAGE
+    assert other.signatures().verify(subject, signed, live=True) == MESSAGE
     late = IdentitySignatures(other.seed, other.root, other.voucher, wall=lambda: time.time() + 7200.0)
     with pytest.raises(PeerMisbehaved, match="has ended"):
-        late.opened(subject, signed, live=True)
-    assert late.opened(subject, signed) == MESSAGE
+        late.verify(subject, signed, live=True)
+    assert late.verify(subject, signed) == MESSAGE
 
 
 def test_the_door_does_not_sign_messages(office: SigningOffice) -> None:
     """A broker chooses what an identity signs at the door. That signature must never pass for one of a message."""
     held = office.identity("shard", "synchronizer")
     subject = S.head(0)
-    honest = held.signatures().signed(subject, MESSAGE)
+    honest = held.signatures().sign(subject, MESSAGE)
     number = b"atoll message 1\0" + subject.encode() + b"\0" + MESSAGE
     at_the_door = nkeys.from_seed(bytearray(held.seed.encode())).sign(number)
     forged = honest.rpartition(b".")[0] + b"." + base64.urlsafe_b64encode(at_the_door).rstrip(b"=")
     with pytest.raises(PeerMisbehaved, match="does not fit"):
-        office.signatures("spy", "reader").opened(subject, forged)
+        office.signatures("spy", "reader").verify(subject, forged)
 
 
 @pytest.mark.parametrize("field", ["root", "voucher"])
@@ -224,8 +224,8 @@ async def test_nothing_passes_from_a_run_to_a_later_one_of_its_id(office: Signin
 
     await plain.put_record(S.head(0), heads[0], expected=None)
     calls, queue = await reader.listen(S.call("*")), await shard.consume(S.contributions_of(0), durable="d")
-    await plain.tell(S.call(0), boss.signed(S.call(0), MESSAGE, "first"))
-    manifest = office.signatures("me").signed(S.contribution(0, 0, "me"), MESSAGE, "first")
+    await plain.tell(S.call(0), boss.sign(S.call(0), MESSAGE, "first"))
+    manifest = office.signatures("me").sign(S.contribution(0, 0, "me"), MESSAGE, "first")
     await plain.publish(S.contribution(0, 0, "me"), manifest, msg_id="m")
     replayed = [await reader.get_record(S.head(0)), await calls.next(SOON_S), await queue.next(SOON_S)]
     for each in replayed:

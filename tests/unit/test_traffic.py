@@ -22,7 +22,7 @@ from atoll.wire.traffic import (
     moved_by,
 )
 
-FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.told)))
+FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.counters)))
 
 
 def beat(learner: str, incarnation: int, moved: LinkTraffic, *, tokens: int = 0, steps: int = 0) -> Beat:
@@ -66,7 +66,7 @@ def test_what_a_bus_has_counted_is_what_its_link_has_moved() -> None:
     """Every counter has its own place."""
     stats = BusStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 
-    assert moved_by(stats).told == {
+    assert moved_by(stats).counters == {
         "frames_up": 10,
         "frames_down": 11,
         "parameters_down": 12,

@@ -353,7 +353,7 @@ class LinkedBus(MemoryBus):
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
-        self.link.core_message(self.link.up, len(data), self._told, CoreMessage(subject, bytes(data)))
+        self.link.core_message(self.link.up, len(data), self._tell_feeds, CoreMessage(subject, bytes(data)))
 
     async def reach(self, timeout_s: float) -> bool:
         """Return whether the link carries a message there and back in time."""

@@ -177,7 +177,7 @@ class RoundReporter:
             "pushes": [id_of("push", *share.key) for share in command.shares[:NAMED_MAX]],
             "why": "; ".join(describe_wait(command.why).values()),
         }
-        log.info("round.committed", **line, link=moved_by(self._context.bus.stats).told)
+        log.info("round.committed", **line, link=moved_by(self._context.bus.stats).counters)
         step_s = self._machine.step_s()
         if step_s is not None:
             round_s = times.visible_s - (command.called_s or times.visible_s)

@@ -30,7 +30,7 @@ class Seals:
 
     def signed(self, path: str, text: bytes) -> bytes:
         """Return a text with its signature, if we can sign."""
-        return text if self._signatures is None else self._signatures.signed(self._subjects.archived(path), text)
+        return text if self._signatures is None else self._signatures.sign(self._subjects.archived(path), text)
 
     def closed(self, path: str, text: bytes) -> bytes:
         """Return a text with its signature, behind its digest: what is stored at `path`."""
@@ -49,7 +49,7 @@ class Seals:
         if self._signatures is None:
             return without_signature("Manifest", text)
         try:
-            return self._signatures.opened(self._subjects.archived(path), text)
+            return self._signatures.verify(self._subjects.archived(path), text)
         except PeerMisbehaved as error:
             was = "was it signed with other keys?"
             if SIGNATURE not in text:

@@ -12,8 +12,8 @@ Rules that a node keeps, because breaking them loses data:
   removed. A single server, in turn, does not know what a node has. So a file in the store says whose it is, and anything else
   is refused.
 
-Whoever reaches the port of the routes of an open broker can join the cluster: it must stay inside a network that is trusted. A
-locked one lets in nodes with its own certificate only.
+A stranger who reaches the port of the routes of an open broker can join the cluster: it must stay inside a network that is
+trusted. A locked one lets in nodes with its own certificate only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ a client that is greeted with any other domain knows that it is in a region (`is
 behind the leaf under `$JS.hub.API`. Nothing else tells a learner where it is: its only setting is the address of its nearest
 broker.
 
-What a region keeps of a run is at its leaf: a mirror of the global stream, and an outbox (`atoll.bus.nats.region_keeper`).
+A region keeps its part of a run at its leaf: a mirror of the global stream, and an outbox (`atoll.bus.nats.region_keeper`).
 
 One TCP connection carries everything between the two, echoes of the two servers included. So those wait behind megabytes: a
 link that is full is given longer than the connection of a client before it counts as cut (`pings`).

@@ -70,13 +70,13 @@ LOOK_AGAIN_S: Final = 2.0
 class Signatures(Protocol):
     """One identity's signatures, and its belief in those of others."""
 
-    def signed(self, subject: str, message: bytes, founding: str = "") -> bytes:
+    def sign(self, subject: str, message: bytes, founding: str = "") -> bytes:
         """Return a message with our signature for `subject` in a founding of the run."""
 
-    def opened(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
+    def verify(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
         """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
 
-        What is `live` was said just now; what is stored may be older than the end of its signer's key.
+        A `live` message was said just now; a stored one may be older than the end of its signer's key.
         """
 
 
@@ -207,7 +207,7 @@ class SignedBus(ForwardingBus):
     async def _verify(self, subject: str, data: bytes, *, live: bool) -> bytes:
         founding = await self._founding_of(subject, live=live)
         try:
-            return self.signatures.opened(subject, data, founding, live=live)
+            return self.signatures.verify(subject, data, founding, live=live)
         except PeerMisbehaved as error:
             reason = f"{error.what}: {error.got}" if error.got else error.what
         if await self._is_refounded(founding, live=live):
@@ -217,7 +217,7 @@ class SignedBus(ForwardingBus):
     async def _sign(self, subject: str, data: bytes) -> bytes:
         if subject.startswith(INBOX):
             subject = self._subjects.answer
-        return self.signatures.signed(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
+        return self.signatures.sign(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
 
     async def _founding_of(self, subject: str, *, live: bool = False) -> str:
         """Return the founding that a signature for `subject` covers: of the run record none, for it is what tells."""

@@ -6,7 +6,7 @@ new messages (discard new) where losing an old one would lose work, and drops th
 
 Every stream has the same number of copies, each on another node, and a consumer has as many as its stream (`broker.replicas`).
 None may have fewer: a run needs all of its streams, so it would stop with the node that holds the only copy. Where copies lie
-is the cluster's choice. What is synced before an answer is the broker's (`atoll broker --sync`), the same for all of its
+is the cluster's choice. Syncing before an answer is the broker's matter (`atoll broker --sync`), the same for all of its
 streams.
 
 A broker remembers the id of every message for the stream's window, and an id may have 60 kB. So what it remembers for a

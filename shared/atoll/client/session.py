@@ -305,7 +305,7 @@ class Session:
         self._superseded_log.look(self.driver.machine, adopted)
         self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
         fast = self.driver.pusher.fragments_fast
-        log.info("learner.moved", step=step, fragments_adopted=adopted, fragments_uncompressed=fast, **moved.told)
+        log.info("learner.moved", step=step, fragments_adopted=adopted, fragments_uncompressed=fast, **moved.counters)
 
     def _standing(self) -> TrainingStanding:
         """Return our standing: sound after several steps of this incarnation, if the last known loss is finite."""

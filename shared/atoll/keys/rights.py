@@ -209,7 +209,7 @@ def _may_stay(s: Subjects, subject: str) -> bool:
 def _without_names(run: str, asks: tuple[str, ...]) -> tuple[str, ...]:
     """Return requests without the one that names the chunks which others are storing, unless they create that stream.
 
-    A region may write for learners of which the roll does not say where they are. What it may not know is the nonce of a push.
+    A region may write for learners of which the roll does not say where they are. It may not know the nonce of a push.
     """
     create, names = (f"$JS.API.STREAM.{verb}.{_stream(run, 'UPC')}" for verb in ("CREATE", "INFO"))
     return asks if create in asks else tuple(subject for subject in asks if subject != names)

@@ -72,7 +72,8 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RollEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One identity of the roll; a revoked one has no keys and keeps its name.
 
-    What nobody has said is not written: a broker of a former release refuses an entry with a field that it does not know.
+    A field that nobody has set is not written: a broker of a former release refuses an entry with a field that it does not
+    know.
     """
 
     name: str

@@ -20,7 +20,7 @@ the broker chooses. A broker that chooses a message as its number must not get a
 A voucher may have an end. The broker lets nobody in after it, and readers believe nothing that is said then. What is stored was
 let in before, and stays true: the record of a run must outlive the key of its founder.
 
-What signatures cannot do: they do not hide anything; a reader without memory can be shown an old head; a key that is revoked is
+Limits of signatures: they do not hide anything; a reader without memory can be shown an old head; a key that is revoked is
 unknown to the broker, yet to readers its voucher holds until it ends. All signatures are Ed25519 (RFC 8032).
 """
 
@@ -114,15 +114,15 @@ class IdentitySignatures:
         if not fits:
             raise ValueError("the voucher is of another key")
 
-    def signed(self, subject: str, message: bytes, founding: str = "") -> bytes:
+    def sign(self, subject: str, message: bytes, founding: str = "") -> bytes:
         """Return a message with our signature for `subject` in a founding of the run; the same bytes each time."""
         signature = _text(self._key.sign(_signed_bytes(subject, message, founding)))
         return b"".join((message, SIGNATURE, self._voucher.encode(), b".", signature.encode()))
 
-    def opened(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
+    def verify(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
         """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
 
-        What is `live` was said just now, so the signer's key must hold now; what is stored may be older than the key's end.
+        A `live` message was said just now, so the signer's key must hold now; what is stored may be older than the key's end.
         """
         message, mark, signature = data.rpartition(SIGNATURE)
         if not mark:

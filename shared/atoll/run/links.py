@@ -139,7 +139,7 @@ def _host_links(view: RunView) -> list[LedgerLink]:
 
 
 def _sums(moved: LinkTraffic) -> dict[str, int]:
-    told = moved.told
+    told = moved.counters
     del told["parameters_down"]
     return told | {"overhead": moved.overhead}
 

@@ -14,7 +14,7 @@ claim. A reader takes an event through `event_of`, and only there:
 The rights of identities (`atoll.keys.rights`) are made from the same table, so a locked broker and its readers agree. A
 kind that is not in the table is of a later release: it passes, and its reader skips it.
 
-What this does not do: no name tells a learner from a synchronizer process, so where the broker is open a learner may write the
+Known limitation: no name tells a learner from a synchronizer process, so where the broker is open a learner may write the
 `hosted` of one. Readers refuse that of a known learner (`atoll.run.view`); a locked broker refuses that of every learner.
 """
 

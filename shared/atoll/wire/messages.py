@@ -396,7 +396,7 @@ RECORDS: Final = (RunRecord, Head, Member, Lease, DataLedger)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return `message` as compact JSON. What becomes a record is decoded once more first.
+    """Return `message` as compact JSON. A message that becomes a record is decoded once more first.
 
     Raises:
         ProtocolMisuse: `decode` does not take it. A record that no process can read is worse than no record: everybody

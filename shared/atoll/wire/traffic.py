@@ -112,7 +112,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, omit_defaults=True):
         return max(0, self.wire - self.payload_up - self.payload_down)
 
     @property
-    def told(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         """Return the counters by name, for logs and reports."""
         return msgspec.structs.asdict(self)
 

@@ -2,11 +2,11 @@
 
 A `next` that finds nothing here sends a pull request for up to `_BATCH` messages to a private inbox, so that a long queue
 costs one round trip per batch and not per message. As long as a pull request stands, no other is sent: the broker delivers
-what comes. What arrives waits for the next `next` or `arrived`. Closing returns unsettled messages. If a process dies, the
-broker delivers its messages again after `ack_wait_s`.
+what comes. A delivery that arrives waits for the next `next` or `arrived`. Closing returns unsettled messages. If a process
+dies, the broker delivers its messages again after `ack_wait_s`.
 
-Anybody who learns the inbox may send to it. What is no delivery of JetStream's, by the subject on which it is settled, is
-dropped.
+Anybody who learns the inbox may send to it. A message that is no delivery of
+JetStream's, by the subject on which it is settled, is dropped.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class QueueConsumer:
     def _delivery(self, message: Msg) -> QueueDelivery | None:
         """Return a message as a delivery; None for a status line, perhaps of an older pull, and for what is no delivery.
 
-        What has a subject on which it is settled is a delivery, whatever its writer put into its headers.
+        A message with a subject on which it is settled is a delivery, whatever its writer put into its headers.
         """
         attempts, standing = _attempts(message.reply), self._standing
         if standing is not None:

@@ -7,9 +7,9 @@ conflict, since the caller no longer holds the record. (A cluster answers a repe
 revision of the first. While another write of the subject is on its way, it refuses without saying whose: we ask again.)
 
 **Many at a time, and not stale.** A batched get is answered by any copy of the stream, and a copy that has just started may lag
-far behind. What we decide by such a reading must not be old: a member whose record is not seen is a stranger. So the leader is
-asked first for the number of its newest message that matches. A copy stores in order, so one that has that message has all
-before it; what it lacks is read from the leader, one by one.
+far behind. A decision by such a reading must not rest on old records: a member whose record is not seen is a stranger. So the
+leader is asked first for the number of its newest message that matches. A copy stores in order, so one that has that message
+has all before it; what it lacks is read from the leader, one by one.
 """
 
 from __future__ import annotations
