@@ -392,10 +392,7 @@ def broker_status(
 ) -> None:
     """Print a line per node; leave with 1 if a node is missing or differs from the others."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.keys.roll import (
-        KeyFolder,
-        stamp_of,
-    )
+    from atoll.keys.roll import KeyFolder, stamp_of  # noqa: PLC0415
 
     with settings_of(None, None, broker, config, assignments) as settings:
         check_kind(settings, ("operator",), "`atoll broker status` asks what only an operator may")
