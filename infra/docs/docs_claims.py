@@ -18,7 +18,7 @@ import msgspec
 
 from atoll.archive.checkpoints import CheckpointObject, Manifest, Piece
 from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound
-from atoll.client.head_reading import HeadTap
+from atoll.client.driver import HeadTap
 from atoll.keys.rights import ISOLATED, Kind, may_write, premerger_of
 from atoll.keys.signatures import Voucher
 from atoll.model.layout import FrozenLeaf, Layout, Slice, TensorSpec

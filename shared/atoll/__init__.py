@@ -9,13 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from atoll.base import uncaught
+from atoll.base import VERSION, uncaught
 
 if TYPE_CHECKING:
     from atoll.base.errors import AtollError, SettingsError
     from atoll.client.join import IslandHandle, join
-    from atoll.client.join_options import JoinOptions
     from atoll.client.merged import ReadModel, read_model
+    from atoll.client.session import JoinOptions
 
 __all__ = [
     "AtollError",
@@ -27,13 +27,13 @@ __all__ = [
     "join",
     "read_model",
 ]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "AtollError": "atoll.base.errors",
     "SettingsError": "atoll.base.errors",
     "IslandHandle": "atoll.client.join",
-    "JoinOptions": "atoll.client.join_options",
+    "JoinOptions": "atoll.client.session",
     "join": "atoll.client.join",
     "ReadModel": "atoll.client.merged",
     "read_model": "atoll.client.merged",

@@ -34,8 +34,8 @@ LOOKED_UP: Final = "an attribute by a variable"
 OUR_NAMES: Final = {
     "atoll.archive.replay": "fields of `Included`",
     "atoll.base.parsing": "fields of the struct that was parsed",
-    "atoll.client.arguments": "options of `JoinOptions`",
     "atoll.client.checkpoints": "fields of a checkpoint's note",
+    "atoll.client.join": "options of `JoinOptions`",
     "atoll.model.tree_walk": "the attributes of JAX's keys",
     "atoll.protocol.former_lives": "the fates of an account; a reason from outside is a key of a table",
     "atoll.protocol.settings": "fields of `ProtocolSettings`",

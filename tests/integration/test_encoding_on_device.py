@@ -15,7 +15,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
+from atoll.client.session import JoinOptions
 from atoll.protocol.ledger import settle
 from support.links import unique_run
 from support.memory_world import MemoryWorld, settings

@@ -20,10 +20,9 @@ from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.client.checkpoints import LoopCheckpoints, LoopState
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
-from atoll.client.keeping import LoopCheckpoints, LoopState
-from atoll.client.session import LENDING_STEPS_MIN
+from atoll.client.session import LENDING_STEPS_MIN, JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 DEADLINE_S = 60.0

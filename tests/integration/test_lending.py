@@ -18,9 +18,8 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
 from atoll.client.optimizer_state import host_copy
-from atoll.client.session import LENDING_STEPS_MIN
+from atoll.client.session import LENDING_STEPS_MIN, JoinOptions
 from atoll.codec.arrays import pack_arrays
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef

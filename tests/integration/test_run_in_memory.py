@@ -17,10 +17,10 @@ from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
-from atoll.client import driver, head_reading
+from atoll.client import driver
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
 from atoll.client.merged import placed, read_model
+from atoll.client.session import JoinOptions
 from atoll.protocol import former_lives
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
@@ -358,7 +358,7 @@ def test_a_learner_passes_over_heads_that_no_shard_wrote(run: str, monkeypatch: 
         return heads
 
     monkeypatch.setattr(driver, "RESYNC_S", 0.02)
-    monkeypatch.setattr(head_reading, "read_heads", read_and_count)
+    monkeypatch.setattr(driver, "read_heads", read_and_count)
     world = MemoryWorld(run, settings())
     subjects = Subjects(run)
 

@@ -19,7 +19,7 @@ from atoll.client.adoption import AdoptableFragment
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
-from atoll.client.session import JoinRequest, Session
+from atoll.client.session import JoinOptions, JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
@@ -89,12 +89,12 @@ class Learner:
     async def live(self) -> None:
         """Join, train until told to leave, leave."""
         params = self.world.params(self.dice)
-        session = self.session = Session(self._request(params), self._opened, self.process, self.identity)
-        boundary = StepHook(session, self.process)
+        shut = self.bus.close
         try:
-            ready = await session.open()
-            self._check_frames(session, ready)
-            boundary.enter(params, ready)
+            session = self.session = await Session.open(self.bus, self._request(params), self.process, self.identity)
+            shut = session.shut
+            self._check_frames(session, session.driver.first_frames())
+            boundary = StepHook(session, params, self.process)
             await session.begin(boundary.travelling)
             self._watch(session)
             self.world.joined(self)
@@ -104,10 +104,7 @@ class Learner:
             await self._train(session, boundary, supply, state)
             await self._leave(session, supply)
         finally:
-            await session.shut()
-
-    async def _opened(self) -> ScheduleBus:
-        return self.bus
+            await shut()
 
     def _request(self, params: Mapping[str, Any]) -> JoinRequest:
         world = self.world
@@ -123,14 +120,8 @@ class Learner:
             seed=world.seed,
             schema=RELEASES[world.seed % len(RELEASES)],
         )
-        return JoinRequest(
-            learner=self.name,
-            record=record,
-            origin=origin,
-            data_blocks=world.data_blocks,
-            encode="host",
-            region=world.region_of(self.name),
-        )
+        options = JoinOptions(data_blocks=world.data_blocks, encode="host", region=world.region_of(self.name))
+        return JoinRequest(self.name, record, origin, options)
 
     # --- what is checked ----------------------------------------------------------------------------------------------
 

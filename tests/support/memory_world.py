@@ -17,7 +17,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
+from atoll.client.session import JoinOptions
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import OTHERS_MIN

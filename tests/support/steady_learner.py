@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.client.join import join
-from atoll.client.join_options import JoinOptions
+from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 PACE_S = 0.02

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.device_encoding import Encoder, checked, chosen
+from atoll.client.device_encoding import Encoder, check_choice, chosen
 from atoll.codec import FORMATS, Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
@@ -163,9 +163,9 @@ def test_the_host_encodes_where_a_device_cannot_and_says_why() -> None:
 
 def test_another_word_is_refused() -> None:
     """By the door and by the configuration, with the words that there are."""
-    assert checked("device") == "device"
+    check_choice("device")
     with pytest.raises(SettingsError, match="auto, host, device"):
-        checked("gpu")
+        check_choice("gpu")
     assert load(assignments=["learner.encode=host"]).settings.learner.encode == "host"
     with pytest.raises(SettingsError, match=r"learner\.encode"):
         load(assignments=["learner.encode=gpu"])

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.client import head_reading
-from atoll.client.head_reading import IN_TURN, NAMES_MAX, HeadReading
+from atoll.client import driver
+from atoll.client.driver import IN_TURN, NAMES_MAX, HeadReading
 from atoll.wire.messages import Head, RunRecord
 from atoll.wire.traffic import BusStats
 
@@ -33,8 +33,8 @@ class CountedHeads:
                 raise PeerMisbehaved("a head of another layout")
             return fragment
 
-        monkeypatch.setattr(head_reading, "read_heads", read_heads)
-        monkeypatch.setattr(head_reading, "read_head", read_head)
+        monkeypatch.setattr(driver, "read_heads", read_heads)
+        monkeypatch.setattr(driver, "read_head", read_head)
         layout = type("Layout", (), {"fragments": [0] * fragments})
         run = cast("RunRecord", type("Run", (), {"layout": layout}))
         self._reading = HeadReading(cast("Any", self), run)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
-from atoll.client.run_progress import FLEET_MAX, RunProgress
+from atoll.client.driver import FLEET_MAX, RunProgress
 from atoll.protocol import island
 from atoll.protocol.claims import (
     AT_ONCE_S,

@@ -14,10 +14,17 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import FrameRejected, RunReplaced, RunWentBack
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
-from atoll.client.driver import PUSHES_AT_ONCE, IslandDriver
+from atoll.client.driver import (
+    PUSHES_AT_ONCE,
+    QUIET_S,
+    ClippedPushes,
+    IslandDriver,
+    LocalRefusals,
+    StepBoundary,
+    StepReport,
+    tell_refusal,
+)
 from atoll.client.founding import publish_origin
-from atoll.client.local_refusals import QUIET_S, ClippedPushes, LocalRefusals, tell_refusal
-from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
 from atoll.protocol.events import CallHeard, HeadHeard, Push

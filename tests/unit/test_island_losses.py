@@ -15,9 +15,9 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Record
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import driver
+from atoll.client.driver import LossReader
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
-from atoll.client.step_boundary import LossReader
+from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects

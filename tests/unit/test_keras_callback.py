@@ -13,7 +13,7 @@ from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
-from atoll.client.join_options import JoinOptions
+from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from support.lazily import LazyModule
 

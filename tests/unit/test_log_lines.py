@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
+from atoll.client.driver import AdoptionLog
+from atoll.client.session import SupersededLog, UncalledLog, account
 from atoll.protocol.events import CallHeard, DrainOrdered, Fact, Push, PushSettled, StepDone
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -17,7 +18,7 @@ from atoll.protocol.settings import ProtocolSettings
 LOUD_AND_QUIET = """
 import structlog
 from atoll.base.logs import get
-from atoll.client.log_lines import AdoptionLog
+from atoll.client.driver import AdoptionLog
 AdoptionLog(each=True).adopted(0, 7, 1, "head/0/7")
 AdoptionLog().adopted(1, 8, 1, "head/1/8")
 get("a.module").info("learner.moved")
@@ -37,7 +38,7 @@ def test_adoptions_are_logged_as_loudly_as_wished_and_counted(each: bool, level:
         ("fragment.adopted", 0, level),
         ("fragment.adopted", 1, level),
     ]
-    assert (told.taken(), told.taken()) == (2, 0)
+    assert (told.take_count(), told.take_count()) == (2, 0)
 
 
 def test_a_script_that_configures_no_logs_gets_no_debug_lines_of_ours_and_keeps_its_own() -> None:

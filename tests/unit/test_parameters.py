@@ -17,10 +17,10 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import parameters
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
 from atoll.client.leaf_rules import digest_of
 from atoll.client.merged import read_model
 from atoll.client.parameters import checked_parameters
+from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)

@@ -9,8 +9,8 @@ import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.regions import REGION_FILE, HubSide, RegionSide, domain_of, hub_addresses, is_region, pings
-from atoll.client.arguments import check_joining
-from atoll.client.join_options import JoinOptions
+from atoll.client.join import check_joining
+from atoll.client.session import JoinOptions
 from atoll.deploy.description import DeploymentDescription, HubPlace, RegionPlace
 from atoll.keys.rights import check_name, premerger_of
 from atoll.keys.roll import KeyFolder
@@ -43,7 +43,7 @@ def test_names_that_no_region_can_have_have_none_anywhere(tmp_path: Path, name: 
     """One rule for a leaf, a learner, a synchronizer, an identity and a description: what one takes, all take."""
     doors: list[Callable[[], object]] = [
         lambda: domain_of(tmp_path, name),
-        lambda: check_joining("a", None, JoinOptions(region=name), JoinOptions),
+        lambda: check_joining("a", None, JoinOptions(region=name)),
         lambda: check_region(load(None, [f"synchronizer.region={name}"]).settings),
         lambda: check_name("premerger", "ocean", premerger_of(name)),
     ]
@@ -58,7 +58,7 @@ def test_names_that_no_region_can_have_have_none_anywhere(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", ["eu", "a", "us-east-1", "x" * 32])
 def test_names_that_a_region_may_have_everywhere(tmp_path: Path, name: str) -> None:
     """And the name that a leaf without one gets is such a name."""
-    check_joining("a", None, JoinOptions(region=name), JoinOptions)
+    check_joining("a", None, JoinOptions(region=name))
     check_name("premerger", "ocean", premerger_of(name))
     described(name)
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import SettingsError
 from atoll.base.units import DAY_S
 from atoll.bus.streams import info_header
-from atoll.client.samples import SAMPLE_S, SAMPLES_PER_AGE, checked_pause, pause_of, sample_of
+from atoll.client.session import SAMPLE_S, SAMPLES_PER_AGE, check_pause, pause_of, sample_of
 from atoll.run.event_fields import SampleEvent, fields_of
 from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
 from atoll.run.view import RunView
@@ -77,7 +77,7 @@ def test_pauses_are_bounded() -> None:
     assert pause_of(SAMPLES_PER_AGE * 7.0, 30.0) == 7.0
     assert pause_of(1e9, 30.0) == 30.0
     with pytest.raises(SettingsError, match="no such pause"):
-        checked_pause(0.5)
+        check_pause(0.5)
 
 
 def test_a_sample_is_read_as_it_was_written() -> None:

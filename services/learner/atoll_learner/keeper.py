@@ -42,7 +42,7 @@ class Keeper:
         self._kept_s: float | None = None
         self._steps = 0
         self._arrays: Arrays | None = None
-        self._life = life_of(island, settings.learner.id)
+        self._life = life_of(island.run, settings.learner.id, island.incarnation)
         folder = settings.learner.checkpoint_dir
         former = rebuilt_from(island.run)
         self.checkpoints = Checkpoints(folder, self._life, former) if folder is not None else None
@@ -76,7 +76,9 @@ class Keeper:
         # Nothing is under way, so what was copied for the last checkpoint is written and its memory free.
         self._arrays = host_copy(state, self._arrays)
         copied_s = time.monotonic() - began_s
-        note = note_now(self._life, self._island, self._steps, self._steps * self._tokens_per_step)
+        island, tokens = self._island, self._steps * self._tokens_per_step
+        machine = island.session.driver.machine
+        note = note_now(self._life, machine, steps=self._steps, tokens=tokens, run_tokens=island.run_tokens)
         places = tuple(DataPlace(unit, read, of) for unit, (read, of) in cursor.items())
         note = msgspec.structs.replace(note, cursor=places)
         checkpoints.save(self._arrays, note, copied_s)

@@ -30,7 +30,7 @@ from atoll.base import fact_dumps, scratch_arrays, spans
 from atoll.base.logs import configure, get
 from atoll.base.resting import rest
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import JoinOptions
+from atoll.client.session import JoinOptions
 from atoll.protocol.claims import with_declared_batch
 from atoll.protocol.data import Progress
 from atoll.settings import Settings

@@ -31,9 +31,8 @@ import numpy as np
 import optax
 
 from atoll.base.logs import get
-from atoll.client.checkpoints import Checkpoints, LoadedCheckpoint
+from atoll.client.checkpoints import FRESH_FACTS, Checkpoints, LoadedCheckpoint, age_of, checkpoint_facts, loan_facts
 from atoll.client.join import IslandHandle
-from atoll.client.keeping import FRESH_FACTS, age_of, checkpoint_facts, loan_facts
 from atoll.client.peer_recovery import Borrowed
 from atoll.protocol.data import Key
 from atoll_learner.train import init_optimizer

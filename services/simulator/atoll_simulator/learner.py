@@ -27,12 +27,12 @@ from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.client.checkpoints import FRESH_FACTS, loan_facts
 from atoll.client.join import RECOVER_S
-from atoll.client.keeping import FRESH_FACTS, loan_facts
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.peer_recovery import believed, borrow
-from atoll.client.session import JoinRequest, Session
+from atoll.client.session import JoinOptions, JoinRequest, Session
 from atoll.client.step_hook import StepHook, planned
 from atoll.model.pytrees import describe
 from atoll.settings import Settings
@@ -129,10 +129,11 @@ class SimulatedLearner:
     async def live(self) -> None:
         """Join, train to the end, leave; raise the errors that end a real learner's process."""
         params = jax.device_put(self._shared.params, self._device)
-        session = Session(self._request(params), self._opened, self._clock, self._identity)
-        boundary = StepHook(session, self._clock)
+        shut = self._bus.close
         try:
-            boundary.enter(params, await session.open())
+            session = await Session.open(self._bus, self._request(params), self._clock, self._identity)
+            shut = session.shut
+            boundary = StepHook(session, params, self._clock)
             await session.begin(boundary.travelling)
             if self._liar is not None:
                 corrupt(session.driver.pusher, self._liar)
@@ -145,10 +146,7 @@ class SimulatedLearner:
             # A kill cancels us: a dead process does not tidy up.
             task = asyncio.current_task()
             if task is None or not task.cancelling():
-                await session.shut()
-
-    async def _opened(self) -> Bus:
-        return self._bus
+                await shut()
 
     def _request(self, params: Params) -> JoinRequest:
         settings, work = self._shared.settings, self._shared.work
@@ -167,17 +165,14 @@ class SimulatedLearner:
             seed=settings.seed,
             schema=SCHEMA_NEWEST,
         )
-        blocks, encode = work.shards.blocks, settings.learner.encode
-        return JoinRequest(
-            learner=self._name,
-            record=record,
-            origin=origin,
-            data_blocks=blocks,
-            encode=encode,
+        options = JoinOptions(
+            data_blocks=work.shards.blocks,
+            encode=settings.learner.encode,
             sample_s=settings.learner.sample_s,
             start_s=self._start_s,
             log_adoptions=True,
         )
+        return JoinRequest(self._name, record, origin, options)
 
     async def _recovered(self, session: Session, boundary: StepHook) -> Any:  # noqa: ANN401  (an optax state)
         """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""

@@ -158,13 +158,12 @@ def chosen(
     ), f"parameters lie on {len(homes)} x {', '.join(platforms)}"
 
 
-def checked(choice: str) -> str:
-    """Return the choice; raise `SettingsError` unless it is one of `CHOICES`."""
+def check_choice(choice: str) -> None:
+    """Raise `SettingsError` unless the choice is one of `CHOICES`."""
     if choice not in CHOICES:
         raise SettingsError(
             "pseudo-gradients cannot be encoded there", got=choice, allowed=", ".join(CHOICES), todo="correct `encode`"
         )
-    return choice
 
 
 def taken(

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final, SupportsFloat
 
 import msgspec
 import numpy as np
@@ -34,22 +36,21 @@ from atoll.base.errors import (
     FrameRejected,
     PeerMisbehaved,
     StorageFull,
+    on_one_line,
 )
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
+from atoll.base.quantities import FIGURE_MAX
+from atoll.base.retry import all_of
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, chosen
-from atoll.client.head_reading import HeadReading, HeadTap
-from atoll.client.local_refusals import ClippedPushes, LocalRefusals, tell_refusal
-from atoll.client.log_lines import AdoptionLog
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
-from atoll.client.run_progress import RunProgress
-from atoll.client.step_boundary import LossReader, StepBoundary, StepReport
 from atoll.codec import Read
+from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, leaves_of, look
 from atoll.protocol.events import (
     Adopted,
@@ -71,15 +72,47 @@ from atoll.protocol.island import Island
 from atoll.protocol.pacing import Heartbeats, StepTimes
 from atoll.protocol.reasons import id_of
 from atoll.protocol.recorder import FactRecorder
-from atoll.run.heads import GlobalFragment, fetch_newest, read_head, went_back
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_outlier
+from atoll.run.heads import GlobalFragment, fetch_newest, read_head, read_heads, went_back
 from atoll.run.record import recorded_progress, the_run
-from atoll.wire.messages import Call, Control, Member, RunRecord, Verdict, decode, encode
+from atoll.wire.messages import Call, Control, Head, Member, RunRecord, Verdict, decode, encode
 
 log = get(__name__)
 
 RESYNC_S = 5.0
 RESYNC_S_MIN = 0.5
 PUSHES_AT_ONCE = 4
+PATIENCE_S: Final = 0.2
+"""How long the loop waits for a loss."""
+QUIET_S: Final = 60.0
+"""Seconds between two warnings of refused or clipped pushes."""
+NAMES_MAX: Final = 1024
+"""Heads are all read together, each time, if they are so many with the contributors that they name: about 100 kB."""
+IN_TURN: Final = 4
+FLEET_MAX: Final = 64.0
+"""Tokens of the run for each of ours, while the leases were not read twice."""
+LATELY_MAX: Final = 2.0
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What the training thread reports of its newest step; `loss` may be a JAX scalar on its way (see `LossReader`)."""
+
+    step_s: float = 0.0
+    loss: SupportsFloat | None = None
+    overhead: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBoundary:
+    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
+
+    tokens: int
+    completed: Mapping[str, Any]
+    continued: Mapping[str, Any]
+    adopted: list[AdoptableFragment]
+    report: StepReport
 
 
 class IslandDriver:
@@ -142,6 +175,10 @@ class IslandDriver:
             placed = await self._encoder.placed(p, frame.version, frame.values) if self._encoder else None
             if placed is not None:
                 self._at_home[p] = placed
+
+    def first_frames(self) -> list[AdoptableFragment]:
+        """Return the frames that this driver began with, for a learner that has trained nothing yet."""
+        return [AdoptableFragment(frame, frame.values) for frame in self._anchors.values()]
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
@@ -425,3 +462,278 @@ class IslandDriver:
             self._ready[p] = frame, placed
         now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)
         self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
+
+
+class LossReader:
+    """Reads the losses of one learner. Belongs to the island's loop.
+
+    A training loop may report its loss as a JAX scalar that is still being computed. Turning it into a number waits for the
+    device: a moment, seconds behind a long queue of steps, or for ever when the device hangs. The island's loop never waits
+    for that. So a worker thread reads the loss, one reading at a time, and the caller waits at most `PATIENCE_S`. After that
+    the caller gets the last known loss. In virtual time a worker thread does its work at once, so there the answer is always
+    the newest step's.
+
+    A loss that cannot be read, because the device was lost or because it is no scalar, is NaN, and the reader warns once.
+    The run goes on: training itself meets such an error soon enough. A learner with such a loss lends its state to no peer.
+    """
+
+    def __init__(self) -> None:
+        """Know no loss yet."""
+        self.known: float | None = None
+        self._reading: asyncio.Future[float] | None = None
+        self._failed = ""
+
+    async def read(self, loss: SupportsFloat | None) -> float | None:
+        """Return the newest `loss` as a number, or the last known one if this takes too long.
+
+        Never raises: NaN stands for a loss that cannot be read, None for a loop that reports none. One beyond
+        `FIGURE_MAX`, for which messages have no room, has diverged: it is infinite.
+        """
+        if loss is None or isinstance(loss, float | int):
+            self.known = None if loss is None else _figure_of(loss)
+            return self.known
+        if self._reading is not None and self._reading.done():
+            self._take(self._reading)
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self._number, loss)
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=PATIENCE_S)
+        if reading.done():
+            self._take(reading)
+        return self.known
+
+    def _take(self, reading: asyncio.Future[float]) -> None:
+        """Remember the result of a reading, unless a concurrent caller did so already."""
+        if reading is self._reading:
+            self.known, self._reading = reading.result(), None
+
+    def _number(self, loss: SupportsFloat) -> float:
+        """Return a loss as a number, in a worker thread."""
+        try:
+            return _figure_of(loss)
+        except Exception as error:  # noqa: BLE001  (the caller's object: a lost device raises any error)
+            if repr(error) != self._failed:
+                self._failed = repr(error)
+                log.warning("loss.unreadable", reason=self._failed)
+            return math.nan
+
+
+def _figure_of(loss: SupportsFloat) -> float:
+    number = float(loss)
+    return math.inf if abs(number) > FIGURE_MAX else number
+
+
+class RunProgress:
+    """The run's tokens, for a learner that has trained `own` itself: what records say was merged, and what calls claim since.
+
+    A run ends by its count, the tokens merged in the fragment that is the furthest, which heads and leases say: only these end
+    it for a learner (`reached`). Every call says where the run is by now, and schedules go by that number (`tokens`). But a
+    call is a message that may be wrong. So the leases are read at intervals. In between a call is believed as far as the fleet
+    can have come since then: for each token of this learner's, twice as many as it came lately by the leases' word.
+    """
+
+    def __init__(self, target: int) -> None:
+        """Know of none; `target` is the run's, 0 for none."""
+        self._target = target
+        self._proven = 0
+        self._own_then = 0
+        self._per_own = FLEET_MAX
+        self._proofs = 0
+        self.tokens = 0
+
+    def hear(self, claimed: int, own: int) -> bool:
+        """Take a call's number; return whether it is beyond belief, or the end, so that the leases should be read."""
+        bound = self._bound(own)
+        self.tokens = max(self.tokens, min(claimed, bound))
+        return claimed > bound or 0 < self._target <= claimed
+
+    def prove(self, tokens: int, own: int) -> None:
+        """Take the number that the leases say, read after this learner had trained `own`.
+
+        They are a moment old, so calls stay believed; but no further beyond the leases than before.
+        """
+        ahead = self._bound(own) - self._proven
+        if self._proofs and own > self._own_then:
+            lately = LATELY_MAX * max(0, tokens - self._proven) / (own - self._own_then)
+            # Leases may stand still for a moment, and a fleet does not shrink in one.
+            self._per_own = min(FLEET_MAX, max(lately, self._per_own / 2.0, LATELY_MAX))
+        self._proofs += 1
+        self._proven, self._own_then = max(self._proven, tokens), own
+        self.tokens = max(self._proven, min(self.tokens, self._proven + ahead))
+
+    def record(self, tokens: int) -> None:
+        """Take the count of a head: its fragment's alone."""
+        self._proven = max(self._proven, tokens)
+        self.tokens = max(self.tokens, tokens)
+
+    @property
+    def reached(self) -> bool:
+        """Return whether the target is reached, by what heads and leases say."""
+        return 0 < self._target <= self._proven
+
+    def _bound(self, own: int) -> int:
+        return self._proven + int(self._per_own * (own - self._own_then))
+
+
+class HeadTap(msgspec.Struct, frozen=True):
+    """What a learner needs of a head's tap."""
+
+    fragment: int
+    version: int
+
+
+class HeadReading:
+    """Reads the heads of a run at intervals, as records: their taps may be lost or wrong, records are not.
+
+    A head names its contributors, so it grows with the learners of a run, and every learner reads heads. If each reading took
+    all of them, a run of M learners and P fragments would move M * M * P names every few seconds, which nobody needs (128
+    learners, 96 fragments: 30 MB/s at the broker). So a reading takes all heads if they name few, at the beginning, and when
+    something may have been missed: after a lost connection, or after a core message that was dropped. Otherwise it takes the
+    next `IN_TURN` fragments in turn. A tap that the broker lost without a sign is found some readings later, or by the next
+    call of its fragment, which names the version.
+    """
+
+    def __init__(self, bus: Bus, run: RunRecord) -> None:
+        """Have read nothing yet."""
+        self._bus = bus
+        self._run = run
+        self._turns = itertools.cycle(range(len(run.layout.fragments)))
+        self._missed: tuple[int, int] | None = None
+        self._names = 0
+        """How many heads there were when all were read, and contributors in them."""
+
+    async def read(self) -> list[Head]:
+        """Return the heads of this reading, without those that do not fit the run; raises what the bus raises."""
+        missed = self._bus.stats.reconnects, self._bus.stats.core_messages_dropped
+        if self._names <= NAMES_MAX or missed != self._missed:
+            heads = list((await read_heads(self._bus, self._run)).values())
+            self._names = sum(1 + len(head.included) for head in heads)
+            self._missed = missed
+            return heads
+        turn = list(itertools.islice(self._turns, IN_TURN))
+        found = await all_of(self._fitting(fragment) for fragment in turn)
+        return [head for head in found if head is not None]
+
+    async def _fitting(self, fragment: int) -> Head | None:
+        try:
+            return await read_head(self._bus, self._run, fragment)
+        except PeerMisbehaved as error:
+            log.warning("head.refused", fragment=fragment, reason=str(error))
+            return None
+
+
+def tell_refusal(verdict: Verdict) -> None:
+    """Log that a shard has refused a push; one that came too late is part of a normal run, at its beginning above all."""
+    facts = {"fragment": verdict.fragment, "push": verdict.push, "reason": verdict.reason}
+    if verdict.reason == "stale":
+        log.info("push.refused", **facts, why="newer versions were there first; harmless unless it goes on")
+    elif verdict.norm_max:
+        log.warning("push.refused", **facts, why=describe_outlier(verdict.norm, verdict.norm_max), todo=ISOLATION_CURE)
+    else:
+        log.warning("push.refused", **facts)
+
+
+class ClippedPushes:
+    """Warns of pushes that shards have clipped: of the first one, then once in `QUIET_S` seconds with their number."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Warn of the first one."""
+        self._counter = _QuietCounter(clock)
+
+    def tell(self, verdict: Verdict) -> None:
+        """Count a clipped push, and warn if it is time."""
+        if pushes := self._counter.count():
+            log.warning(
+                "push.clipped",
+                fragment=verdict.fragment,
+                push=verdict.push,
+                pushes=pushes,
+                why=describe_clip(verdict.norm, verdict.norm_max),
+                todo=CLIP_CURE,
+            )
+
+
+class LocalRefusals:
+    """Warns of pushes that are not sent because they are not finite: of the first one, then once in `QUIET_S` seconds.
+
+    A loop that has run into NaN goes on as if nothing were wrong: its steps succeed, and each of its pushes is refused at home.
+    A NaN does not heal, so a person should hear of it at once, by the name of a leaf. Nothing of this runs in a step.
+    """
+
+    def __init__(self, layout: Layout, clock: Clock) -> None:
+        """Warn of the first one."""
+        self._layout = layout
+        self._counter = _QuietCounter(clock)
+
+    async def tell(self, action: Push, snapshot: Mapping[str, Any], error: FrameRejected) -> None:
+        """Count a refused push of this snapshot, and warn if it is time."""
+        if not (pushes := self._counter.count()):
+            return
+        leaf = await asyncio.to_thread(self._leaf, action.fragment, snapshot)
+        log.warning(
+            "push.refused_local",
+            fragment=action.fragment,
+            push=action.push,
+            pushes=pushes,
+            leaf=leaf or "none",
+            reason="NaN or an infinity in it" if leaf else on_one_line(str(error)),
+            todo="lower the learning rate, or look at loss and data; then begin again from finite values",
+        )
+
+    def _leaf(self, fragment: int, snapshot: Mapping[str, Any]) -> str:
+        """Return the first leaf with rows in a fragment that is not finite; empty if all are. Runs in a worker thread."""
+        for name in dict.fromkeys(part.tensor_name for part in self._layout.slices(fragment)):
+            try:
+                with np.errstate(over="ignore"):
+                    values = np.asarray(snapshot[name]).astype(np.float32)
+            except RuntimeError:  # the loop has donated it meanwhile
+                continue
+            if not np.isfinite(values).all():
+                return name
+        return ""
+
+
+class _QuietCounter:
+    """Counts what happens again and again, for a warning at most once in `QUIET_S` seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pushes = 0
+        self._warned_s: float | None = None
+
+    def count(self) -> int:
+        """Count one more; return how many there were since the last warning if one is due, else 0."""
+        self._pushes += 1
+        now_s = self._clock.monotonic()
+        if self._warned_s is not None and now_s - self._warned_s < QUIET_S:
+            return 0
+        pushes, self._pushes, self._warned_s = self._pushes, 0, now_s
+        return pushes
+
+
+class AdoptionLog:
+    """Logs each adopted fragment, at info with `each` and else at debug, and counts them for the summary.
+
+    A learner adopts every fragment again and again, so a line for each drowns what a person's own loop prints. Such a loop gets
+    them at debug and their number at intervals (`learner.moved`); a learner whose log is a file of its own has each at info.
+    """
+
+    def __init__(self, *, each: bool = False) -> None:
+        """Count from zero."""
+        self._each = each
+        self._adopted = 0
+
+    def adopted(self, fragment: int, version: int, step: int, cause_id: str, *, overwritten: bool = False) -> None:
+        """Log that the learner goes on from `version` of a fragment, after its step number `step`."""
+        self._adopted += 1
+        if overwritten:
+            log.info("fragment.overwritten", fragment=fragment, version=version, step=step, cause_id=cause_id)
+        elif self._each:
+            log.info("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)
+        else:
+            log.debug("fragment.adopted", fragment=fragment, version=version, step=step, cause_id=cause_id)
+
+    def take_count(self) -> int:
+        """Return how many fragments were adopted since the last call, and begin to count anew."""
+        adopted, self._adopted = self._adopted, 0
+        return adopted

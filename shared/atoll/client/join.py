@@ -12,7 +12,7 @@ for the network, but holds a loop to the pace that the run believes (`protocol.s
 block, and on Ctrl-C or `SystemExit`, the learner pushes the last pseudo-gradient and writes its final counts. On another
 exception it leaves at once: what was not pushed counts as lost, as for a killed process.
 
-A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.keeping`):
+A loop keeps what it needs to go on, beside the parameters, in checkpoints of its own (`atoll.client.checkpoints`):
 
         kept = island.checkpoints("checkpoints", like={"opt": opt_state, "read": 0}, lend="opt")
         opt_state, read = kept.restored["opt"], kept.restored["read"]
@@ -29,12 +29,14 @@ them to its next step must say `donated=True`: then each step copies them to hos
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
+from typing import Any, Final, Self, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -44,32 +46,34 @@ from atoll.base.extras import install, installed
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
+from atoll.base.units import DAY_S
 from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import BusOptions
-from atoll.client.arguments import check_joining, check_offer, check_place, has_left, identity_file, warn_of_ignored
-from atoll.client.join_options import DEFAULTS, JoinOptions
+from atoll.bus.options import COPIES, BusOptions
+from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
+from atoll.client.device_encoding import check_choice
 from atoll.client.leaf_rules import frozen_leaves, log_rules
-from atoll.client.merged import SETTLE_S, ReadModel, read_model
+from atoll.client.merged import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
 from atoll.client.peer_recovery import Borrowed, believed, borrow
-from atoll.client.session import JoinRequest, Session
+from atoll.client.session import DEFAULTS, JoinOptions, JoinRequest, Session, check_pause
 from atoll.client.step_hook import StepHook, planned
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
 from atoll.model.layout import Layout
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.messages import RunRecord
+from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.region_names import region_name
+from atoll.wire.subjects import token
 from atoll.wire.version import SCHEMA_NEWEST
-
-if TYPE_CHECKING:
-    from atoll.client.keeping import LoopCheckpoints
 
 log = get(__name__)
 
 T = TypeVar("T")
+Opener = Callable[[], Coroutine[Any, Any, Bus]]
+Kinds = tuple[type, ...]
 
 DRAIN_S = 60.0
 STOP_S = 10.0
@@ -79,10 +83,29 @@ RECOVER_S = 8.0
 HELD_S_MAX = 0.1
 """A loop that is held looks so often whether it should end."""
 UNPUSHED_NAMED = 6
+START_S_MAX: Final = DAY_S
+OPTIONS: Final[Mapping[str, Kinds]] = {
+    "donated": (bool,),
+    "log_adoptions": (bool,),
+    "encode": (str,),
+    "model": (str,),
+    "data": (str,),
+    "data_blocks": (int,),
+    "seed": (int,),
+    "stream_bytes_max": (int, type(None)),
+    "replicas": (int,),
+    "region": (str,),
+    "bulk": (Sequence,),
+    "patience_s": (int, float),
+    "start_s": (int, float),
+    "health_file": (Path, type(None)),
+    "home": (LoopThread, type(None)),
+}
+"""The types of options that are checked nowhere else."""
 
 
 def join(
-    broker: str | Callable[[], Coroutine[Any, Any, Bus]],
+    broker: str | Opener,
     *,
     run: str,
     learner: str,
@@ -108,7 +131,7 @@ def join(
         BrokerUnavailable: no broker, or too old a one, within `options.patience_s`.
     """
     check_place(broker, run)
-    check_joining(learner, protocol, options, JoinOptions)
+    check_joining(learner, protocol, options)
     file = identity_file(broker, options.identity)
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
@@ -135,19 +158,44 @@ def join(
         bulk=tuple(options.bulk),
         schema=SCHEMA_NEWEST,
     )
-    check_offer(record)
-    request = JoinRequest.of(learner, record, origin, options, founds=identity is None or identity.founds)
-    opener = partial(_opened, broker, run, learner, options, identity) if isinstance(broker, str) else broker
-    session = Session(request, opener, clock)
-    handle = IslandHandle(session, clock, donated=options.donated, home=options.home)
-    handle.enter_run(params)
+    _check_offer(record)
+    check_choice(options.encode)
+    check_pause(options.sample_s)
+    _check_start(options.start_s)
+    request = JoinRequest(learner, record, origin, options, founds=identity is None or identity.founds)
+    opener = partial(_open, broker, run, learner, options, identity) if isinstance(broker, str) else broker
+    home = options.home or LoopThread(f"atoll-island-{learner}")
+    try:
+        handle = _enter_run(request, opener, params, clock, home)
+    except BaseException:
+        if options.home is None:
+            home.stop()
+        raise
     log_rules(handle.layout, rules)
     if protocol is not None:
-        warn_of_ignored(settings, handle.run.protocol)
+        _warn_of_ignored(settings, handle.run.protocol)
     return handle
 
 
-async def _opened(url: str, run: str, learner: str, options: JoinOptions, identity: HeldIdentity | None) -> Bus:
+def _enter_run(request: JoinRequest, opener: Opener, params: Any, clock: Clock, home: LoopThread) -> IslandHandle:  # noqa: ANN401
+    """Join; this blocks until the run's parameters are here."""
+    began_s = clock.monotonic()
+    bus = home.submit(opener()).result()
+    shut = bus.close
+    try:
+        session = home.submit(Session.open(bus, request, clock, began_s=began_s)).result()
+        shut = session.shut
+        handle = IslandHandle(session, params, clock, opener, request.options, home)
+        home.submit(session.begin(handle.travelling)).result()
+    except BaseException:
+        with suppress(AtollError, TimeoutError):
+            home.submit(shut()).result(STOP_S)
+        raise
+    handle.begin()
+    return handle
+
+
+async def _open(url: str, run: str, learner: str, options: JoinOptions, identity: HeldIdentity | None) -> Bus:
     known = None if identity is None else identity.credentials()
     given = BusOptions(
         patience_s=options.patience_s,
@@ -175,11 +223,20 @@ class IslandHandle(StepHook):
     the asynchronous side, for coroutines given to `call`.
     """
 
-    def __init__(self, session: Session, clock: Clock, *, donated: bool, home: LoopThread | None) -> None:
-        """Prepare; `enter_run` does the work."""
-        super().__init__(session, clock, donated=donated)
-        self._own_home = home is None
-        self._home = home or LoopThread(f"atoll-island-{session.learner}")
+    def __init__(
+        self,
+        session: Session,
+        params: Any,  # noqa: ANN401  (any pytree)
+        clock: Clock,
+        opener: Opener,
+        options: JoinOptions,
+        home: LoopThread,
+    ) -> None:
+        """Take the run's values in place of `params`; the session lives on the loop of `home`."""
+        super().__init__(session, params, clock, donated=options.donated)
+        self._opener = opener
+        self._home = home
+        self._own_home = options.home is None
         self._closed = False
         self._kept: LoopCheckpoints | None = None
 
@@ -225,10 +282,10 @@ class IslandHandle(StepHook):
         *,
         like: Any,  # noqa: ANN401  (any pytree)
         lend: str = "",
-        every_s: float = 20.0,
-        kept: int = 2,
+        every_s: float = EVERY_S,
+        kept: int = KEPT,
     ) -> LoopCheckpoints:
-        """Return the keeper of what this loop needs to go on after every process has died (`atoll.client.keeping`).
+        """Return the keeper of what this loop needs to go on after every process has died (`atoll.client.checkpoints`).
 
         Call it once, after joining and before the first step. It needs `pip install 'atoll[learner]'`.
 
@@ -246,16 +303,14 @@ class IslandHandle(StepHook):
             raise SettingsError("this island keeps checkpoints already", todo="put all of the state into one `like`")
         if not installed("orbax"):
             raise SettingsError("checkpoints need Orbax, which is not installed", todo=install("learner"))
-        from atoll.client.keeping import LoopCheckpoints  # noqa: PLC0415  (it loads JAX)
-
         self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
         return self._kept
 
     def note_recovery(self, source: str, **facts: str | float) -> None:
         """Write to log and event log where this optimizer state came from: `checkpoint`, `peer` or `fresh`."""
         log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
-        told = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
-        self.call(told).add_done_callback(_say_if_failed)
+        event = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
+        self.call(event).add_done_callback(_warn_if_failed)
 
     def merged(self, *, settle_s: float = SETTLE_S) -> ReadModel:
         """Return the run's merged model as a pytree like `params`; best after the end of the `with` block.
@@ -265,12 +320,12 @@ class IslandHandle(StepHook):
         """
         home = None if self._own_home else self._home
         settle_s = settle_s if self._closed else 0.0
-        return read_model(self.session.opener, run=self.run.run, like=self.params, settle_s=settle_s, home=home)
+        return read_model(self._opener, run=self.run.run, like=self.params, settle_s=settle_s, home=home)
 
     def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
         """Report a completed step over `tokens` tokens and return the parameters to continue from, as `StepHook.step`."""
         if self._closed:
-            raise has_left("a step")
+            raise _left("a step")
         self._keep_pace()
         return super().step(params, tokens=tokens, loss=loss)
 
@@ -287,20 +342,10 @@ class IslandHandle(StepHook):
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""
         if self._closed:
             work.close()
-            raise has_left("a call")
+            raise _left("a call")
         return self._home.submit(work)
 
     # --- coming and going -------------------------------------------------------------------------------------------
-
-    def enter_run(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
-        """Join; this blocks until the run's parameters are here."""
-        try:
-            self.enter(params, self.call(self.session.open()).result())
-            self.call(self.session.begin(self.travelling)).result()
-        except BaseException:
-            self._shut()
-            raise
-        self.begin()
 
     def __enter__(self) -> Self:
         """Return the handle; it is joined already."""
@@ -394,7 +439,96 @@ class IslandHandle(StepHook):
                 self._home.stop()
 
 
-def _say_if_failed(told: Future[None]) -> None:
+def check_joining(learner: object, protocol: object, options: object) -> None:
+    """Raise `SettingsError` unless these are a learner id, settings of a run or None, and options of `join`.
+
+    Python passes a dict where settings are wanted, or a path where a name is, and the error would come from deep inside. So
+    each argument is refused by its name, before anything is opened.
+    """
+    if not isinstance(learner, str):
+        raise wrong_type("learner", learner, "a string")
+    if protocol is not None and not isinstance(protocol, ProtocolSettings):
+        todo = "write protocol=ProtocolSettings(...), from atoll.protocol.settings"
+        raise wrong_type("protocol", protocol, "a ProtocolSettings, or None for the defaults", todo)
+    if not isinstance(options, JoinOptions):
+        raise wrong_type("options", options, "an atoll.JoinOptions", "write options=atoll.JoinOptions(...)")
+    _check_types(options)
+    _check_values(options)
+
+
+def _check_types(options: JoinOptions) -> None:
+    for name in (field.name for field in fields(options)):
+        value, kinds = getattr(options, name), OPTIONS.get(name)
+        # A bool is an int to Python; nobody means it as a seed or a number of bytes.
+        if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise wrong_type(f"options.{name}", value, allowed)
+    if isinstance(options.bulk, str) or not all(isinstance(address, str) for address in options.bulk):
+        raise wrong_type("options.bulk", options.bulk, "a list or tuple of addresses")
+
+
+def _check_values(options: JoinOptions) -> None:
+    if options.replicas not in COPIES:
+        allowed = ", ".join(map(str, COPIES))
+        raise SettingsError("options.replicas is out of range", got=options.replicas, allowed=allowed)
+    if options.taps not in ("bodies", "headers"):
+        raise SettingsError("options.taps is unknown", got=repr(options.taps), allowed='"bodies" or "headers"')
+    if options.region:
+        region_name(options.region, "correct options.region")
+    if not isinstance(options.merge, Mapping) or not all(isinstance(pattern, str) for pattern in options.merge):
+        allowed = "a dict from patterns on names of leaves to rules, {'*/scale': 'mean'} say"
+        raise wrong_type("options.merge", options.merge, allowed)
+
+
+def _check_start(start_s: float) -> None:
+    """Raise `SettingsError` for what is no time that a program had been starting."""
+    if not 0.0 <= start_s <= START_S_MAX:
+        raise SettingsError(
+            "start_s is out of range", got=start_s, allowed=f"0 to {START_S_MAX:,.0f} s", todo="correct start_s"
+        )
+
+
+def _check_offer(record: RunRecord) -> None:
+    """Raise `SettingsError` for a record that nobody could read: it is found before anything is created on the broker."""
+    token(record.run, "run id")
+    token(record.founder, "learner id")
+    try:
+        decode(RunRecord, encode(record))
+    except AtollError as error:
+        raise SettingsError(
+            "a run cannot be founded with these values",
+            got=error.got or error.what,
+            allowed="settings of the types that `ProtocolSettings` names; names of leaves up to 256 characters, on one line, "
+            "each to be seen",
+            todo="correct the value that is named",
+        ) from error
+
+
+def _warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
+    """Log which settings of a learner that joins an existing run have no effect."""
+    # The bound of a step's tokens follows from each learner's own batch, the fragments by value from its leaves.
+    names = (name for name in given.__struct_fields__ if name not in {"step_tokens_max", "value_fragments"})
+    pairs = ((name, getattr(given, name), getattr(agreed, name)) for name in names)
+    if other := [f"{name} = {theirs} of the run, not {ours}" for name, ours, theirs in pairs if ours != theirs]:
+        log.warning(
+            "protocol.ignored",
+            settings="; ".join(other),
+            why="the founder's settings hold for the whole run",
+            todo="found another run, or leave `protocol` away",
+        )
+
+
+def _left(what: str) -> SettingsError:
+    """Return the error of a loop that uses an island after it has left its run."""
+    return SettingsError(
+        f"{what} comes after this island has left its run",
+        got="close() was called, or the `with` block has ended",
+        allowed="params and merged() of an island that has left",
+        todo="put it inside the `with` block; to train on, join again",
+    )
+
+
+def _warn_if_failed(event: Future[None]) -> None:
     """Warn if an event could not be written to the event log."""
-    if not told.cancelled() and (error := told.exception()) is not None:
+    if not event.cancelled() and (error := event.exception()) is not None:
         log.warning("event_log.failed", reason=str(error))

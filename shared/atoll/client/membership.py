@@ -21,7 +21,7 @@ import contextlib
 
 import msgspec
 
-from atoll import __version__
+from atoll.base import VERSION
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
@@ -65,7 +65,7 @@ async def claim(
             pid=identity.pid,
             claimed_at_s=clock.wall(),
             region=region,
-            software=__version__,
+            software=VERSION,
         )
         with contextlib.suppress(RecordConflict):
             await bus.put_record(subjects.member(learner), encode(member), expected=record.revision if record else 0)

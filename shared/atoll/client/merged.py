@@ -12,19 +12,20 @@ everybody reads the same.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from atoll.base.errors import SettingsError
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.arguments import check_place, identity_file
 from atoll.client.leaf_rules import digest_of
 from atoll.client.parameters import ParameterShape
 from atoll.keys.identity import run_credentials
@@ -41,6 +42,8 @@ Opener = Callable[[], Coroutine[Any, Any, Bus]]
 SETTLE_S = 60.0
 POLL_S = 0.2
 PATIENCE_S = 30.0
+IDENTITY: Final = "ATOLL_BROKER__IDENTITY"
+"""The setting `broker.identity` as a variable of the environment; of all settings a loop takes this one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,30 @@ def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pyt
     merged = tuple(tensor for tensor in describe(like) if tensor.name in names)
     check_tensors(run, merged, "give parameters of the run's model, or leave `like` away")
     check_frozen(run, tuple(FrozenLeaf(name, digest_of(name, leaves[name])) for name in leaves if name in frozen))
+
+
+def check_place(broker: object, run: object) -> None:
+    """Raise `SettingsError` unless these can be a broker and a run id."""
+    if not isinstance(broker, str) and not callable(broker):
+        raise wrong_type("broker", broker, "the broker's URL, or a coroutine function that opens a bus")
+    if not isinstance(run, str):
+        raise wrong_type("run", run, "a string")
+
+
+def identity_file(broker: object, identity: Path | str | None) -> Path | None:
+    """Return the file that says who we are at a broker with an address: the one given, else that of the environment."""
+    told = identity if identity is not None or not isinstance(broker, str) else os.environ.get(IDENTITY) or None
+    return None if told is None else Path(told)
+
+
+def wrong_type(name: str, value: object, allowed: str, todo: str = "") -> SettingsError:
+    """Return the error of an argument of a wrong type."""
+    return SettingsError(
+        f"{name} has a wrong type",
+        got=f"{name} = {str(value)[:80]!r} ({type(value).__name__})",
+        allowed=allowed,
+        todo=todo or f"correct {name}",
+    )
 
 
 async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:

@@ -11,172 +11,190 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Literal, Self
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, SettingsError, StorageFull
 from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
+from atoll.base.loop_thread import LoopThread
+from atoll.base.units import DAY_S
 from atoll.bus.interface import Bus
-from atoll.client.adoption import AdoptableFragment
-from atoll.client.arguments import checked_start
 from atoll.client.data_leases import DataLeases
-from atoll.client.device_encoding import checked
-from atoll.client.driver import IslandDriver
+from atoll.client.driver import AdoptionLog, IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin, warn_of_mixture
-from atoll.client.join_options import JoinOptions
-from atoll.client.log_lines import AdoptionLog, SupersededLog, UncalledLog, account
+from atoll.client.leaf_rules import Rule
 from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
-from atoll.client.samples import SAMPLE_S, checked_pause, pause_of, sample_of
 from atoll.protocol.data import data_lease_s
+from atoll.protocol.island import Island
+from atoll.run.event_fields import SUPERSEDED_MAX
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import check_run
 from atoll.run.stream_room import provide
 from atoll.wire.event_log import event_info
-from atoll.wire.messages import Beat, LearnerState, Member, RunRecord, encode, event
+from atoll.wire.messages import Beat, Head, LearnerState, Member, RunRecord, encode, event
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
 
 FETCHES_AT_ONCE = 4
 LENDING_STEPS_MIN = 8
+SAMPLE_S: Final = 30.0
+SAMPLE_S_MIN: Final = 1.0
+SAMPLE_S_MAX: Final = DAY_S
+SAMPLES_PER_AGE: Final = 30.0
+CALLS_DUE: Final = 2
+"""After so many intervals of a fragment without a call nobody will call."""
+ADOPTIONS_MIN: Final = 3
+"""Of each fragment before a share is judged: what an adoption supersedes may have been trained long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """Choices of a caller of `join`, beside the run and its parameters.
+
+    Attributes:
+        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.leaf_rules`. The
+            founder's hold for the run.
+        donated: the training step donates its parameters, so snapshots are copied.
+        encode: where to make pseudo-gradients (`client.device_encoding`): "host", "device" (if possible) or "auto".
+        model: a description of the model, kept in the run record.
+        data: fingerprint of the data; two learners of a run must agree on it when both give one.
+        data_blocks: blocks of leased data, 0 for a loop that brings its own.
+        seed: the run's seed.
+        stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
+        replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
+        taps: "bodies" or "headers": what the taps of a new run show (`broker.taps`), used only by the founder.
+        bulk: addresses of further brokers, over which the founder spreads the run's fragments, see `atoll.bus.spread`.
+        region: the region whose synchronizer folds what this learner sends (`atoll synchronizer --region`); empty for none.
+        patience_s: how long to try to reach the broker, seconds.
+        identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`);
+            None: the one that ATOLL_BROKER__IDENTITY names, if it names one.
+        sample_s: longest pause between two samples of this learner in the event log (`pause_of`), seconds.
+        start_s: how long this program had been starting before it called `join`, seconds: that is time of the learner, too
+            (`atoll why goodput`). A notebook that has been open for hours had not.
+        log_adoptions: log a line at info for each adopted fragment. Without it they are at debug, and the line `learner.moved`,
+            every 30 s, has their number.
+        health_file: touched with every heartbeat that reached the broker.
+        clock: another clock, for tests.
+        home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
+    """
+
+    merge: Mapping[str, Rule] = field(default_factory=dict)
+    donated: bool = False
+    encode: str = "auto"
+    model: str = ""
+    data: str = ""
+    data_blocks: int = 0
+    seed: int = 0
+    stream_bytes_max: int | None = None
+    replicas: int = 1
+    taps: Literal["bodies", "headers"] = "bodies"
+    bulk: Sequence[str] = ()
+    region: str = ""
+    patience_s: float = 30.0
+    identity: Path | str | None = None
+    sample_s: float = SAMPLE_S
+    start_s: float = 0.0
+    log_adoptions: bool = False
+    health_file: Path | None = None
+    clock: Clock | None = None
+    home: LoopThread | None = None
+
+
+DEFAULTS = JoinOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What a learner brings: its id, the run as it would found it, and its parameters, flat per fragment.
+    """A learner and what it brings: its id, the run as it would found it, its parameters, flat per fragment, and its choices.
 
-    `encode` is where pseudo-gradients are made, one of `device_encoding.CHOICES`; `donated` parameters are copied every
-    step. `bytes_max` bounds each stream of tensors if this learner founds the run; None: the bound follows from the model.
-    One that may not found waits until the run is there. `region` is where its contributions are folded, empty for nowhere.
-    `sample_s` is the longest pause between two samples of it in the event log (`atoll.client.samples`); `start_s` says how
-    long its program had been starting before. With `log_adoptions` each adopted fragment is a line of its log at info.
+    One that does not `founds` waits until the run is there.
     """
 
     learner: str
     record: RunRecord
     origin: Origin
-    data_blocks: int = 0
-    health_file: Path | None = None
-    encode: str = "auto"
-    donated: bool = False
-    bytes_max: int | None = None
+    options: JoinOptions = DEFAULTS
     founds: bool = True
-    region: str = ""
-    sample_s: float = SAMPLE_S
-    start_s: float = 0.0
-    log_adoptions: bool = False
-
-    @classmethod
-    def of(cls, learner: str, record: RunRecord, origin: Origin, options: JoinOptions, *, founds: bool) -> Self:
-        """Return the request of a learner that joins with these options; raise `SettingsError` for one that is out of range."""
-        return cls(
-            learner,
-            record,
-            origin,
-            options.data_blocks,
-            options.health_file,
-            encode=checked(options.encode),
-            donated=options.donated,
-            bytes_max=options.stream_bytes_max,
-            founds=founds,
-            region=options.region,
-            sample_s=checked_pause(options.sample_s),
-            start_s=checked_start(options.start_s),
-            log_adoptions=options.log_adoptions,
-        )
 
 
 class Session:
     """The asynchronous side of an island. Every coroutine belongs to the island's own loop."""
 
-    run: RunRecord
-    driver: IslandDriver
-    bus: Bus
-    member: Member
-    leases: DataLeases
-    lender: StateLender
-
     def __init__(
         self,
-        request: JoinRequest,
-        opener: Callable[[], Coroutine[Any, Any, Bus]],
+        driver: IslandDriver,
+        options: JoinOptions,
         clock: Clock,
-        identity: Identity | None = None,
+        identity: Identity,
+        *,
+        founder: bool,
+        began_s: float,
     ) -> None:
-        """Prepare; nothing is opened yet."""
-        self.learner = request.learner
-        self._request = request
-        self.opener = opener
-        self._clock = clock
-        self._identity = identity or this_process()
-        self._opened = False
-        self._state: LearnerState = "joining"
-        self._founder = False
-        self._began_s = clock.monotonic()
-        self._superseded_log, self._uncalled_log = SupersededLog(), UncalledLog()
-
-    async def open(self) -> list[AdoptableFragment]:
-        """Found or join the run, claim the id, and return the run's frames, ready to adopt."""
-        self.bus = await self.opener()
-        self._opened = True
-        offer = self._request.record
-        if self._request.founds:
-            await provide(self.bus, offer, self._request.bytes_max)
-            self.run, self._founder = await found_or_join(self.bus, offer)
-        else:
-            await await_founding(self.bus, offer.subjects)
-            self.run = await check_run(self.bus, offer)
-        # Only now: what is signed says of which founding it is, a member record too.
-        who = self._request.learner
-        self.member = await claim(self.bus, offer.subjects, who, self._clock, self._identity, self._request.region)
-        if self._founder and (mixed := await publish_origin(self.bus, self.run, self._request.origin, self._identity)):
-            raise RunReplaced(
-                "another learner took this founder for gone, and completed the run with values of its own",
-                got=f"other values in {len(mixed)} of {len(self.run.layout.fragments)} fragments",
-                todo=f"stop all learners, `atoll runs remove {self.run.run}`, and let one learner found it before others join",
-            )
-        heads = await wait_for_heads(self.bus, self.run, self._clock)
-        if heads is None:
-            log.warning("run.founder_lost", founder=self.run.founder)
-            origin = self._request.origin.on(self.run.layout)
-            warn_of_mixture(self.run, await publish_origin(self.bus, self.run, origin, self._identity))
-            heads = await wait_for_heads(self.bus, self.run, self._clock)
-        if heads is None:
-            raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
-        self._request = replace(self._request, origin=Origin(self.run.layout, {}))  # its arrays may be freed
-        gate = asyncio.Semaphore(FETCHES_AT_ONCE)
-
-        async def fetch(p: int) -> GlobalFragment:
-            async with gate:
-                return await fetch_frame(self.bus, self.run, heads[p])
-
-        frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
-        anchors = {frame.fragment: frame for frame in frames}
-        self.driver = IslandDriver(self.bus, self.run, self.member, anchors, self._clock, self._identity)
-        self.driver.adoption_log = AdoptionLog(each=self._request.log_adoptions)
-        await self.driver.prove()
+        """Hold what `open` has made; joining `began_s`."""
+        self.bus: Bus = driver.bus
+        self.run: RunRecord = driver.run
+        self.member: Member = driver.member
+        self.driver = driver
+        self.lender = StateLender(self.bus, self.run, self.member, self._standing, identity)
         self.leases = DataLeases(
             self.bus,
             self.run.subjects,
             self.member,
-            max(1, self._request.data_blocks),
+            max(1, options.data_blocks),
             lease_s=data_lease_s(self.run.protocol.lease_s),
-            clock=self._clock,
+            clock=clock,
             recorded=self.run.data_blocks > 0,
         )
-        self.lender = StateLender(self.bus, self.run, self.member, self._standing, self._identity)
-        return [AdoptableFragment(frame, frame.values) for frame in frames]
+        self._options = options
+        self._clock = clock
+        self._founder = founder
+        self._began_s = began_s
+        self._state: LearnerState = "joining"
+        self._superseded_log, self._uncalled_log = SupersededLog(), UncalledLog()
+
+    @classmethod
+    async def open(
+        cls,
+        bus: Bus,
+        request: JoinRequest,
+        clock: Clock,
+        identity: Identity | None = None,
+        *,
+        began_s: float | None = None,
+    ) -> Self:
+        """Found or join the run, claim the id, read the run's frames, and return the session, which closes the bus at its end.
+
+        Joining began at `began_s` of the clock, now if that is not given.
+        """
+        identity, options = identity or this_process(), request.options
+        began_s = clock.monotonic() if began_s is None else began_s
+        run, founder = await _enter(bus, request)
+        # Only now: what is signed says of which founding it is, a member record too.
+        member = await claim(bus, run.subjects, request.learner, clock, identity, options.region)
+        heads = await _heads_of(bus, run, request.origin, clock, identity, founder=founder)
+        gate = asyncio.Semaphore(FETCHES_AT_ONCE)
+
+        async def fetch(p: int) -> GlobalFragment:
+            async with gate:
+                return await fetch_frame(bus, run, heads[p])
+
+        frames = await asyncio.gather(*(fetch(p) for p in sorted(heads)))
+        driver = IslandDriver(bus, run, member, {frame.fragment: frame for frame in frames}, clock, identity)
+        driver.adoption_log = AdoptionLog(each=options.log_adoptions)
+        await driver.prove()
+        return cls(driver, options, clock, identity, founder=founder, began_s=began_s)
 
     async def begin(self, snapshot: Mapping[str, Any]) -> None:
         """Listen, send heartbeats and record that we joined; the first step may follow."""
-        await self.driver.begin(snapshot, self._request.encode, donated=self._request.donated)
+        await self.driver.begin(snapshot, self._options.encode, donated=self._options.donated)
         await self.driver.start()
         self._state = "training"
         await self.lender.start()
@@ -193,7 +211,7 @@ class Session:
             founder=self._founder,
             versions_max=versions,
             took_s=round(took_s, 3),
-            start_s=round(self._request.start_s, 3),
+            start_s=round(self._options.start_s, 3),
         )
         if await self.driver.prove():
             log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
@@ -252,13 +270,10 @@ class Session:
             log.warning("beat.failed", reason=str(error))
 
     async def shut(self) -> None:
-        """Stop all work and close the bus; safe in any state."""
-        if hasattr(self, "driver"):
-            await self.driver.stop()
-        if hasattr(self, "lender"):
-            await self.lender.stop()
-        if self._opened:
-            await self.bus.close()
+        """Stop all work and close the bus."""
+        await self.driver.stop()
+        await self.lender.stop()
+        await self.bus.close()
 
     async def _beat_for_ever(self) -> None:
         driver = self.driver
@@ -269,8 +284,8 @@ class Session:
             try:
                 await self.bus.tell(self.run.subjects.beat(self.member.learner), encode(beat))
                 # What was told may lie in a buffer for minutes; an answer means that the broker has it.
-                if self._request.health_file is not None and await self.bus.reach(REACH_S):
-                    show_life(self._request.health_file)
+                if self._options.health_file is not None and await self.bus.reach(REACH_S):
+                    show_life(self._options.health_file)
             except (BusError, BrokerUnavailable) as error:
                 log.warning("beat.failed", reason=str(error))
             # The shortest pause comes first, so that steps of changing length cannot cause a storm of heartbeats.
@@ -292,7 +307,7 @@ class Session:
         """Write samples of our heartbeats to the event log; one that fails is a gap in a curve."""
         began_s = self._clock.monotonic()
         while True:
-            await asyncio.sleep(pause_of(self._clock.monotonic() - began_s, self._request.sample_s))
+            await asyncio.sleep(pause_of(self._clock.monotonic() - began_s, self._options.sample_s))
             try:
                 await self.record("sample", **sample_of(await self._beat()))
             except (BusError, BrokerUnavailable, StorageFull) as error:
@@ -301,7 +316,7 @@ class Session:
     async def _record_moved(self) -> None:
         moved = moved_by(self.bus.stats)
         await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
-        step, adopted = self.driver.machine.steps, self.driver.adoption_log.taken()
+        step, adopted = self.driver.machine.steps, self.driver.adoption_log.take_count()
         self._superseded_log.look(self.driver.machine, adopted)
         self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
         fast = self.driver.pusher.fragments_fast
@@ -336,3 +351,165 @@ class Session:
             moved=moved_by(self.bus.stats),
             run_tokens=self.driver.progress.tokens,
         )
+
+
+async def _enter(bus: Bus, request: JoinRequest) -> tuple[RunRecord, bool]:
+    """Found the run, or join the one that is there; the flag says whether we are the founder."""
+    offer = request.record
+    if not request.founds:
+        await await_founding(bus, offer.subjects)
+        return await check_run(bus, offer), False
+    await provide(bus, offer, request.options.stream_bytes_max)
+    return await found_or_join(bus, offer)
+
+
+async def _heads_of(
+    bus: Bus, run: RunRecord, origin: Origin, clock: Clock, identity: Identity, *, founder: bool
+) -> dict[int, Head]:
+    """Return the heads of all fragments; a founder publishes them first, and so does who finds that the founder is gone.
+
+    Raises:
+        RunReplaced: another learner has completed the run of this founder with other values.
+        BrokerUnavailable: the heads do not become complete.
+    """
+    if founder and (mixed := await publish_origin(bus, run, origin, identity)):
+        raise RunReplaced(
+            "another learner took this founder for gone, and completed the run with values of its own",
+            got=f"other values in {len(mixed)} of {len(run.layout.fragments)} fragments",
+            todo=f"stop all learners, `atoll runs remove {run.run}`, and let one learner found it before others join",
+        )
+    heads = await wait_for_heads(bus, run, clock)
+    if heads is None:
+        log.warning("run.founder_lost", founder=run.founder)
+        warn_of_mixture(run, await publish_origin(bus, run, origin.on(run.layout), identity))
+        heads = await wait_for_heads(bus, run, clock)
+    if heads is None:
+        raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
+    return heads
+
+
+def check_pause(sample_s: float) -> None:
+    """Raise `SettingsError` unless this can be the longest pause between two samples."""
+    if not SAMPLE_S_MIN <= sample_s <= SAMPLE_S_MAX:
+        raise SettingsError(
+            "no such pause between samples",
+            got=f"sample_s={sample_s}",
+            allowed=f"{SAMPLE_S_MIN:g} to {SAMPLE_S_MAX:g} s",
+        )
+
+
+def pause_of(age_s: float, sample_s: float) -> float:
+    """Return how long the next sample of an incarnation of that age waits, seconds.
+
+    A sample is a heartbeat written down in the event log, so that a run that is over still has its curves: heartbeats are at
+    most once and leave nothing behind. The event log is bounded, so samples must stay few beside its rounds, yet a run of a
+    minute should have a curve as well. So pauses grow with an incarnation's age, up to `sample_s`:
+
+        pause = min(sample_s, max(SAMPLE_S_MIN, age / SAMPLES_PER_AGE))
+
+    At the default of 30 s that is 30 samples in the first half minute, about 100 more until the age of a quarter of an hour,
+    and then two a minute. A sample takes at most 0.8 KB of the stream (with its subject, headers and `info`). A day of one
+    learner is about 2,970 samples or 2.4 MB, a day of 64 learners 153 MB of the event log's 1 GiB; their rounds (24 fragments,
+    one round of each in 24 s, 64 contributors of 0.1 KB) take about five times as much.
+    """
+    return min(sample_s, max(SAMPLE_S_MIN, age_s / SAMPLES_PER_AGE))
+
+
+def sample_of(beat: Beat) -> dict[str, Any]:
+    """Return the fields of the `sample` event of a heartbeat (`SampleEvent`); floats keep as many digits as a curve shows."""
+    return {
+        "incarnation": beat.incarnation,
+        "state": beat.state,
+        "step": beat.step,
+        "step_s": round(beat.step_s, 6),
+        "tokens": beat.tokens,
+        "tokens_per_s": round(beat.tokens_per_s, 3),
+        "loss": None if beat.loss is None else round(beat.loss, 6),
+        "overhead": round(beat.overhead, 6),
+        "lag_versions": beat.lag_versions,
+        "superseded": beat.superseded,
+        "moved": beat.moved,
+    }
+
+
+class SupersededLog:
+    """Warns, once in a life, that much of what a learner trains is superseded: nothing else says so before the run is over.
+
+    A stretch is judged when each fragment has been adopted some times in it, and two in a row must be bad: a broker that was
+    away for minutes is another matter.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a life in which nothing was trained."""
+        self._trained = self._superseded = self._adopted = 0
+        self._was_bad = self._warned = False
+
+    def look(self, machine: Island, adopted: int) -> None:
+        """Go on by `adopted` fragments, and warn if more than `SUPERSEDED_MAX` of two stretches was superseded."""
+        self._adopted += adopted
+        trained = machine.tokens * len(machine.intervals)
+        if self._adopted < ADOPTIONS_MIN * len(machine.intervals) or trained == self._trained:
+            return
+        share = min(1.0, (machine.superseded - self._superseded) / (trained - self._trained))
+        self._trained, self._superseded, self._adopted = trained, machine.superseded, 0
+        was_bad, self._was_bad = self._was_bad, share > SUPERSEDED_MAX
+        if was_bad and self._was_bad and not self._warned:
+            self._warned = True
+            log.warning(
+                "learner.superseded",
+                share=round(share, 2),
+                why="a round takes long beside an interval, and new values overwrite what was trained since the push",
+                todo="protocol.adoption=carry, or a longer protocol.interval_steps; both belong to the founding of a run",
+            )
+
+
+class UncalledLog:
+    """Warns a learner that trains for nobody: its steps count no tokens, or no shard calls and none makes versions."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._steps = self._tokens = self._pushed = 0
+        self._warned = False
+
+    def look(self, machine: Island, adopted: int, interval_steps: int) -> None:
+        """Go on by `adopted` fragments; warn, once until that ends, if nothing can come of the steps since the last look."""
+        stepped, trained, pushed = (
+            machine.steps - self._steps,
+            machine.tokens - self._tokens,
+            machine.pushed - self._pushed,
+        )
+        self._steps, self._tokens, self._pushed = machine.steps, machine.tokens, machine.pushed
+        long = stepped > CALLS_DUE * interval_steps
+        tokenless = long and not trained
+        uncalled = long and not adopted and not pushed
+        if tokenless and not self._warned:
+            log.warning(
+                "learner.tokenless",
+                steps=stepped,
+                why="your steps count 0 tokens: a contribution is weighed by its tokens, so nothing of yours can be merged",
+                todo="say how many tokens (or samples) each step covers: island.step(params, tokens=...)",
+            )
+        elif uncalled and not self._warned:
+            log.warning(
+                "learner.uncalled",
+                steps=stepped,
+                why="no shard has called for a contribution, and no version was made",
+                todo="is a synchronizer running? `atoll status` says what the run waits for",
+            )
+        self._warned = tokenless or uncalled
+
+
+def account(machine: Island) -> dict[str, int]:
+    """Return what became of a learner's tokens, as its last line says it: steps, tokens, and token-fragments.
+
+    A token counts once in each fragment of the model, because its fragments may meet different fates. So the trained
+    token-fragments are the sum of the others, and tokens are to be compared with none of them.
+    """
+    return {
+        "steps": machine.steps,
+        "tokens": machine.tokens,
+        "trained_token_fragments": machine.tokens * len(machine.intervals),
+        "pushed_token_fragments": machine.pushed,
+        "superseded_token_fragments": machine.superseded,
+        "refused_local_token_fragments": machine.refused_local,
+    }

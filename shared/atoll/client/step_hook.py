@@ -19,18 +19,18 @@ import msgspec
 import numpy as np
 
 from atoll.base.clock import Clock
-from atoll.base.errors import ProtocolMisuse
-from atoll.client.adoption import AdoptableFragment, adopt
+from atoll.base.logs import get
+from atoll.client.adoption import adopt
+from atoll.client.driver import StepBoundary, StepReport
 from atoll.client.founding import Origin
 from atoll.client.leaf_rules import LeafRules
-from atoll.client.log_lines import HeldLog
 from atoll.client.parameters import FrozenWatch, ParameterShape, checked_tokens, may_change, refuse_donated
 from atoll.client.session import Session
-from atoll.client.step_boundary import StepBoundary, StepReport
 from atoll.model.layout import Layout
 from atoll.model.pytrees import describe
 from atoll.protocol.claims import StepAllowance
-from atoll.protocol.settings import ProtocolSettings
+
+log = get(__name__)
 
 
 class StepHook:
@@ -40,33 +40,33 @@ class StepHook:
     that are `travelling`: only they are snapshots that must not change.
     """
 
-    def __init__(self, session: Session, clock: Clock, *, donated: bool = False) -> None:
-        """Prepare; call `enter` first."""
+    def __init__(self, session: Session, params: Any, clock: Clock, *, donated: bool = False) -> None:  # noqa: ANN401
+        """Take the run's values in place of `params`, a pytree.
+
+        A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
+        """
+        layout, protocol = session.run.layout, session.run.protocol
         self.session = session
         self._clock = clock
         self._donated = donated
-        self._shape: ParameterShape | None = None
-        self.leaves: Mapping[str, Any] = {}
-        self.travelling: Mapping[str, Any] = {}
-        self.frozen = FrozenWatch((), {})
+        self._shape = ParameterShape(params)
+        joining = msgspec.structs.replace(protocol, adoption="overwrite")
+        ready = session.driver.first_frames()
+        self.leaves: Mapping[str, Any] = adopt(layout, joining, self._shape.leaves(params), ready)
+        self.travelling: Mapping[str, Any] = self._travelling_of(self.leaves)
+        self.frozen = FrozenWatch(session.run.frozen, self.leaves)
         self._last_s = 0.0
         self._began_s = 0.0
         self._steps = 0
         self.inside_s = 0.0
         self.overhead = 0.0
-        self._allowance = StepAllowance(ProtocolSettings())
+        self._allowance = StepAllowance(protocol)
         self._held_log = HeldLog()
 
     @property
     def params(self) -> Any:  # noqa: ANN401  (the caller's pytree)
         """Return the parameters to train from."""
-        return self._entered.whole(self.leaves)
-
-    @property
-    def _entered(self) -> ParameterShape:
-        if self._shape is None:
-            raise ProtocolMisuse("the island has not entered its run yet")
-        return self._shape
+        return self._shape.whole(self.leaves)
 
     @property
     def run_tokens(self) -> int:
@@ -81,18 +81,6 @@ class StepHook:
 
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
-
-    def enter(self, params: Any, ready: list[AdoptableFragment]) -> None:  # noqa: ANN401
-        """Take the run's values in place of `params`.
-
-        A joining learner has learnt nothing yet, so it overwrites its values whatever the rule for later adoptions is.
-        """
-        self._shape = ParameterShape(params)
-        self._allowance = StepAllowance(self.session.run.protocol)
-        joining = msgspec.structs.replace(self.session.run.protocol, adoption="overwrite")
-        self.leaves = adopt(self.session.run.layout, joining, self._shape.leaves(params), ready)
-        self.travelling = self._travelling_of(self.leaves)
-        self.frozen = FrozenWatch(self.session.run.frozen, self.leaves)
 
     def begin(self) -> None:
         """Note that the first step begins."""
@@ -126,14 +114,14 @@ class StepHook:
         tokens = checked_tokens(tokens)
         if not self._donated:
             refuse_donated(self.travelling)
-        self.leaves = self._entered.leaves(params)
+        self.leaves = self._shape.leaves(params)
         self.frozen.step(self.leaves)
         completed = continued = self._travelling_of(self.leaves)
         ready = driver.take_ready()
         if ready:
             self.leaves = adopt(self.session.run.layout, self.session.run.protocol, self.leaves, ready)
             continued = self._travelling_of(self.leaves)
-            params = self._entered.whole(self.leaves)
+            params = self._shape.whole(self.leaves)
         self.travelling = continued
         if self._donated:
             completed, continued = _copied(completed, continued, lambda _: True)
@@ -169,3 +157,26 @@ def _copied(
         for name, leaf in continued.items()
     }
     return first, second
+
+
+class HeldLog:
+    """Warns once in a life that its loop is held: it takes more steps a second than the run believes of one learner."""
+
+    def __init__(self) -> None:
+        """Say nothing yet."""
+        self._warned = False
+
+    def tell(self, steps_per_s: float, allowed: float, held_to: float) -> None:
+        """Warn, the first time, of a loop that takes so many steps a second, where fewer are allowed."""
+        if self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "learner.held",
+            steps_per_s=round(steps_per_s, 1),
+            allowed=allowed,
+            held_to=round(held_to, 1),
+            why="a shard believes no learner more steps a second than that: it would drop your heartbeats",
+            todo="hand several steps over as one, with the tokens of all; or found the run with a larger "
+            "protocol.steps_per_s_max",
+        )

@@ -25,8 +25,8 @@ import keras
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.bus.interface import Bus
 from atoll.client.join import IslandHandle, join
-from atoll.client.join_options import DEFAULTS, JoinOptions
 from atoll.client.merged import SETTLE_S, ReadModel
+from atoll.client.session import DEFAULTS, JoinOptions
 from atoll.keras.variables import TravellingVariables
 from atoll.protocol.settings import ProtocolSettings
 

@@ -111,7 +111,7 @@ class LearnerSettings(Section):
         scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
         region: the region whose synchronizer folds what this learner sends (`synchronizer.region`); empty for none.
         sample_s: longest pause between two samples of the learner in the event log, from which a report draws its curves;
-            a learner that is young writes more of them (`atoll.client.samples`).
+            a learner that is young writes more of them (`atoll.client.session.pause_of`).
         profile: folder for a profile of some steps, which Perfetto reads; none for no profile.
         profile_steps: how many steps the profile covers.
     """
