@@ -162,7 +162,7 @@ def _heads_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logging_restored() -> Iterator[None]:
     """Keep what one test makes of the process's logging from the next, whatever order they run in."""
-    with logs.restored():
+    with logs.restore_at_end():
         yield
 
 

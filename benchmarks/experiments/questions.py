@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from atoll.base.errors import SettingsError
-from atoll.base.toml_text import parsed_toml
+from atoll.base.parsing import parsed_toml
 from atoll.settings import Settings
 
 FOLDER: Final = Path("benchmarks/experiments")

@@ -182,7 +182,7 @@ def compile_program(corpus: Path, cache: Path, seed: int) -> tuple[Program, Batc
     import jax  # noqa: PLC0415  (after the thread limits are set)
     from jax.flatten_util import ravel_pytree  # noqa: PLC0415
 
-    from atoll.base.turns import turn  # noqa: PLC0415
+    from atoll.base.user_cache import turn  # noqa: PLC0415
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
     from atoll_learner.model import init_params  # noqa: PLC0415
     from atoll_learner.train import init_optimizer, make_loss, optimizer  # noqa: PLC0415

@@ -106,7 +106,7 @@ SHARD = (
 )
 LEARNER = (
     TimedStage(IslandDriver, "_reader", "gather"),
-    TimedStage(Pusher, "_stored", "encode and push", lambda _, __, action, *___: action.base_version),
+    TimedStage(Pusher, "_store", "encode and push", lambda _, __, action, *___: action.base_version),
     TimedStage(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
     TimedStage(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1 if frame else -1),
     TimedStage(step_hook, "adopt", "adopt", lambda _, __, ___, ____, ready: ready[0].frame.version - 1),

@@ -16,7 +16,7 @@ do with the same optimizer.
 The wall clock is that of the whole command, from its start to its end, and the processor time that of all its processes.
 Atoll's command also writes a report, an archive and an export, and measures the loss on the way; it finds no programs that were
 compiled before. Python's byte code it finds, as the others do, whose packages pip has compiled. Its learners ask for huge
-pages, as they do for every user (`atoll.base.huge_pages`); the others run as their users start them. The loss is that of the
+pages, as they do for every user (`atoll.base.machine`); the others run as their users start them. The loss is that of the
 same held-out text for all, measured afterwards by one program; of those apart it is that of the first.
 
 Frameworks differ: what they take apart tells by how much, as processes of one thread, which is what Atoll and data-parallel

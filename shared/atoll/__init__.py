@@ -14,7 +14,7 @@ from atoll.base import VERSION, uncaught
 if TYPE_CHECKING:
     from atoll.base.errors import AtollError, SettingsError
     from atoll.client.join import IslandHandle, join
-    from atoll.client.merged import ReadModel, read_model
+    from atoll.client.model_reader import ReadModel, read_model
     from atoll.client.session import JoinOptions
 
 __all__ = [
@@ -35,8 +35,8 @@ _HOMES = {
     "IslandHandle": "atoll.client.join",
     "JoinOptions": "atoll.client.session",
     "join": "atoll.client.join",
-    "ReadModel": "atoll.client.merged",
-    "read_model": "atoll.client.merged",
+    "ReadModel": "atoll.client.model_reader",
+    "read_model": "atoll.client.model_reader",
 }
 
 uncaught.install()

@@ -26,7 +26,7 @@ MONITOR = {"prometheus_client", "starlette", "uvicorn"}
 HEAVY = {"jax", "flax", "optax", "orbax", "numba", "tokenizers", "pyarrow"}
 MODULES = """
 import importlib, json, pkgutil, sys
-from atoll.base.extras import missing
+from atoll.base.extras import missing_extra
 told = {}
 for name in ("atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator", "atoll_monitor"):
     for found in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
@@ -34,7 +34,7 @@ for name in ("atoll", "atoll_learner", "atoll_synchronizer", "atoll_simulator", 
             try:
                 importlib.import_module(found.name)
             except ModuleNotFoundError as error:
-                told[found.name] = (error.name, getattr(missing(error), "todo", None))
+                told[found.name] = (error.name, getattr(missing_extra(error), "todo", None))
 print(json.dumps(told))
 """
 LOOP = """

@@ -14,7 +14,7 @@ from flax import nnx
 from structlog.testing import capture_logs
 
 from atoll.base.errors import LayoutMismatch
-from atoll.client.merged import read_model
+from atoll.client.model_reader import read_model
 from atoll.model.leaf_conventions import is_variance
 from support.links import unique_run
 from support.memory_world import STEP_S, MemoryWorld, settings

@@ -19,7 +19,7 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import driver
 from atoll.client.join import IslandHandle, join
-from atoll.client.merged import placed, read_model
+from atoll.client.model_reader import place_like, read_model
 from atoll.client.session import JoinOptions
 from atoll.protocol import former_lives
 from atoll.protocol.ledger import settle
@@ -224,7 +224,7 @@ def test_what_is_not_floating_stays_as_it_is() -> None:
     like = {"w": np.zeros((2, 2), np.float16), "count": np.int32(7), "j": jnp.ones(3, jnp.bfloat16)}
     values = {"w": np.ones((2, 2), np.float32), "count": np.zeros((), np.int32), "j": np.full(3, 0.5, np.float32)}
 
-    found = placed(values, like)
+    found = place_like(values, like)
 
     assert (found["count"], found["w"].dtype, found["j"].dtype) == (7, np.float16, jnp.bfloat16)
     assert isinstance(found["w"], np.ndarray)

@@ -18,9 +18,9 @@ from atoll.base.identity import Identity
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
-from atoll.client.peer_recovery import believed, borrow
+from atoll.client.peer_recovery import borrow, restore_loan
 from atoll.client.session import JoinOptions, JoinRequest, Session
-from atoll.client.step_hook import StepHook, planned
+from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
@@ -108,7 +108,7 @@ class Learner:
 
     def _request(self, params: Mapping[str, Any]) -> JoinRequest:
         world = self.world
-        layout, origin = planned(params, world.settings.fragments, rules_of(describe(params), RULES))
+        layout, origin = plan_origin(params, world.settings.fragments, rules_of(describe(params), RULES))
         record = RunRecord(
             run=world.run,
             founder=self.name,
@@ -172,7 +172,7 @@ class Learner:
             return {name: array.copy() for name, array in kept[0].items()}, kept[1]
         if boundary.run_tokens > 0 and not boundary.done:
             loan = await borrow(session.bus, session.run, self.name, packed_bytes_max(fresh), RECOVER_S)
-            borrowed = believed(loan, fresh, 0.0)
+            borrowed = restore_loan(loan, fresh, 0.0)
             if borrowed is not None:
                 self.world.tally["starts from a peer's state"] += 1
                 self.world.check_loan(borrowed)

@@ -13,8 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.parallel import PART
-from atoll.base.turns import turn
-from atoll.base.user_cache import user_cache
+from atoll.base.user_cache import turn, user_cache
 from atoll.codec import kernels as sets
 from atoll.codec.formats import F32, INT4, Format
 from atoll.codec.kernels import FAST_ELEMENTS, Kernels, plain_kernels

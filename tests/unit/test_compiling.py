@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll.base.turns import turn
+from atoll.base.user_cache import turn
 from atoll_learner.compiling import CompiledAhead
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import model_settings
@@ -24,7 +24,7 @@ from atoll_learner.train_settings import TrainSettings, train_settings
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atoll.base.turns import turn
+from atoll.base.user_cache import turn
 with turn(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(600)

@@ -145,7 +145,7 @@ def test_a_picture_that_is_drawn_once_has_the_age_of_its_run(capsys: pytest.Capt
 def test_a_console_whose_reader_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """`atoll up | tee log` and Ctrl-C: the shell ends `tee` as well, before the run has said that it drains."""
     quiet: list[bool] = []
-    monkeypatch.setattr(console_module, "say_no_more", lambda: quiet.append(True))
+    monkeypatch.setattr(console_module, "silence_stdout", lambda: quiet.append(True))
     reading, writing = os.pipe()
     file = os.fdopen(writing, "w", buffering=1)
     console = LastingConsole(file=file)

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, SettingsError
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.device_encoding import Encoder, check_choice, chosen
+from atoll.client.device_encoding import Encoder, check_choice, choose_encoder
 from atoll.codec import FORMATS, Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
@@ -64,7 +64,7 @@ class TrainedRun:
 
     def encoder(self, choice: str = "device", *, donated: bool = False) -> tuple[Encoder | None, str]:
         """Return who encodes on the device, and why or why not."""
-        return chosen(choice, self.layout, self.protocol, self.leaves, donated=donated)
+        return choose_encoder(choice, self.layout, self.protocol, self.leaves, donated=donated)
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base import extras
 from atoll.base.errors import SettingsError
-from atoll.base.exits import guarded
+from atoll.base.exits import run_guarded
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -40,7 +40,7 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
 )
 def test_the_smallest_extra_is_named(package: str, asked_by: str, extra: str) -> None:
     """It depends on what is missing, and on which service asked for it."""
-    told = extras.missing(asking(package, asked_by))
+    told = extras.missing_extra(asking(package, asked_by))
 
     assert told is not None
     assert told.todo == f"pip install 'atoll[{extra}]'"
@@ -51,13 +51,13 @@ def test_the_smallest_extra_is_named(package: str, asked_by: str, extra: str) ->
 def test_what_no_extra_brings_stays_an_error_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """A package that nobody declared is a bug: it shows its traceback. One of an extra is told, and ends with 2."""
     with pytest.raises(ModuleNotFoundError):
-        guarded(lambda: __import__("no_such_package_of_anybody"))
+        run_guarded(lambda: __import__("no_such_package_of_anybody"))
 
     def needs() -> None:
         raise asking("pyarrow", "atoll_learner.data.sources")
 
     with pytest.raises(SystemExit) as left:
-        guarded(needs)
+        run_guarded(needs)
     assert left.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].strip() == "to do:   pip install 'atoll[parquet]'"
 

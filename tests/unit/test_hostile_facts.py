@@ -445,9 +445,9 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
 
     assert progress.hear(RUN_TOKENS_MAX, own=1_910)
     assert progress.tokens == 5_000 + 3 * 1_800 + 6 * 10
-    assert not progress.reached
+    assert not progress.is_over
     progress.prove(1_000_000, own=1_920)
-    assert progress.reached
+    assert progress.is_over
 
 
 def test_a_call_that_is_believed_ends_no_run() -> None:
@@ -457,7 +457,7 @@ def test_a_call_that_is_believed_ends_no_run() -> None:
 
     assert progress.hear(5_000, own=200)
     assert progress.tokens == 5_000
-    assert not progress.reached
+    assert not progress.is_over
 
 
 def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:

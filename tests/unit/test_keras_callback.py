@@ -20,9 +20,9 @@ from support.lazily import LazyModule
 if TYPE_CHECKING:
     import keras
 
-    from atoll.keras import IslandCallback, callback, variables
+    from atoll.keras import IslandCallback, callback
 else:  # with Keras come scikit-learn and SciPy: a quarter of all that is loaded to collect the tests
-    keras, callback, variables = map(LazyModule, ("keras", "atoll.keras.callback", "atoll.keras.variables"))
+    keras, callback = map(LazyModule, ("keras", "atoll.keras.callback"))
 
 BATCH = 8
 ROWS = 40
@@ -122,7 +122,7 @@ def test_a_batch_trains_on_what_the_step_returned(a_run: MemoryRun, monkeypatch:
     assert len(trained) == 2 * ROWS // BATCH
     assert all(same(now, before) for now, before in zip(trained[1:], returned, strict=False))
     assert not same(trained[1], trained[0])
-    assert same(variables.TravellingVariables(model).values()["trainable"], returned[-1])
+    assert same(callback.TravellingVariables(model).values()["trainable"], returned[-1])
 
 
 def test_moving_averages_go_on_from_what_the_step_returned(a_run: MemoryRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,21 +172,21 @@ def test_fit_ends_with_the_run_and_a_second_fit_takes_no_step(
 
     assert taken == 3
     assert len(stepping.seen) == taken
-    assert same(variables.TravellingVariables(model).values(), island.island.params)
+    assert same(callback.TravellingVariables(model).values(), island.island.params)
 
 
 def test_a_joining_model_takes_the_runs_values(a_run: MemoryRun) -> None:
     """Both begin with the founder's; `merged` puts them into the model again."""
     one, other = small_model(0.0, seed=1), small_model(0.5, seed=2)
     first, second = a_run.learner("a"), a_run.learner("b")
-    founded = jax.tree.map(np.array, variables.TravellingVariables(one).values()["trainable"])
+    founded = jax.tree.map(np.array, callback.TravellingVariables(one).values()["trainable"])
     fitted(one, first)
     fitted(other, second)
-    trained = variables.TravellingVariables(other).values()["trainable"]
+    trained = callback.TravellingVariables(other).values()["trainable"]
 
     assert not same(trained, founded)
     assert second.merged(settle_s=0.0).versions_min == 0
-    assert same(variables.TravellingVariables(other).values()["trainable"], founded)
+    assert same(callback.TravellingVariables(other).values()["trainable"], founded)
 
 
 def test_seeds_and_the_optimizer_stay(a_run: MemoryRun) -> None:
@@ -214,7 +214,7 @@ def test_variables_of_one_path_are_told_apart() -> None:
     """A model of one's own may hold two layers of the same name."""
     first, second = (keras.Variable(np.zeros(2), name="twin") for _ in range(2))
 
-    assert variables.by_name([first, second], "") == {"twin": first, "twin~2": second}
+    assert callback.named_variables([first, second], "") == {"twin": first, "twin~2": second}
 
 
 def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch, a_run: MemoryRun) -> None:

@@ -94,12 +94,12 @@ def test_every_item_is_done_once_and_small_work_by_the_caller() -> None:
     done: list[int] = []
     with ThreadPoolExecutor(4) as callers:
         for asked in [
-            callers.submit(parallel.each, done.append, range(50), parallel.SPREAD_ELEMENTS) for _ in range(4)
+            callers.submit(parallel.for_each, done.append, range(50), parallel.SPREAD_ELEMENTS) for _ in range(4)
         ]:
             asked.result()
     assert sorted(done) == sorted(4 * list(range(50)))
     by: set[int] = set()
-    parallel.each(lambda _: by.add(threading.get_ident()), range(100), parallel.SPREAD_ELEMENTS - 1)
+    parallel.for_each(lambda _: by.add(threading.get_ident()), range(100), parallel.SPREAD_ELEMENTS - 1)
     assert by == {threading.get_ident()}
 
 
@@ -111,9 +111,9 @@ def test_what_the_work_raises_is_raised() -> None:
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="0"):
-        parallel.each(work, [0], 1)
+        parallel.for_each(work, [0], 1)
     with pytest.raises(ValueError, match=r"\d"):
-        parallel.each(work, range(20), parallel.SPREAD_ELEMENTS)
+        parallel.for_each(work, range(20), parallel.SPREAD_ELEMENTS)
 
 
 @pytest.mark.parametrize("codec", ["f32", "int8", "int4"])

@@ -45,8 +45,8 @@ def test_the_first_pattern_that_fits_decides() -> None:
     """Patterns pass over slashes and are tried in the order in which they were given."""
     rules = rules_of(LEAVES, {"backbone/*": "frozen", "*/w": "direct", "*norm*": "local"})
 
-    assert rules.named("frozen") == ("backbone/w",)
-    assert rules.named("direct") == ("head/w", "token_embedder/table")
+    assert rules.names_with("frozen") == ("backbone/w",)
+    assert rules.names_with("direct") == ("head/w", "token_embedder/table")
     assert rules.merged == ("head/w", "token_embedder/table")
 
 

@@ -19,8 +19,8 @@ LOUD_AND_QUIET = """
 import structlog
 from atoll.base.logs import get
 from atoll.client.driver import AdoptionLog
-AdoptionLog(each=True).adopted(0, 7, 1, "head/0/7")
-AdoptionLog().adopted(1, 8, 1, "head/1/8")
+AdoptionLog(each=True).note_adoption(0, 7, 1, "head/0/7")
+AdoptionLog().note_adoption(1, 8, 1, "head/1/8")
 get("a.module").info("learner.moved")
 structlog.get_logger().debug("a line of the script's own")
 """
@@ -32,7 +32,7 @@ def test_adoptions_are_logged_as_loudly_as_wished_and_counted(each: bool, level:
     told = AdoptionLog(each=each)
     with capture_logs() as lines:
         for fragment in (0, 1):
-            told.adopted(fragment, 7, 12, f"head/{fragment}/7")
+            told.note_adoption(fragment, 7, 12, f"head/{fragment}/7")
 
     assert [(line["event"], line["fragment"], line["log_level"]) for line in lines] == [
         ("fragment.adopted", 0, level),

@@ -14,7 +14,7 @@ import optax
 from structlog.testing import capture_logs
 
 from atoll.client.checkpoints import CheckpointNote, Checkpoints
-from atoll.client.optimizer_state import host_copy, rebuilt
+from atoll.client.optimizer_state import host_copy, rebuild_state
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll_learner.model import Params
 from atoll_learner.model_settings import EMBEDDINGS
@@ -97,7 +97,7 @@ def test_a_warm_start_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert checkpoints.finish(FINISH_S)
     loaded = checkpoints.load(fresh)
     assert loaded is not None
-    lent = rebuilt(fresh, unpack_arrays(pack_arrays(host_copy(state)), 1 << 24))
+    lent = rebuild_state(fresh, unpack_arrays(pack_arrays(host_copy(state)), 1 << 24))
 
     kept, *others = (updates_of(TRAIN, held, (9,)) for held in (state, loaded.state, lent))
 

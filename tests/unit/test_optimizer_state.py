@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.client.optimizer_state import Arrays, host_copy, packed_bytes_max, rebuilt
+from atoll.client.optimizer_state import Arrays, host_copy, packed_bytes_max, rebuild_state
 from atoll.codec.arrays import pack_arrays
 
 
@@ -26,7 +26,7 @@ def test_a_state_survives_the_round_trip_bit_for_bit() -> None:
     """Counts, moments, bfloat16: the same tree, the same values, no alias."""
     given = state()
     arrays = host_copy(given)
-    back = rebuilt(jax.tree.map(jnp.zeros_like, given), arrays)
+    back = rebuild_state(jax.tree.map(jnp.zeros_like, given), arrays)
     for array in arrays.values():
         array[...] = 0
 
@@ -76,4 +76,4 @@ def test_another_tree_or_a_poisoned_one_is_refused(what: str) -> None:
     }
 
     with pytest.raises(PeerMisbehaved, match="a state"):
-        rebuilt(state(), hostile[what])
+        rebuild_state(state(), hostile[what])

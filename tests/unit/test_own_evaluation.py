@@ -160,7 +160,7 @@ from importlib.machinery import PathFinder
 
 found = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] in ("jax", "flax") else found(name, *more)
-from atoll.base.exits import guarded
+from atoll.base.exits import run_guarded
 from atoll.settings import load
 from atoll_learner.evaluate import follow
 from atoll_learner.evaluate import MeasuringPace

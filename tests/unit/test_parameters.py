@@ -18,7 +18,7 @@ from atoll.bus.memory.bus import MemoryBroker, MemoryBus
 from atoll.client import parameters
 from atoll.client.join import IslandHandle, join
 from atoll.client.leaf_rules import digest_of
-from atoll.client.merged import read_model
+from atoll.client.model_reader import read_model
 from atoll.client.parameters import checked_parameters
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.processors import abilities, processor
+from atoll.base.machine import abilities, processor
 
 XEON = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: sse2 avx2 avx512f\n\nprocessor\t: 1\nmodel name\t: other\n"
 EPYC = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: sse2 avx2\n"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atoll.base.errors import SettingsError, parts_of
-from atoll.base.redacting import redacted, redacted_json
+from atoll.base.wording import redact, redact_json
 
 
 @pytest.mark.parametrize(
@@ -30,21 +30,21 @@ from atoll.base.redacting import redacted, redacted_json
 )
 def test_the_user_part_of_a_url_is_struck_out(text: object, shown: object) -> None:
     """Of each one; a password may hold a slash."""
-    assert redacted(text) == shown
+    assert redact(text) == shown
 
 
 def test_a_long_text_is_gone_through_once() -> None:
     """A peer's name may be all slashes: with a look back from each, this would take an hour."""
-    assert redacted("//" * 200_000) == "//" * 200_000
-    assert redacted("a:" * 200_000) == "a:" * 200_000
-    assert redacted("//a" * 200_000 + "@") == "//***@"
+    assert redact("//" * 200_000) == "//" * 200_000
+    assert redact("a:" * 200_000) == "a:" * 200_000
+    assert redact("//a" * 200_000 + "@") == "//***@"
 
 
 def test_a_dump_shows_no_password_and_stays_json() -> None:
     """A quotation mark in a password does not end the text."""
     told = {"reason": 'nats://u:SEC"RET@host is away', "who": "a@b"}
 
-    assert json.loads(redacted_json(json.dumps(told).encode())) == told | {"reason": "nats://***@host is away"}
+    assert json.loads(redact_json(json.dumps(told).encode())) == told | {"reason": "nats://***@host is away"}
 
 
 def test_an_error_shows_no_password_whoever_raised_it() -> None:

@@ -9,7 +9,7 @@ ROUNDS = 1500
 DEADLINE_S = 60.0
 PROGRAM = f"""
 import random, signal, os
-from atoll.base.stop_signals import StopSignals
+from atoll.base.exits import StopSignals
 
 chance = random.Random(1)
 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.base.toml_text import DEPTH_MAX, parsed_toml
+from atoll.base.parsing import DEPTH_MAX, parsed_toml
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def test_control_characters_are_written_out() -> None:
     told = ["atoll: no such leaf", r"  got:     \x1b[2Jw\r\x9b1m\u202e\tä"]
 
     assert ends(f"import atoll; raise {program}")[1].splitlines() == told
-    guarded = f"import atoll\nfrom atoll.base.exits import guarded\ndef call():\n    raise {program}\nguarded(call)"
+    guarded = (
+        f"import atoll\nfrom atoll.base.exits import run_guarded\ndef call():\n    raise {program}\nrun_guarded(call)"
+    )
     assert ends(guarded)[1].splitlines() == told
 
 
@@ -155,8 +157,10 @@ def test_the_switch_is_no_setting() -> None:
 )
 def test_a_program_that_is_to_log_json_ends_in_json(error: str, code: int, what: str) -> None:
     """Also before it has a log: the last word is one line, a bug's traceback is a field of it."""
-    program = f"from atoll.base.errors import *\nfrom atoll.base.exits import guarded\ndef call():\n    raise {error}\n"
-    left, said = ends(f"{program}guarded(call)", ATOLL_LOG__FORMAT="json")
+    program = (
+        f"from atoll.base.errors import *\nfrom atoll.base.exits import run_guarded\ndef call():\n    raise {error}\n"
+    )
+    left, said = ends(f"{program}run_guarded(call)", ATOLL_LOG__FORMAT="json")
     told = json.loads(said)
 
     assert (left, told["event"], told["what"], told["exit_code"]) == (code, "process.failed", what, code)
@@ -173,8 +177,10 @@ def test_a_program_that_is_to_log_json_ends_in_json(error: str, code: int, what:
 def test_tasks_that_end_by_errors_of_ours_end_a_program_by_the_first(other: str, code: int, last: str) -> None:
     """With its exit code; beside a bug the traceback is shown."""
     error = f"ExceptionGroup('tasks', [SettingsError('wrong'), {other}])"
-    program = f"from atoll.base.errors import *\nfrom atoll.base.exits import guarded\ndef call():\n    raise {error}\n"
-    left, said = ends(f"{program}guarded(call)")
+    program = (
+        f"from atoll.base.errors import *\nfrom atoll.base.exits import run_guarded\ndef call():\n    raise {error}\n"
+    )
+    left, said = ends(f"{program}run_guarded(call)")
 
     assert (left, said.splitlines()[-1]) == (code, last)
 
@@ -182,8 +188,8 @@ def test_tasks_that_end_by_errors_of_ours_end_a_program_by_the_first(other: str,
 def test_who_answers_a_person_ends_in_words() -> None:
     """A verb that logs nothing but errors speaks to somebody at a terminal, whatever its environment says."""
     program = (
-        "from atoll.base.errors import *\nfrom atoll.base.exits import guarded\nfrom atoll.base.logs import configure\n"
-        "def call():\n    configure('json', 'error')\n    raise SettingsError('wrong')\nguarded(call)"
+        "from atoll.base.errors import *\nfrom atoll.base.exits import run_guarded\nfrom atoll.base.logs import configure\n"
+        "def call():\n    configure('json', 'error')\n    raise SettingsError('wrong')\nrun_guarded(call)"
     )
 
     assert ends(program, ATOLL_LOG__FORMAT="json") == (2, "atoll: wrong\n")
@@ -191,7 +197,7 @@ def test_who_answers_a_person_ends_in_words() -> None:
 
 PROGRAM = """
 import atexit, sys, threading, time
-from atoll.base.exits import end_as_python_does, guarded, run_program
+from atoll.base.exits import end_as_python_does, run_guarded, run_program
 
 class Kept:
     def __del__(self):
@@ -209,7 +215,7 @@ def call():
     sys.stderr.write("call ")
     END
 
-run_program(lambda: guarded(call))
+run_program(lambda: run_guarded(call))
 """
 
 
@@ -252,12 +258,12 @@ def test_a_program_without_its_output_ends_all_the_same(gone: str) -> None:
 
 FULL_ELSEWHERE = """
 import errno, io, sys
-from atoll.base.exits import guarded
+from atoll.base.exits import run_guarded
 def call():
     print("RESULT")
     raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
 REPLACED
-guarded(call)
+run_guarded(call)
 """
 
 
@@ -279,7 +285,7 @@ def test_what_was_printed_before_a_disk_was_full_is_not_lost(replaced: str, said
 def test_what_has_no_room_when_it_is_written_out_at_last_is_told_in_words(work: str) -> None:
     """A short text is in Python's hands until the end."""
     place = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    program = f"from atoll.base.exits import guarded\ndef call():\n    {work}\nguarded(call)"
+    program = f"from atoll.base.exits import run_guarded\ndef call():\n    {work}\nrun_guarded(call)"
     with Path("/dev/full").open("wb") as full:
         words = [sys.executable, "-c", program]
         done = subprocess.run(

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.device_encoding import chosen
+from atoll.client.device_encoding import choose_encoder
 from atoll.codec import Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
@@ -45,7 +45,7 @@ def main() -> int:
         leaves[name] = jax.device_put(rng.normal(size=shape).astype(np.float32), place)
     protocol = ProtocolSettings(fragments=4, shards=1, codec_up="int4").check()
     layout = plan_layout(describe(leaves), 4)
-    encoder, why = chosen("device", layout, protocol, leaves, donated=False)
+    encoder, why = choose_encoder("device", layout, protocol, leaves, donated=False)
     assert encoder is not None, why
     assert encoder.homes == (first, second)
     for p, size in enumerate(layout.fragment_sizes()):

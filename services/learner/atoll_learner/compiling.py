@@ -2,7 +2,7 @@
 
 XLA's persistent cache makes a restart cheap. But learners that start together on one machine all find it empty, compile the
 same step at the same time and share the cores: four learners on two cores took 56 s to their first step. So they take turns
-(`atoll.base.turns`).
+(`atoll.base.user_cache`).
 
 A learner knows the shapes of its step before it has joined, so it compiles in a thread meanwhile (`CompiledAhead`). Tracing
 needs no turn, only the compiler does.
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from atoll.base.logs import get
-from atoll.base.turns import turn
+from atoll.base.user_cache import turn
 
 log = get(__name__)
 

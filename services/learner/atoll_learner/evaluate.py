@@ -29,7 +29,7 @@ from pathlib import Path
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved
-from atoll.base.extras import installed
+from atoll.base.extras import is_installed
 from atoll.base.health import live
 from atoll.base.logs import configure, get
 from atoll.base.retry import ended
@@ -122,7 +122,7 @@ def follow(
     work = None if own else prepare_work(settings)
     limit_threads(settings.learner.threads or 1)
 
-    if installed("jax"):  # a function of somebody's own may do without
+    if is_installed("jax"):  # a function of somebody's own may do without
         from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415  (only after the thread limits are set)
 
         enable_compile_cache(settings.learner.compile_cache)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from atoll.base.errors import AtollError, SettingsError
-from atoll.client.merged import check_like, placed
+from atoll.client.model_reader import check_like, place_like
 from atoll.run.folder import unusable
 from atoll.run.merged_model import MergedModel
 from atoll.settings import Settings
@@ -215,7 +215,7 @@ class OwnEvaluation:
             ) from error
 
     def _call(self, params: Mapping[str, Any]) -> Values:
-        given = dict(params) if self._like is None else placed(params, self._like)
+        given = dict(params) if self._like is None else place_like(params, self._like)
         try:
             said = self._function(given)
         except FAILURES as error:

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.base import fact_dumps, scratch_arrays, spans
+from atoll.base.health import rest
 from atoll.base.logs import configure, get
-from atoll.base.resting import rest
 from atoll.client.join import IslandHandle, join
 from atoll.client.session import JoinOptions
 from atoll.protocol.claims import with_declared_batch

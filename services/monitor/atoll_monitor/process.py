@@ -27,8 +27,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
 from atoll.base.health import REACH_S, TOUCH_S, show_life
 from atoll.base.logs import configure, get
-from atoll.base.redacting import redacted
-from atoll.base.wording import few
+from atoll.base.wording import few, redact
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus, open_jetstream
 from atoll.run.record import read_run
@@ -66,7 +65,7 @@ def reached_by(settings: Settings, folder: Path | None) -> str:
     """Return the options of a command that is to read a run: by its folder, if there is one, else by its broker."""
     if folder is not None:
         return f"--out {shlex.quote(str(folder))}"
-    return f"--run {settings.run} --broker {redacted(settings.broker.url)}"
+    return f"--run {settings.run} --broker {redact(settings.broker.url)}"
 
 
 def watch_run(settings: Settings) -> None:
@@ -267,7 +266,7 @@ async def announce_wait(watched: MonitoredRun, settings: Settings, tell: Callabl
 
 async def describe_wait(settings: Settings) -> str:
     """Return what a run that is not founded waits for, in one or two sentences."""
-    url = redacted(settings.broker.url)
+    url = redact(settings.broker.url)
     try:
         options = replace(bus_options(settings), patience_s=PATIENCE_S)
         bus = await open_jetstream(settings.broker.url, settings.run, name="dashboard", options=options)

@@ -31,9 +31,9 @@ from atoll.client.checkpoints import FRESH_FACTS, loan_facts
 from atoll.client.join import RECOVER_S
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
-from atoll.client.peer_recovery import believed, borrow
+from atoll.client.peer_recovery import borrow, restore_loan
 from atoll.client.session import JoinOptions, JoinRequest, Session
-from atoll.client.step_hook import StepHook, planned
+from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
@@ -150,7 +150,7 @@ class SimulatedLearner:
 
     def _request(self, params: Params) -> JoinRequest:
         settings, work = self._shared.settings, self._shared.work
-        layout, origin = planned(
+        layout, origin = plan_origin(
             params, settings.protocol.fragments, rules_of(describe(params), embedding_rules(work.model))
         )
         record = RunRecord(
@@ -182,7 +182,7 @@ class SimulatedLearner:
         if boundary.run_tokens > 0 and not boundary.done:
             began_s = self._clock.monotonic()
             loan = await borrow(session.bus, session.run, self._name, packed_bytes_max(fresh), RECOVER_S)
-            borrowed = believed(loan, fresh, self._clock.monotonic() - began_s)
+            borrowed = restore_loan(loan, fresh, self._clock.monotonic() - began_s)
             if borrowed is not None and possible(borrowed, train):
                 state, source, facts = borrowed.state, "peer", loan_facts(borrowed, boundary.run_tokens)
         with contextlib.suppress(AtollError):

@@ -22,9 +22,8 @@ from atoll.archive.rebuild import rebuild
 from atoll.base import fact_dumps, scratch_arrays
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, SettingsError
-from atoll.base.health import live
+from atoll.base.health import live, rest
 from atoll.base.logs import configure, get
-from atoll.base.resting import rest
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.signed import signatures_of

@@ -31,8 +31,8 @@ from urllib.parse import unquote, urlsplit
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import ArchiveUnavailable, CheckpointError, SettingsError, for_a_terminal
 from atoll.base.logs import get
-from atoll.base.redacting import redacted
 from atoll.base.regular_files import NotRegular, opened_file
+from atoll.base.wording import redact
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -242,7 +242,7 @@ def open_archive(url: str) -> ArchiveStore:
     if "@" in parts.netloc:
         raise SettingsError(
             "an archive's URL carries no user name or password",
-            got=redacted(url),
+            got=redact(url),
             todo="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         )
     if not parts.scheme and url:
@@ -270,7 +270,7 @@ def resolved(url: str) -> str:
     except (ValueError, RuntimeError) as error:
         raise SettingsError(
             "an archive's URL cannot be read",
-            got=f"{redacted(url)}: {error}",
+            got=f"{redact(url)}: {error}",
             allowed="a folder, file:///folder or s3://bucket/prefix",
             todo="correct archive.url (or --restore)",
         ) from error

@@ -1,3 +1,3 @@
-"""What every room stands on: errors, logs, clocks, files, waiting, memory for large arrays. No knowledge of training."""
+"""Foundation of every room: errors, logs, clocks, files, waiting, memory for large arrays. No knowledge of training."""
 
 VERSION = "0.1.0"

@@ -36,7 +36,7 @@ ROOM_BYTES: Final = (1 << 20) + (1 << 12)
 ROOMS_KEPT: Final = 24
 _ROOM_BYTES_MIN: Final = ROOM_BYTES // 2
 
-# Their ends are safe to use from any thread, also from a garbage collection in the midst of `_taken`.
+# Their ends are safe to use from any thread, also from a garbage collection in the midst of `_take`.
 _spent: deque[mmap.mmap] = deque(maxlen=KEPT)
 _spent_rooms: deque[bytearray] = deque(maxlen=ROOMS_KEPT)
 
@@ -56,11 +56,11 @@ def empty(elements: int) -> Vector:
     """Return a float32 vector with undefined content."""
     if not KEPT_ELEMENTS <= elements <= KEPT_ELEMENTS_MAX:
         return np.empty(elements, dtype=np.float32)
-    return lend(_taken(4 * elements), _keep, elements, np.float32)
+    return lend(_take(4 * elements), _keep, elements, np.float32)
 
 
 def room(size: int) -> bytearray | memoryview:
-    """Return so many bytes of anything, for the caller alone. What is small, or larger than a piece of a blob, is new.
+    """Return so many bytes of anything, for the caller alone: new ones if they are few, or more than a piece of a blob.
 
     A piece arrives, is checked, put where it belongs and forgotten, a hundred times for a fragment. New memory for each would
     be a quarter of what fetching costs. `ROOMS_KEPT` rooms are enough for a reader's two pages and the one in use.
@@ -84,7 +84,7 @@ def _keep(memory: mmap.mmap) -> None:
         _spent.append(memory)
 
 
-def _taken(size: int) -> mmap.mmap:
+def _take(size: int) -> mmap.mmap:
     """Return `size` bytes from the pool, or new ones."""
     for _ in range(len(_spent)):
         try:

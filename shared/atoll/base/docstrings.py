@@ -1,6 +1,6 @@
 """Reads docstrings as this project writes them: a sentence, prose, and sections such as `Attributes:` and `Raises:`.
 
-What a class says of its attributes is the one description of a setting: `atoll config` shows it, and so does the reference.
+A class's words on its attributes are the one description of a setting: `atoll config` shows it, and so does the reference.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from atoll.base.redacting import redacted
+from atoll.base.wording import redact
 
 INTERRUPTED: Final = 130
 _ALIKE: Final = 0.7
@@ -61,7 +61,7 @@ class AtollError(Exception):
     def parts(self) -> dict[str, str]:
         """Return the parts that are known, in order: what a JSON log holds of an error. No URL in them shows a password."""
         parts = {"what": self.what, "got": self.got, "allowed": self.allowed, "todo": self.todo}
-        return {name: redacted(str(part)) for name, part in parts.items() if part is not None}
+        return {name: redact(str(part)) for name, part in parts.items() if part is not None}
 
     def explain(self) -> str:
         """Return the message for a terminal, one line per part that is known."""
@@ -130,7 +130,7 @@ class SettingsError(UserError):
 
     @classmethod
     def unknown(cls, name: str, names: Sequence[str], *, todo: str = "") -> SettingsError:
-        """Return that a section has `names` and not this dotted one. What it was set to stays unsaid: it may be a secret."""
+        """Return that a section has `names` and not this dotted one. Its value stays unsaid: it may be a secret."""
         section, _, leaf = name.rpartition(".")
         near = get_close_matches(leaf, names, 1, _ALIKE)
         meant = f"did you mean {section}.{near[0]}?" if near else ""

@@ -13,14 +13,16 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 from atoll.base import logs
 from atoll.base.errors import AtollError, StorageFull, exit_code_of, for_a_terminal, is_full, text_of
-from atoll.base.extras import missing
+from atoll.base.extras import missing_extra
 from atoll.base.logs import get
 from atoll.base.uncaught import leaves_of
 
@@ -69,6 +71,35 @@ def note_term() -> Callable[[], bool]:
     return lambda: bool(came)
 
 
+class StopSignals:
+    """SIGTERM and SIGINT from now on, as something that the main thread waits for; for the rest of the process.
+
+    A handler runs in the main thread between two of its steps, so also where `threading.Event.wait` holds the lock of its event
+    for a moment. There `Event.set` would wait for that lock, and the process for itself, for ever. `queue.SimpleQueue` of
+    Python 3.11 was seen to keep a signal that came at such a moment to itself. A byte in a pipe has no lock: the handler writes
+    it, and the main thread waits until there is one.
+    """
+
+    def __init__(self) -> None:
+        """Take both over."""
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True once one has come, False if none has within `timeout_s`; each is told once."""
+        if not select.select([self._reader], [], [], timeout_s)[0]:
+            return False
+        os.read(self._reader, 1)
+        return True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        with contextlib.suppress(BlockingIOError):  # a pipe full of signals says it, too
+            os.write(self._writer, b"!")
+
+
 def _leave(codes: list[int]) -> None:
     """End this process with the code that is known, once its standard streams and handlers of logs have written all."""
     if not codes:
@@ -83,7 +114,7 @@ def _leave(codes: list[int]) -> None:
     os._exit(codes[-1])
 
 
-def guarded(call: Callable[[], Any]) -> None:
+def run_guarded(call: Callable[[], Any]) -> None:
     """Call, and turn every expected error into one message and an exit code.
 
     SIGUSR1 asks a service for its last facts (`atoll.base.fact_dumps`). It would end a program that keeps none, so here it does
@@ -92,7 +123,7 @@ def guarded(call: Callable[[], Any]) -> None:
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        _to_the_last_word(call)
+        _run_and_flush(call)
     except AtollError as error:
         _tell(error)
         sys.exit(exit_code_of(error))
@@ -100,10 +131,10 @@ def guarded(call: Callable[[], Any]) -> None:
         sys.exit(exit_code_of(error))
     except BrokenPipeError:
         # The reader has gone.
-        say_no_more()
+        silence_stdout()
         sys.exit(0)
     except Exception as error:
-        told = _in_words(error)
+        told = _translate(error)
         if told is not None:
             _tell(told)
             sys.exit(exit_code_of(told))
@@ -113,13 +144,13 @@ def guarded(call: Callable[[], Any]) -> None:
         sys.exit(exit_code_of(error))
 
 
-def _in_words(error: Exception) -> AtollError | None:
+def _translate(error: Exception) -> AtollError | None:
     """Return what an error of Python's means that is no bug of ours: a part that is not installed, a full disk."""
     if isinstance(error, ModuleNotFoundError):
-        return missing(error)
+        return missing_extra(error)
     if not is_full(error) or _speaks_json():  # a log of a service tells better where it was
         return None
-    say_no_more()  # it may be what is full
+    silence_stdout()  # it may be what is full
     return StorageFull(
         "no room is left for what this command writes",
         got=getattr(error, "filename", None) or "standard output, or a file",
@@ -127,7 +158,7 @@ def _in_words(error: Exception) -> AtollError | None:
     )
 
 
-def say_no_more() -> None:
+def silence_stdout() -> None:
     """Write what standard output still takes, and let it lead nowhere: Python would complain once more at exit."""
     if sys.stdout is None:
         return
@@ -136,11 +167,11 @@ def say_no_more() -> None:
             last()
 
 
-def _to_the_last_word(call: Callable[[], Any]) -> None:
+def _run_and_flush(call: Callable[[], Any]) -> None:
     """Call, and write out what was printed: where that fails it is still ours to tell."""
     ended: SystemExit | None = None
     try:
-        _ungrouped(call)
+        _unwrap_group(call)
     except SystemExit as end:
         ended = end
     if sys.stdout is not None and not sys.stdout.closed:
@@ -149,7 +180,7 @@ def _to_the_last_word(call: Callable[[], Any]) -> None:
         raise ended
 
 
-def _ungrouped(call: Callable[[], Any]) -> None:
+def _unwrap_group(call: Callable[[], Any]) -> None:
     """Call; if tasks end by errors of ours, and by no other, raise the first alone: it has ended the others' work."""
     try:
         call()

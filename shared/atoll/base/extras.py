@@ -38,12 +38,12 @@ _OF_ISLANDS: Final = {"jax": "island", "jaxlib": "island"}
 _OF_LEARNERS: Final = ("flax", "optax", "orbax")
 
 
-def install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return what a person types to install an extra."""
     return f"pip install 'atoll[{extra}]'"
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Return whether a package is installed; it is not imported."""
     try:
         return find_spec(package) is not None
@@ -53,11 +53,11 @@ def installed(package: str) -> bool:
 
 def require(package: str, extra: str, what: str) -> None:
     """Raise `SettingsError` that names the extra, unless the package is installed; it is not imported."""
-    if not installed(package):
-        raise SettingsError(f"{what} needs {package}, which is not installed", todo=install(extra))
+    if not is_installed(package):
+        raise SettingsError(f"{what} needs {package}, which is not installed", todo=install_command(extra))
 
 
-def missing(error: ModuleNotFoundError) -> UserError | None:
+def missing_extra(error: ModuleNotFoundError) -> UserError | None:
     """Return what to tell a person of an import that failed, or None if no extra brings that package."""
     package = (error.name or "").partition(".")[0]
     extra = _OF_PACKAGE.get(package)
@@ -66,7 +66,7 @@ def missing(error: ModuleNotFoundError) -> UserError | None:
         extra = services[0] if services else _OF_ISLANDS.get(package, "learner")
     if extra is None:
         return None
-    return UserError(f"this needs {package}, which is not installed", todo=install(extra))
+    return UserError(f"this needs {package}, which is not installed", todo=install_command(extra))
 
 
 def _packages(trace: TracebackType | None) -> list[str]:

@@ -33,7 +33,7 @@ log = get(__name__)
 
 
 class Recorded(Protocol):
-    """What can be dumped: it has a name and gives its dump line by line."""
+    """A machine that can be dumped: it has a name and gives its dump line by line."""
 
     name: str
 

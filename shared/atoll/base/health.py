@@ -3,6 +3,10 @@
 The check needs no port and no library: a container runs `atoll health`, and an orchestrator may look at the file itself.
 Every service of a run touches the file only while the broker answers it: a learner with each heartbeat that arrived, a
 synchronizer and an evaluator after an echo. So the file of a service that is cut off grows old.
+
+An engine that is to bring containers back after a reboot of their host (`restart: unless-stopped`) starts them again whenever
+they end, also when they have finished. So a service that has finished does not end there (`rest`): it makes room for a small
+interpreter, this module, which goes on to say that all is well and ends at the first signal.
 """
 
 from __future__ import annotations
@@ -11,12 +15,18 @@ import asyncio
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NoReturn
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
+from atoll.base.exits import StopSignals
+from atoll.base.logs import get
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
+
+log = get(__name__)
 
 TOUCH_S = 2.0
 REACH_S = 5.0
@@ -37,12 +47,12 @@ async def live(file: Path | None, reaches: Callable[[float], Awaitable[bool]] | 
     `reaches` gets the seconds to wait for an answer. This never returns: cancel it.
     """
     while True:
-        if reaches is None or await _answered(reaches):
+        if reaches is None or await _reached(reaches):
             show_life(file)
         await asyncio.sleep(TOUCH_S)
 
 
-async def _answered(reaches: Callable[[float], Awaitable[bool]]) -> bool:
+async def _reached(reaches: Callable[[float], Awaitable[bool]]) -> bool:
     try:
         return await reaches(REACH_S)
     except AtollError:
@@ -54,3 +64,22 @@ def silent_s(file: Path, clock: Clock) -> float:
     if file.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a folder", str(file))
     return max(0.0, clock.wall() - file.stat().st_mtime)
+
+
+def rest(health_file: Path | None) -> NoReturn:
+    """Become a process that rests; everything that this one holds is freed."""
+    log.info("process.resting", reason="the run is over", until="it is told to stop")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "atoll.base.health", str(health_file or "")])  # noqa: S606  (ourselves)
+
+
+def main(health_file: Path | None) -> None:
+    """Touch `health_file`, if any, until SIGTERM or SIGINT."""
+    signals = StopSignals()
+    while not signals.wait(TOUCH_S):
+        show_life(health_file)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1] else None)

@@ -82,7 +82,7 @@ def configure(form: Format = "auto", level: str = "info", **bound: str | int) ->
 
 
 @contextlib.contextmanager
-def restored() -> Iterator[None]:
+def restore_at_end() -> Iterator[None]:
     """Leave logging, at the end of the block, as it was at its start."""
     root = logging.getLogger()
     handlers, threshold, events = root.handlers[:], root.level, structlog.get_config()
@@ -102,7 +102,7 @@ def restored() -> Iterator[None]:
 @contextlib.contextmanager
 def logging_to(path: Path, level: str = "info", **bound: str | int) -> Iterator[None]:
     """Send structured logs to a file while the block runs, because the live console owns the terminal."""
-    with path.open("a", encoding="utf-8") as log, restored():
+    with path.open("a", encoding="utf-8") as log, restore_at_end():
         configure("json", level, **bound)
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler):

@@ -41,7 +41,7 @@ def parts(start: int, stop: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts)) if start < stop else []
 
 
-def each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
+def for_each(work: Callable[[T], None], items: Iterable[T], elements: int) -> None:
     """Do `work` with every item, in any order, and return when all is done; `elements` says how large they are together.
 
     Raises:

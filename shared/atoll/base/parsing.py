@@ -1,4 +1,4 @@
-"""JSON from outside becomes typed values, or one kind of error.
+"""JSON and TOML from outside become values that we can hold, or one kind of error.
 
 msgspec checks types and bounds. It raises errors of other kinds for bytes that are no text and for brackets that nest deeper
 than the interpreter's stack; a reader that catches only msgspec's would end. So every reader of JSON that a peer, a disk or an
@@ -6,12 +6,15 @@ older process may have written parses it here.
 
 msgspec describes a type to itself when it meets it first. Two threads that meet one type at once end the process by a
 segmentation fault (msgspec 0.22, two islands that joined from two threads). So a type is met first under a lock.
+
+TOML is what people write: `parsed_toml` refuses what Python, or code that walks its tables, cannot hold.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar, cast
@@ -23,10 +26,22 @@ from atoll.base.errors import for_a_terminal, on_one_line
 from atoll.base.quantities import COUNTED_SHARE
 
 FAULT_CHARS_MAX: Final = 256
+DEPTH_MAX: Final = 32
+"""No file of ours has tables or lists in one another so deep; dotted keys make them without any sign of depth."""
+INTEGER_MAX: Final = 1 << 63
+"""TOML's whole numbers have 64 bits; Python reads longer ones, and does not write those of more than 4,300 digits."""
+_QUOTED: Final = re.compile(
+    r'''"""(?:[^"\\]|\\.|"(?!""))*+(?:""")?|"(?:[^"\\\n]|\\.)*+"?'''
+    r"""|'''(?:[^']|'(?!''))*+(?:''')?|'[^'\n]*+'?|\#[^\n]*""",
+    re.DOTALL,
+)
+"""Texts and comments, also one that never ends; each alternative matches wherever it begins, so a search is linear."""
+_BETWEEN_KEYS: Final = re.compile(r"[=,\n\[\]{}]")
 T = TypeVar("T")
 
 _met: Final[set[Any]] = set()
 _meeting: Final = threading.Lock()
+_NOTHING: Final = object()
 
 
 def parsed(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
@@ -89,4 +104,31 @@ def _meet(kind: Any) -> None:  # noqa: ANN401  (a type, or a union of some)
         _met.add(kind)
 
 
-_NOTHING: Final = object()
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML text.
+
+    Raises:
+        ValueError: it is not TOML, has a whole number of more than 64 bits, or is deeper than `DEPTH_MAX`.
+    """
+    import tomllib  # noqa: PLC0415  (most processes read no TOML)
+
+    # tomllib takes a time that grows with the square of the parts of one key.
+    if any(part.count(".") >= DEPTH_MAX for part in _BETWEEN_KEYS.split(_QUOTED.sub("", text))):
+        raise _too_deep()
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("lists in lists, deeper than Python reads") from None
+    level: list[Any] = [table]
+    for _ in range(DEPTH_MAX):
+        inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        if any(isinstance(value, int) and not -INTEGER_MAX <= value < INTEGER_MAX for value in inside):
+            raise ValueError("a whole number of more than 64 bits")
+        level = [value for value in inside if isinstance(value, dict | list)]
+        if not level:
+            return table
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"tables in tables, more than {DEPTH_MAX} deep")

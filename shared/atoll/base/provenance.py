@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from atoll.base.processors import processors
+from atoll.base.machine import processors
 from atoll.base.regular_files import text_or_empty
 
 GIT_S: Final = 5.0

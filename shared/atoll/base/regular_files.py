@@ -127,7 +127,7 @@ def text_of_bytes(data: bytes, path: Path) -> str:
 def text_or_empty(path: Path) -> str:
     """Return the text of a regular file of at most `TEXT_BYTES_MAX`; empty if there is none that can be read.
 
-    What is not UTF-8 is replaced: no reader of such a text can do anything else about it.
+    Bytes that are not UTF-8 are replaced: no reader of such a text can do anything else about it.
     """
     try:
         return read_file(path, TEXT_BYTES_MAX).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What a process did from when to when, for a profile: kept while somebody records, and free of cost otherwise.
+"""Spans of a process, from when to when it did what, for a profile: kept while somebody records, and free of cost otherwise.
 
     with spans.span("push fragment 3", base=7): …      a span, also across awaits; spans of one lane may overlap
     spans.instant("fragment 3 adopted", version=8)     a moment

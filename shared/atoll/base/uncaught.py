@@ -1,4 +1,4 @@
-"""What a script shows of an error of ours that nobody caught: the message, not the traceback.
+"""The message, and not the traceback, of an error of ours that a script does not catch.
 
 `import atoll` puts this in the place of Python's own hooks, for the main thread and for others. It speaks only of what a
 person, a machine or a peer has done; every other exception, a bug of ours (`ProtocolMisuse`) too, goes to the hook that was

@@ -1,12 +1,23 @@
-"""Numbers with their nouns, and lists cut short, in sentences for people: `1 round`, `3 rounds`, `a, b and 3 more`.
+"""Text for people: numbers with their nouns, lists cut short, addresses without secrets.
 
-Findings, log lines and errors say how many of something there are, and name some of it. All of them are worded here, so that
-one round is never told as `1 rounds`, and what a list leaves out is always counted.
+Findings, log lines and errors say how many of something there are, and name some of it: `1 round`, `3 rounds`, `a, b and 3
+more`. So one round is never told as `1 rounds`, and what a list leaves out is always counted. The user part of a URL, where a
+password may stand, is struck out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Any, Final
+
+# A password may hold a slash, or an @ itself: so all goes to the last @ before white space or a comma and the next address.
+# Rather a name too many than a password.
+_ADDRESSES: Final = re.compile(r"//\S*")
+_WITHOUT_SCHEME: Final = re.compile(r"""(?<![^\s'",(\[=])[^\s/:@'"]+:(?!//)[^\s'"]*@""")
+"""What somebody typed who forgot the scheme."""
+_ADDRESSES_IN_JSON: Final = re.compile(rb'//(?:\\.|[^\s"\\])*')
+_NEXT_ADDRESS: Final = re.compile(r"""(?<=,)(?=['"]?\w[\w+.-]*://)""")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -43,3 +54,27 @@ def few(names: Iterable[str], most: int, sep: str = ", ", *, of: int | None = No
     named = there[:most]
     left_out = (len(there) if of is None else of) - len(named)
     return sep.join(named) + (f" and {left_out:,} more" if left_out > 0 else "")
+
+
+def redact(value: Any) -> Any:  # noqa: ANN401  (whatever a setting holds)
+    """Return `value` with the user part of any URL struck out, in each text of a list; what is neither as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(redact(each) for each in value)
+    if not isinstance(value, str):
+        return value
+    return _WITHOUT_SCHEME.sub("***@", _ADDRESSES.sub(lambda found: _strike(found[0]), value))
+
+
+def redact_json(encoded: bytes) -> bytes:
+    """Return JSON with the user part of any URL in its texts struck out; no text ends elsewhere for it."""
+    return _ADDRESSES_IN_JSON.sub(lambda found: _strike(found[0].decode("latin-1")).encode("latin-1"), encoded)
+
+
+def _strike(addresses: str) -> str:
+    return "".join(_strike_one(each) for each in _NEXT_ADDRESS.split(addresses))
+
+
+def _strike_one(address: str) -> str:
+    scheme, slashes, rest = address.partition("//")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}{slashes}***@{host}" if at else address

@@ -77,11 +77,11 @@ def config_verb(  # noqa: PLR0913  (one option each)
 
 def _shown_values(loaded: LoadedSettings) -> tuple[dict[str, Any], dict[str, str]]:
     """Return by dotted name the values and their origins, without secrets."""
-    from atoll.base.redacting import redacted  # noqa: PLC0415
+    from atoll.base.wording import redact  # noqa: PLC0415
     from atoll.local.run_settings import flat  # noqa: PLC0415
 
-    values = {name: redacted(value) for name, value in flat(loaded.settings).items()}
-    return values, {name: redacted(loaded.origins.get(name, DEFAULT)) for name in values}
+    values = {name: redact(value) for name, value in flat(loaded.settings).items()}
+    return values, {name: redact(loaded.origins.get(name, DEFAULT)) for name in values}
 
 
 def _explained_lines(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from atoll.base.processors import processors
+from atoll.base.machine import processors
 from atoll.cli.options import Assignments, Broker, Config, with_flags
 from atoll.cli.output import say
 
@@ -116,11 +116,11 @@ def _check_server() -> Finding:
 
 def _check_jax() -> Finding:
     """Return whether JAX is installed, without importing it: the import alone takes a second."""
-    from atoll.base.extras import install, installed  # noqa: PLC0415
+    from atoll.base.extras import install_command, is_installed  # noqa: PLC0415
     from atoll.deploy.checks import Finding  # noqa: PLC0415
 
-    if not installed("jax"):
-        own, ours = install("island"), install("learner")
+    if not is_installed("jax"):
+        own, ours = install_command("island"), install_command("learner")
         return Finding(
             "note",
             "JAX",
@@ -134,7 +134,7 @@ def _check_jax() -> Finding:
 
 def _check_broker(url: str) -> Finding:
     from atoll.base.errors import AtollError  # noqa: PLC0415
-    from atoll.base.redacting import redacted  # noqa: PLC0415
+    from atoll.base.wording import redact  # noqa: PLC0415
     from atoll.bus.options import BusOptions  # noqa: PLC0415
     from atoll.deploy.checks import Finding, error_finding  # noqa: PLC0415
     from atoll.keys.identity import read_identity  # noqa: PLC0415
@@ -147,7 +147,7 @@ def _check_broker(url: str) -> Finding:
         asyncio.run(check_broker_at(url, BusOptions(patience_s=BROKER_PATIENCE_S, credentials=credentials)))
     except AtollError as error:
         return error_finding("broker", error)
-    return Finding("ok", "broker", f"that at {redacted(url)} answers, with JetStream")
+    return Finding("ok", "broker", f"that at {redact(url)} answers, with JetStream")
 
 
 def version_verb() -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from atoll.base.exits import guarded, run_program
+from atoll.base.exits import run_guarded, run_program
 from atoll.cli import (
     archive,
     broker,
@@ -101,11 +101,11 @@ def command() -> Callable[..., Any]:
 
 def main() -> None:
     """Run the command line and leave the process."""
-    guarded(lambda: command()(prog_name="atoll"))
+    run_guarded(lambda: command()(prog_name="atoll"))
 
 
 def run_verb(verb: Callable[..., None]) -> None:
     """Run one verb as a program of its own (`python -m atoll_learner`) with the same errors and exit codes."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(help=verb.__doc__)(verb)
-    run_program(lambda: guarded(app))
+    run_program(lambda: run_guarded(app))

@@ -95,10 +95,10 @@ def status(  # noqa: PLR0913  (one argument for each option)
             configure(settings.log.format, "error", role="status", run=settings.run)
             moment, founded_at_s = asyncio.run(_current_moment(settings, out))
             url = settings.broker.url
-    from atoll.base.redacting import redacted  # noqa: PLC0415
+    from atoll.base.wording import redact  # noqa: PLC0415
     from atoll.local.console_tables import status_lines, status_of  # noqa: PLC0415
 
-    told = status_of(moment, redacted(url))
+    told = status_of(moment, redact(url))
     if json:
         text = msgspec.json.format(msgspec.json.encode(told)).decode()
     else:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
-from atoll.client.device_encoding import Placed, taken
+from atoll.client.device_encoding import Placed, adopt_on_device
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, scatter
 from atoll.model.tree_walk import is_jax_array, loaded_jax
@@ -56,7 +56,7 @@ def adopt(
         slices, rules = layout.slices(item.frame.fragment), settings.of(item.frame.fragment)
         if item.carry_from is None:
             rules = msgspec.structs.replace(rules, adoption="overwrite")
-        on_device = None if item.placed is None else taken(slices, rules, adopted, item.placed)
+        on_device = None if item.placed is None else adopt_on_device(slices, rules, adopted, item.placed)
         if on_device is not None:
             adopted |= on_device
             continue

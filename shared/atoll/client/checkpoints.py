@@ -12,13 +12,13 @@ uses without it. The step loop pays for one copy to host memory. A thread does t
 a temporary folder and renames it, so that a kill at any instant leaves the former checkpoint. The newest few are kept. A save
 that is under way delays the next one.
 
-Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. What its former
-life trained and had not pushed is lost, and counted as lost in that life's account; no checkpoint may bring it back under
-another. So a checkpoint, however old, can overwrite nothing. It is adopted only if its note names this run, founding, model,
-layout, learner and tree. A damaged one is skipped for the one before it. Orbax does not protect values by a checksum; the
-note's digest does, and also the note itself, which holds the numbers and strings of a loop's state. What is not finite could
-not be adopted, and is not written. A rebuilt run has a nonce of its own: until it has a checkpoint, those of its source are
-read, and never written or removed.
+Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. Steps that its
+former life trained and had not pushed are lost, and counted as lost in that life's account; no checkpoint may bring them back
+under another. So a checkpoint, however old, can overwrite nothing. It is adopted only if its note names this run, founding,
+model, layout, learner and tree. A damaged one is skipped for the one before it. Orbax does not protect values by a checksum;
+the note's digest does, and also the note itself, which holds the numbers and strings of a loop's state. A state that is not
+finite could not be adopted, and is not written. A rebuilt run has a nonce of its own: until it has a checkpoint, those of its
+source are read, and never written or removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import xxhash
 
 from atoll.base.errors import CheckpointError, PeerMisbehaved, SettingsError, StorageFull
 from atoll.base.logs import get
-from atoll.client.optimizer_state import Arrays, host_copy, is_finite, rebuilt
+from atoll.client.optimizer_state import Arrays, host_copy, is_finite, rebuild_state
 from atoll.model.tree_walk import flatten, is_array, is_jax_array
 from atoll.protocol.data import Key
 from atoll.protocol.island import Island
@@ -128,7 +128,7 @@ class LoopCheckpoints:
         _check(like, lend, every_s, kept)
         run, member = island.session.run, island.session.member
         self._life = life_of(run, member.learner, member.incarnation, self._state.kinds)
-        self._store = Checkpoints(_usable(Path(folder)), self._life, rebuilt_from(run), kept)
+        self._store = Checkpoints(_make_folder(Path(folder)), self._life, rebuilt_from(run), kept)
         self._arrays: Arrays | None = None
         self._last: Any = None
         self._saves = 0
@@ -286,7 +286,7 @@ class DataPlace(msgspec.Struct, frozen=True):
 
 
 class CheckpointNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint records about itself.
+    """A checkpoint's record of itself.
 
     Attributes:
         run, nonce, model, layout, learner: whose it is; `nonce` is that of the run's founding.
@@ -408,7 +408,7 @@ class Checkpoints:
                 log.warning("checkpoint.damaged", path=str(self.folder / str(number)), reason=str(error))
                 continue
             try:
-                state = rebuilt(like, arrays)
+                state = rebuild_state(like, arrays)
             except PeerMisbehaved as error:  # it is whole, and not what is trained with now
                 log.warning("checkpoint.refused", path=str(self.folder / str(number)), reason=str(error))
                 continue
@@ -458,7 +458,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # noqa: PLC0415  (half a second, which no first step waits for)
 
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(_numbered(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
+            state=ocp.args.StandardSave(_number_names(arrays)), note=ocp.args.JsonSave(msgspec.to_builtins(note))
         )
         try:
             with self._manager() as manager:  # it removes what is left of a save that failed
@@ -614,7 +614,7 @@ def _check_room(folder: Path, size: int) -> None:
         raise StorageFull(f"{free} bytes are free for a checkpoint of {size}")
 
 
-def _numbered(arrays: Arrays) -> Arrays:
+def _number_names(arrays: Arrays) -> Arrays:
     """Return the arrays under names that can be file names anywhere."""
     return {f"{i:06d}": array for i, array in enumerate(arrays.values())}
 
@@ -634,7 +634,7 @@ def _check(like: Any, lend: str, every_s: float, kept: int) -> None:  # noqa: AN
         raise SettingsError("kept is out of range", got=kept, allowed="1..1000 checkpoints", todo="correct kept")
 
 
-def _usable(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     """Return a folder that is there; raise `SettingsError` where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

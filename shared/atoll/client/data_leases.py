@@ -6,9 +6,9 @@ holders: at once if the member record says that the holder left, and after a tim
 over from a checkpoint (`resume`) or returns them. A learner renews in the background while it holds anything. Each
 renewal reports how far it has read. `lost` has the units that it lost: other learners may read them now.
 
-A ledger that nobody can read, or that cannot be (other blocks than the run record says, counted further than there were
-writes, more units than learners hold), is replaced by the newest one that a learner has seen. What was granted since is
-then granted again, and its holders find it lost: the lesser evil, since no learner can lease anything until somebody does it.
+A ledger that nobody can read, or that cannot be (other blocks than the run record says, counted further than there were writes,
+more units than learners hold), is replaced by the newest one that a learner has seen. Units granted since are then granted
+again, and their holders find them lost: the lesser evil, since no learner can lease anything until somebody does it.
 
 Contention is a small record per learner and renewal, and one more per `data.lease_blocks` blocks.
 """

@@ -95,7 +95,7 @@ class Encoder:
     def reads(self, fragment: int, leaves: Mapping[str, Any]) -> bool:
         """Return whether pseudo-gradients of a snapshot with these arrays can still be made here."""
         slices = self.layout.slices(fragment)
-        return not any(_unfit(leaves[tensor_slice.tensor_name]) for tensor_slice in slices)
+        return not any(_obstacle(leaves[tensor_slice.tensor_name]) for tensor_slice in slices)
 
     def encode(
         self,
@@ -117,7 +117,7 @@ class Encoder:
 
         slices, form = self.layout.slices(fragment), format_of(self.protocol.of(fragment).codec_up)
         with jax.default_device(anchor.home), jax.transfer_guard("allow"):
-            found = [_at_home(leaves[part.tensor_name], part, anchor.home) for part in slices]
+            found = [_rows_at(leaves[part.tensor_name], part, anchor.home) for part in slices]
             sizes, corners = tuple(part.size for part in slices), tuple(rows.corners for rows in found)
             made = on_device.pseudo_gradient(
                 on_device.EncodingPlan(form, self.protocol.of(fragment).error_feedback, sizes, corners),
@@ -131,7 +131,7 @@ class Encoder:
         return vector, made.residue
 
 
-def chosen(
+def choose_encoder(
     choice: str, layout: Layout, protocol: ProtocolSettings, leaves: Mapping[str, Any], *, donated: bool
 ) -> tuple[Encoder | None, str]:
     """Return the encoder for the device, or None where the host makes pseudo-gradients, and why.
@@ -139,7 +139,7 @@ def chosen(
     `choice` is `host`, `device` (wherever that is possible) or `auto` (where that is an accelerator).
     """
     merged = {tensor.name: leaves[tensor.name] for tensor in layout.tensors}
-    unfit = [f"{name!r} {reason}" for name, leaf in merged.items() if (reason := _unfit(leaf))]
+    unfit = [f"{name!r} {reason}" for name, leaf in merged.items() if (reason := _obstacle(leaf))]
     if choice == "host":
         return None, "so it was asked for"
     if donated:
@@ -166,7 +166,7 @@ def check_choice(choice: str) -> None:
         )
 
 
-def taken(
+def adopt_on_device(
     slices: Sequence[FragmentSlice], settings: ProtocolSettings, leaves: Mapping[str, Any], placed: Placed
 ) -> dict[str, Any] | None:
     """Return the arrays of a fragment, by name, with `placed` adopted in them on their device.
@@ -181,7 +181,7 @@ def taken(
     with jax.transfer_guard("allow"):  # the loop may forbid transfers: ours are a few numbers
         for tensor_slice, rows in zip(slices, placed.rows, strict=True):
             leaf = changed.get(tensor_slice.tensor_name, leaves[tensor_slice.tensor_name])
-            if _unfit(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
+            if _obstacle(leaf) or leaf.devices() != {placed.home} or leaf.committed != rows.committed:
                 return None
             if settings.adoption == "blend":
                 keep = np.float32(settings.blend_alpha)
@@ -202,7 +202,7 @@ class _Found:
     corners: tuple[tuple[int, ...], ...] = ()
 
 
-def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
+def _obstacle(leaf: Any) -> str:  # noqa: ANN401  (any array)
     """Return why a device cannot compute with an array, or the empty string."""
     if not is_jax_array(leaf):
         return "is no array of JAX"
@@ -212,7 +212,7 @@ def _unfit(leaf: Any) -> str:  # noqa: ANN401  (any array)
     return "" if {leaf.sharding.memory_kind} <= usual else f"lies in {leaf.sharding.memory_kind} memory"
 
 
-def _at_home(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # noqa: ANN401  (a JAX array and a device)
+def _rows_at(leaf: Any, tensor_slice: FragmentSlice, home: Any) -> _Found:  # noqa: ANN401  (a JAX array and a device)
     """Return the rows of a slice on `home`; rows that are elsewhere are moved there."""
     if leaf.devices() == {home}:
         return _Found((leaf,), tensor_slice.start)

@@ -46,7 +46,7 @@ from atoll.base.quantities import FIGURE_MAX
 from atoll.base.retry import all_of
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
-from atoll.client.device_encoding import Encoder, Placed, chosen
+from atoll.client.device_encoding import Encoder, Placed, choose_encoder
 from atoll.client.membership import dismissal, quarantine
 from atoll.client.pushing import Pusher
 from atoll.codec import Read
@@ -96,7 +96,7 @@ LATELY_MAX: Final = 2.0
 
 @dataclass(slots=True)
 class StepReport:
-    """What the training thread reports of its newest step; `loss` may be a JAX scalar on its way (see `LossReader`)."""
+    """The training thread's report of its newest step; `loss` may be a JAX scalar on its way (see `LossReader`)."""
 
     step_s: float = 0.0
     loss: SupportsFloat | None = None
@@ -168,7 +168,7 @@ class IslandDriver:
     async def begin(self, snapshot: Mapping[str, Any], encode: str = "auto", *, donated: bool = False) -> None:
         """Set the snapshot before the first step, and choose where pseudo-gradients are made of such snapshots."""
         self._snapshot = snapshot
-        self._encoder, why = chosen(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
+        self._encoder, why = choose_encoder(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
         for p, frame in self._anchors.items():
@@ -305,8 +305,8 @@ class IslandDriver:
             cause = id_of("head", p, version)
             gone = item.carry_from is None
             self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, overwritten=gone, cause_id=cause))
-            self.pusher.adopted(p, version)
-            self.adoption_log.adopted(p, version, self.machine.steps, cause, overwritten=gone)
+            self.pusher.note_adoption(p, version)
+            self.adoption_log.note_adoption(p, version, self.machine.steps, cause, overwritten=gone)
             with self._lock:
                 self._anchors[p] = item.frame
                 self._at_home.pop(p, None)
@@ -567,7 +567,7 @@ class RunProgress:
         self.tokens = max(self.tokens, tokens)
 
     @property
-    def reached(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the target is reached, by what heads and leases say."""
         return 0 < self._target <= self._proven
 
@@ -576,7 +576,7 @@ class RunProgress:
 
 
 class HeadTap(msgspec.Struct, frozen=True):
-    """What a learner needs of a head's tap."""
+    """The part of a head's tap that a learner needs."""
 
     fragment: int
     version: int
@@ -723,7 +723,9 @@ class AdoptionLog:
         self._each = each
         self._adopted = 0
 
-    def adopted(self, fragment: int, version: int, step: int, cause_id: str, *, overwritten: bool = False) -> None:
+    def note_adoption(
+        self, fragment: int, version: int, step: int, cause_id: str, *, overwritten: bool = False
+    ) -> None:
         """Log that the learner goes on from `version` of a fragment, after its step number `step`."""
         self._adopted += 1
         if overwritten:

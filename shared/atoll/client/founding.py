@@ -46,7 +46,7 @@ class Origin(Mapping[int, Vector]):
         self._layout = layout
         self._leaves = leaves
 
-    def on(self, layout: Layout) -> Origin:
+    def in_layout(self, layout: Layout) -> Origin:
         """Return the same parameters in another division."""
         return Origin(layout, self._leaves)
 

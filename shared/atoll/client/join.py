@@ -42,7 +42,7 @@ import msgspec
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, SettingsError
-from atoll.base.extras import install, installed
+from atoll.base.extras import install_command, is_installed
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
@@ -54,12 +54,12 @@ from atoll.bus.options import COPIES, BusOptions
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
 from atoll.client.device_encoding import check_choice
 from atoll.client.leaf_rules import frozen_leaves, log_rules
-from atoll.client.merged import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
+from atoll.client.model_reader import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
-from atoll.client.peer_recovery import Borrowed, believed, borrow
+from atoll.client.peer_recovery import Borrowed, borrow, restore_loan
 from atoll.client.session import DEFAULTS, JoinOptions, JoinRequest, Session, check_pause
-from atoll.client.step_hook import StepHook, planned
+from atoll.client.step_hook import StepHook, plan_origin
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
 from atoll.model.layout import Layout
@@ -135,14 +135,16 @@ def join(
     file = identity_file(broker, options.identity)
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
-    settings = check_codecs((protocol or suited(sum(t.rows for t in tensors if t.name in rules.merged))).check())
+    settings = check_codecs(
+        (protocol or suited_settings(sum(t.rows for t in tensors if t.name in rules.merged))).check()
+    )
     if settings.fragments < rules.fragments_min:
         settings = msgspec.structs.replace(settings, fragments=rules.fragments_min)
         log.info(
             "fragments.raised", fragments=settings.fragments, why="leaves merged by value have fragments of their own"
         )
     clock = options.clock or SystemClock()
-    layout, origin = planned(params, settings.fragments, rules)
+    layout, origin = plan_origin(params, settings.fragments, rules)
     record = RunRecord(
         run=run,
         founder=learner,
@@ -209,7 +211,7 @@ async def _open(url: str, run: str, learner: str, options: JoinOptions, identity
     return await open_bus(url, run, name=learner, options=given)
 
 
-def suited(rows: int) -> ProtocolSettings:
+def suited_settings(rows: int) -> ProtocolSettings:
     """Return the default settings for parameters of so many rows: a fragment has at least one."""
     usual = ProtocolSettings()
     fragments = max(1, min(usual.fragments, rows))
@@ -274,7 +276,7 @@ class IslandHandle(StepHook):
         began_s = self._clock.monotonic()
         work = borrow(self.session.bus, self.run, self.session.member.learner, packed_bytes_max(like), within_s)
         loan = self.call(work).result()
-        return believed(loan, like, self._clock.monotonic() - began_s)
+        return restore_loan(loan, like, self._clock.monotonic() - began_s)
 
     def checkpoints(
         self,
@@ -301,8 +303,8 @@ class IslandHandle(StepHook):
         """
         if self._kept is not None:
             raise SettingsError("this island keeps checkpoints already", todo="put all of the state into one `like`")
-        if not installed("orbax"):
-            raise SettingsError("checkpoints need Orbax, which is not installed", todo=install("learner"))
+        if not is_installed("orbax"):
+            raise SettingsError("checkpoints need Orbax, which is not installed", todo=install_command("learner"))
         self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
         return self._kept
 
@@ -325,7 +327,7 @@ class IslandHandle(StepHook):
     def step(self, params: Any, *, tokens: int, loss: SupportsFloat | None = None) -> Any:  # noqa: ANN401
         """Report a completed step over `tokens` tokens and return the parameters to continue from, as `StepHook.step`."""
         if self._closed:
-            raise _left("a step")
+            raise _left_error("a step")
         self._keep_pace()
         return super().step(params, tokens=tokens, loss=loss)
 
@@ -342,7 +344,7 @@ class IslandHandle(StepHook):
         """Run a coroutine on the island's own loop (a data lease, an event for the log) and return its future."""
         if self._closed:
             work.close()
-            raise _left("a call")
+            raise _left_error("a call")
         return self._home.submit(work)
 
     # --- coming and going -------------------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ class IslandHandle(StepHook):
         except TimeoutError as error:
             raise BrokerUnavailable(
                 "the last pushes are not durable",
-                got=f"no acknowledgement within {drain_s:g} s of {self._unpushed()}",
+                got=f"no acknowledgement within {drain_s:g} s of {self._describe_unpushed()}",
                 todo="is the broker up? what was not pushed is lost, everything before it is merged",
             ) from error
         finally:
@@ -399,8 +401,8 @@ class IslandHandle(StepHook):
     def _leave_interrupted(self) -> None:
         """Push what the steps so far have learnt and say goodbye; the exception that interrupts the loop goes on.
 
-        The parameters are those of the last completed step, whatever the interrupted one has done. What the loop keeps beside
-        them may be changed half-way, so no last checkpoint is written.
+        The parameters are those of the last completed step, whatever the interrupted one has done. The state beside them may
+        be changed half-way, so no last checkpoint is written.
         """
         log.info(
             "learner.interrupted", drain_s=INTERRUPTED_S, todo="wait for the last pushes; Ctrl-C again ends at once"
@@ -413,7 +415,7 @@ class IslandHandle(StepHook):
         if kept is not None:
             kept.finish(STOP_S)
 
-    def _unpushed(self) -> str:
+    def _describe_unpushed(self) -> str:
         """Say which pushes are still on their way."""
         waiting = sorted(self.session.driver.machine.in_flight.items())
         named = (f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting)
@@ -518,7 +520,7 @@ def _warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
         )
 
 
-def _left(what: str) -> SettingsError:
+def _left_error(what: str) -> SettingsError:
     """Return the error of a loop that uses an island after it has left its run."""
     return SettingsError(
         f"{what} comes after this island has left its run",

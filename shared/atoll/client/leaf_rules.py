@@ -1,4 +1,4 @@
-"""What becomes of each leaf of a loop's parameters in the merge: a rule per leaf, by patterns on its name.
+"""Rules of a loop's leaves: what becomes of each in the merge, by patterns on its name.
 
     pseudo_gradient   pushed and merged as the run's settings say, by RDA unless they say otherwise
     direct            the same, by the plain weighted mean: embeddings, whose rows are rarely touched (App. D.2)
@@ -51,25 +51,25 @@ class LeafRules:
     by_name: Mapping[str, Rule]
     doubtful: tuple[str, ...] = ()
 
-    def named(self, *rules: Rule) -> tuple[str, ...]:
+    def names_with(self, *rules: Rule) -> tuple[str, ...]:
         """Return the names of the leaves with one of these rules."""
         return tuple(name for name, rule in self.by_name.items() if rule in rules)
 
     @property
     def merged(self) -> tuple[str, ...]:
         """Return the names of the leaves that travel."""
-        return self.named("pseudo_gradient", "direct", "mean")
+        return self.names_with("pseudo_gradient", "direct", "mean")
 
     @property
     def fragments_min(self) -> int:
         """Return how many fragments these leaves need: those merged by value share none with others."""
-        return 1 + (0 < len(self.named("mean")) < len(self.merged))
+        return 1 + (0 < len(self.names_with("mean")) < len(self.merged))
 
     def layout(self, tensors: Iterable[TensorSpec], fragments: int) -> Layout:
         """Return how the leaves that travel, of these tensors, are divided into fragments."""
         merged = set(self.merged)
         travel = [tensor for tensor in tensors if tensor.name in merged]
-        return plan_layout(travel, fragments, self.named("direct"), self.named("mean"))
+        return plan_layout(travel, fragments, self.names_with("direct"), self.names_with("mean"))
 
 
 def rules_of(
@@ -93,26 +93,14 @@ def rules_of(
     for tensor in tensors:
         pattern = next((pattern for pattern in given if fnmatchcase(tensor.name, pattern)), None)
         used[pattern or ""] += 1
-        rule: Any = usual(tensor, known.get(tensor.name)) if pattern is None else given[pattern]
+        rule: Any = default_rule(tensor, known.get(tensor.name)) if pattern is None else given[pattern]
         weight = rule in {"pseudo_gradient", "direct"}
         if pattern is None and weight and tensor.name not in types and looks_untrained(tensor.name):
             doubtful.append(tensor.name)
-        if pattern is not None and not tensor.floating and rule not in {"local", "frozen"}:
-            raise SettingsError(
-                f"the leaf {tensor.name!r} cannot be averaged",
-                got=f"{tensor.dtype}, and merge[{pattern!r}] = {rule!r}",
-                allowed="local or frozen",
-                todo="correct `merge`",
-            )
+        if pattern is not None:
+            _check_rule(tensor, pattern, rule)
         found[tensor.name] = rule
-    if idle := [pattern for pattern in given if not used[pattern]]:
-        first = ", ".join(list(found)[:NAMED])
-        raise SettingsError(
-            "a pattern of `merge` decides about no leaf",
-            got=idle[0],
-            allowed=f"patterns on names like {first}; the first that fits decides",
-            todo="correct `merge`",
-        )
+    _check_patterns(given, used, found)
     rules = LeafRules(found, tuple(doubtful))
     if not rules.merged:
         raise SettingsError(
@@ -124,7 +112,30 @@ def rules_of(
     return rules
 
 
-def usual(tensor: TensorSpec, known: Rule | None) -> Rule:
+def _check_rule(tensor: TensorSpec, pattern: str, rule: str) -> None:
+    """Raise `SettingsError` for a leaf of whole numbers that a pattern has merged."""
+    if not tensor.floating and rule not in {"local", "frozen"}:
+        raise SettingsError(
+            f"the leaf {tensor.name!r} cannot be averaged",
+            got=f"{tensor.dtype}, and merge[{pattern!r}] = {rule!r}",
+            allowed="local or frozen",
+            todo="correct `merge`",
+        )
+
+
+def _check_patterns(given: Iterable[str], used: Mapping[str, int], names: Iterable[str]) -> None:
+    """Raise `SettingsError` for a pattern that was never used for one of these leaves."""
+    if idle := [pattern for pattern in given if not used[pattern]]:
+        first = ", ".join(list(names)[:NAMED])
+        raise SettingsError(
+            "a pattern of `merge` decides about no leaf",
+            got=idle[0],
+            allowed=f"patterns on names like {first}; the first that fits decides",
+            todo="correct `merge`",
+        )
+
+
+def default_rule(tensor: TensorSpec, known: Rule | None) -> Rule:
     """Return the rule of a leaf for which no pattern was given, if a convention knows it as `known`."""
     if tensor.dtype.startswith(UNTRAINED):
         return "local"
@@ -139,7 +150,7 @@ def frozen_leaves(leaves: Mapping[str, Any], rules: LeafRules) -> tuple[FrozenLe
     Raises:
         SettingsError: one has no bytes to compare, as a key of random numbers.
     """
-    return tuple(FrozenLeaf(name, digest_of(name, leaves[name])) for name in rules.named("frozen"))
+    return tuple(FrozenLeaf(name, digest_of(name, leaves[name])) for name in rules.names_with("frozen"))
 
 
 def digest_of(name: str, leaf: Any) -> str:  # noqa: ANN401  (any array)
@@ -165,8 +176,8 @@ def log_rules(layout: Layout, rules: LeafRules) -> None:
     unlike = {
         "direct": layout.direct,
         "mean": layout.by_value,
-        "local": rules.named("local"),
-        "frozen": rules.named("frozen"),
+        "local": rules.names_with("local"),
+        "frozen": rules.names_with("frozen"),
     }
     counts = ", ".join(f"{len(unlike[rule])} {rule}" for rule in ("mean", "local", "frozen"))
     told = {rule: few(names, NAMED) for rule, names in unlike.items() if names}

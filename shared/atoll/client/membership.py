@@ -54,9 +54,9 @@ async def claim(
         record = await bus.get_record(subjects.member(learner))
         holder = None if record is None else readable(Member, record)
         if record is not None and (holder is None or not holder.left):
-            answering = await _living(bus, subjects, learner, holder)
+            answering = await _ask_holder(bus, subjects, learner, holder)
             if answering is not None:
-                raise _taken(learner, answering, locked=locked)
+                raise _taken_error(learner, answering, locked=locked)
         member = Member(
             learner=learner,
             incarnation=_next_incarnation(record, holder),
@@ -71,7 +71,7 @@ async def claim(
             await bus.put_record(subjects.member(learner), encode(member), expected=record.revision if record else 0)
             return member
         # Somebody wrote the record meanwhile: another process, which answers when it is asked, or one that writes junk.
-    raise _taken(learner, None, locked=locked)
+    raise _taken_error(learner, None, locked=locked)
 
 
 def _next_incarnation(record: Record | None, holder: Member | None) -> int:
@@ -83,11 +83,11 @@ def _next_incarnation(record: Record | None, holder: Member | None) -> int:
     return holder.incarnation + 1
 
 
-async def _living(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> Member | None:
+async def _ask_holder(bus: Bus, subjects: Subjects, learner: str, holder: Member | None) -> Member | None:
     """Return the holder of an id if it answers; an answer that is not the holder's own is none."""
     question = encode(Control(verb="identify", sender=learner))
     answer = await bus.ask(subjects.control(learner), question, timeout_s=IDENTIFY_TIMEOUT_S)
-    answering = None if answer is None else _answering(answer)
+    answering = None if answer is None else _parse_answer(answer)
     return answering if answering is not None and (holder is None or answering.nonce == holder.nonce) else None
 
 
@@ -110,7 +110,7 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
     mine = await bus.get_record(subjects.member(member.learner))
     there = None if record is None else decode(RunRecord, record.data)
     if there is None or there.nonce != run.nonce:
-        return _replaced(run, "no run record" if there is None else f"founding {there.nonce}")
+        return _replaced_error(run, "no run record" if there is None else f"founding {there.nonce}")
     holder = None if mine is None else readable(Member, mine)
     if mine is not None and (holder is None or holder.nonce == member.nonce):
         return None
@@ -121,7 +121,7 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
     )
 
 
-def _answering(answer: bytes) -> Member | None:
+def _parse_answer(answer: bytes) -> Member | None:
     """Return who answered to an id, if the answer can be read."""
     try:
         return decode(Member, answer)
@@ -150,7 +150,7 @@ async def quarantine(bus: Bus, run: RunRecord, fragment: int, member: Member) ->
     )
 
 
-def _replaced(run: RunRecord, got: str) -> RunReplaced:
+def _replaced_error(run: RunRecord, got: str) -> RunReplaced:
     return RunReplaced(
         f"run {run.run!r} on this broker is not the one that this learner joined",
         got=got,
@@ -160,7 +160,7 @@ def _replaced(run: RunRecord, got: str) -> RunReplaced:
     )
 
 
-def _taken(learner: str, holder: Member | None, *, locked: bool) -> IdentityTaken:
+def _taken_error(learner: str, holder: Member | None, *, locked: bool) -> IdentityTaken:
     where = f"process {holder.pid} on {holder.host}" if holder else "another process"
     # Behind a locked door the identity fixes the id.
     todo = (

@@ -27,7 +27,7 @@ def host_copy(tree: Any, into: Arrays | None = None) -> Arrays:  # noqa: ANN401 
     than writing to new memory.
     """
     held = {name: _on_host(leaf) for name, leaf in flatten(tree)[0]}
-    if into is None or _described(held) != _described(into):
+    if into is None or _kinds_of(held) != _kinds_of(into):
         return {name: np.array(array) for name, array in held.items()}
     for name, array in held.items():
         np.copyto(into[name], array)
@@ -44,7 +44,7 @@ def _on_host(leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401  (any leaf)
     return np.asarray(loaded_jax().random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def _described(arrays: Arrays) -> list[tuple[str, tuple[int, ...], str]]:
+def _kinds_of(arrays: Arrays) -> list[tuple[str, tuple[int, ...], str]]:
     return [(name, *_kind(array)) for name, array in arrays.items()]
 
 
@@ -59,7 +59,7 @@ def packed_bytes_max(like: Any) -> int:  # noqa: ANN401
     return 8 + HEADER_BYTES_MAX + sum(int(array.nbytes) for array in host_copy(like).values())
 
 
-def rebuilt(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: ANN401
+def rebuild_state(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: ANN401
     """Return `arrays` as a pytree like `like`, each leaf on the device of that leaf in `like`.
 
     Raises:
@@ -76,7 +76,7 @@ def rebuilt(like: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:  # noqa: 
             raise PeerMisbehaved("a state of another optimizer or model", got=theirs, allowed=ours)
         if not is_finite(arrays[name]):
             raise PeerMisbehaved("a state with infinities or NaN", got=name)
-    return shape.whole(_placed(leaf, arrays[name]) for name, leaf in named)
+    return shape.whole(_place_like(leaf, arrays[name]) for name, leaf in named)
 
 
 def is_finite(array: npt.NDArray[Any]) -> bool:
@@ -86,7 +86,7 @@ def is_finite(array: npt.NDArray[Any]) -> bool:
     )
 
 
-def _placed(leaf: Any, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
+def _place_like(leaf: Any, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
     """Return `array` as the same kind of leaf as `leaf`; never an alias, since a received buffer may be reused."""
     if not is_jax_array(leaf):
         if isinstance(leaf, np.generic):

@@ -1,4 +1,4 @@
-"""What a loop may hand over as parameters, checked: all of it when it joins, in microseconds after each step.
+"""Checks of the parameters that a loop hands over: all of them when it joins, in microseconds after each step.
 
 A mistake here is silent otherwise. A leaf that changed its shape, a tree that lost a branch or a complex array travel wrongly
 or not at all; NaN in a founder's values is everybody's; and an array that the next step has taken over (donated) cannot be
@@ -42,7 +42,7 @@ def checked_parameters(params: Any, merge: Mapping[str, str]) -> tuple[tuple[Ten
     _refuse((name, _no_array(leaf)) for name, leaf in named.items())
     tensors = describe(params)
     rules = rules_of(tensors, merge, leaf_types(params))
-    _refuse((name, _no_numbers(named[name])) for name in named if name not in rules.named("local", "frozen"))
+    _refuse((name, _no_numbers(named[name])) for name in named if name not in rules.names_with("local", "frozen"))
     return tensors, rules
 
 
@@ -128,7 +128,7 @@ class FrozenWatch:
     def check(self) -> None:
         """Compare what may have changed; raise `SettingsError` as `step` does, until the founder's values are back."""
         self._changed = False
-        gone = set(_deleted(self._seen))
+        gone = set(_deleted_names(self._seen))
         for name, leaf in self._seen.items():
             if name in gone or not (name in self._replaced or may_change(leaf)):
                 continue
@@ -227,7 +227,7 @@ def may_change(leaf: Any) -> bool:  # noqa: ANN401  (any array)
 
 def refuse_donated(leaves: Mapping[str, Any]) -> None:
     """Raise `SettingsError` if an array of the last snapshot is gone: the step has donated its parameters."""
-    if gone := next(_deleted(leaves), None):
+    if gone := next(_deleted_names(leaves), None):
         raise SettingsError(
             "the training step donates its parameters, so nothing of them can be pushed",
             got=f"{gone!r} is deleted after the step",
@@ -235,7 +235,7 @@ def refuse_donated(leaves: Mapping[str, Any]) -> None:
         )
 
 
-def _deleted(leaves: Mapping[str, Any]) -> Iterator[str]:
+def _deleted_names(leaves: Mapping[str, Any]) -> Iterator[str]:
     for name, leaf in leaves.items():
         is_deleted = getattr(leaf, "is_deleted", None)
         if is_deleted is not None and is_deleted():

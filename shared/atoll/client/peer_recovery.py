@@ -30,7 +30,7 @@ from atoll.base.errors import AccessDenied, AtollError, PeerMisbehaved
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.client.optimizer_state import Arrays, host_copy, rebuilt
+from atoll.client.optimizer_state import Arrays, host_copy, rebuild_state
 from atoll.codec.arrays import pack_arrays, unpack_arrays
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Control, Member, RunRecord, StateOffer, decode, encode
@@ -186,7 +186,7 @@ class StateLender:
         )
 
     def _spawn(self, work: Any) -> None:  # noqa: ANN401  (a coroutine)
-        task = asyncio.get_running_loop().create_task(_quietly(work))
+        task = asyncio.get_running_loop().create_task(_run_quietly(work))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
@@ -198,11 +198,11 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
     """
     try:
         async with asyncio.timeout(within_s):
-            offer = await _asked(bus, run, "all", Control(verb="lend", sender=learner), OFFER_S)
+            offer = await _ask(bus, run, "all", Control(verb="lend", sender=learner), OFFER_S)
             if offer is None:
                 return None
             peer = token(offer.learner, "learner id")
-            shared = await _asked(bus, run, peer, Control(verb="share", sender=learner), within_s)
+            shared = await _ask(bus, run, peer, Control(verb="share", sender=learner), within_s)
             if shared is None or shared.blob is None or shared.learner != peer:
                 log.warning("state.not_borrowed", peer=peer, reason="offered, and then not shared")
                 return None
@@ -216,12 +216,12 @@ async def borrow(bus: Bus, run: RunRecord, learner: str, bytes_max: int, within_
     return None
 
 
-def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
+def restore_loan(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  # noqa: ANN401  (any pytree)
     """Return a peer's loan as a state like `like`, or None if it is not one."""
     if loan is None:
         return None
     try:
-        state = rebuilt(like, loan.arrays)
+        state = rebuild_state(like, loan.arrays)
     except PeerMisbehaved as error:
         log.warning("state.not_borrowed", peer=loan.offer.learner, reason=str(error))
         return None
@@ -229,7 +229,7 @@ def believed(loan: Loan | None, like: Any, took_s: float) -> Borrowed | None:  #
     return Borrowed(state, offer.learner, offer.steps, offer.tokens, offer.run_tokens, loan.size_bytes, took_s)
 
 
-async def _asked(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:
+async def _ask(bus: Bus, run: RunRecord, whom: str, question: Control, timeout_s: float) -> StateOffer | None:
     answer = await bus.ask(run.subjects.control(whom), encode(question), timeout_s=timeout_s)
     if answer is None:
         return None
@@ -254,7 +254,7 @@ async def _read(bus: Bus, subjects: Subjects, offer: StateOffer, blob: BlobRef, 
                 await bus.purge(f"{blob.stem}.*")
 
 
-async def _quietly(work: Any) -> None:  # noqa: ANN401
+async def _run_quietly(work: Any) -> None:  # noqa: ANN401
     """Run a coroutine of ours; an unreachable bus costs a peer its loan and nothing else."""
     try:
         await work

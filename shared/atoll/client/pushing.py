@@ -105,7 +105,7 @@ class Pusher:
         """Return of how many fragments the last push went up so fast that the next one is not compressed."""
         return len(self._sent_fast)
 
-    def adopted(self, fragment: int, version: int) -> None:
+    def note_adoption(self, fragment: int, version: int) -> None:
         """Note that the learner has just begun a local interval on this version."""
         # The former version stays known: a push of the values before this adoption may still be on its way.
         spans.instant(f"fragment {fragment} adopted", version=version)
@@ -134,7 +134,7 @@ class Pusher:
         framing = Framing(origin.size, protocol.codec_up)
         slices, compress = self._run.layout.slices(fragment), fragment not in self._sent_fast
         encoder = FrameEncoder(framing, pseudo_gradient, slices, residue, compress=compress)
-        sent = await self._sent(action, Upload(encoder), kept)
+        sent = await self._send_frame(action, Upload(encoder), kept)
         await self._queue(action, sent, encoder.norms(), await loss(), began_s)
         self._keep(fragment, residue)
 
@@ -161,7 +161,7 @@ class Pusher:
         except BaseException:
             self._keep(fragment, kept)
             raise
-        sent = await self._sent(action, Upload(made), kept)
+        sent = await self._send_frame(action, Upload(made), kept)
         await self._queue(action, sent, made.norms(), await loss(), began_s)
         self._keep(fragment, residue)
 
@@ -184,7 +184,7 @@ class Pusher:
     def _since_s(self, began_s: float) -> float:
         return round(max(0.0, self._clock.monotonic() - began_s), 4)
 
-    async def _sent(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
+    async def _send_frame(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
         """Return what the manifest says of a frame: the frame itself, if it carries it, or where it is stored by now."""
         if self._sends_inline and is_inline(self._run, action.fragment):
             upload.collision_free = True  # also where it leaves its manifest: in an archive
@@ -195,14 +195,14 @@ class Pusher:
                 self._keep(action.fragment, kept)
                 raise
             return SentFrame(upload.ref(self._stem(action)), frame)
-        return await self._stored(action, upload, kept)
+        return await self._store(action, upload, kept)
 
     def _stem(self, action: Push) -> str:
         """Return where the chunks of a push go, once for each: nobody is to know before."""
         member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES) if self._run.first_writer_wins else ""
         return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push, nonce)
 
-    async def _stored(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
+    async def _store(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)
         """Store the segments while sending may go on.
 
         If this fails, segments that get no manifest are removed, or age out, and the residual that the push should have
@@ -271,7 +271,7 @@ class Pusher:
         }
         room = RoomWait()
 
-        def noted() -> bytes:
+        def manifest_bytes() -> bytes:
             # Of an inline frame, each attempt is an upload, and tells how long those before it took.
             if not sent.frame:
                 return encode(manifest)
@@ -281,7 +281,7 @@ class Pusher:
 
         with spans.span(f"queue manifest of fragment {p}", push=action.push, base=action.base_version):
             await patiently(
-                lambda: self._bus.publish(subject, noted(), msg_id=msg_id, info=info),
+                lambda: self._bus.publish(subject, manifest_bytes(), msg_id=msg_id, info=info),
                 "a contribution's manifest",
                 on=AWAY_OR_REFUSED,
                 hindered=room.hear,

@@ -381,7 +381,7 @@ async def _heads_of(
     heads = await wait_for_heads(bus, run, clock)
     if heads is None:
         log.warning("run.founder_lost", founder=run.founder)
-        warn_of_mixture(run, await publish_origin(bus, run, origin.on(run.layout), identity))
+        warn_of_mixture(run, await publish_origin(bus, run, origin.in_layout(run.layout), identity))
         heads = await wait_for_heads(bus, run, clock)
     if heads is None:
         raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")

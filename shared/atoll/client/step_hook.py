@@ -77,7 +77,7 @@ class StepHook:
     def done(self) -> bool:
         """Return whether the loop should end: the token target is reached or a drain was requested."""
         driver = self.session.driver
-        return driver.drain_wanted or driver.progress.reached
+        return driver.drain_wanted or driver.progress.is_over
 
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
@@ -124,9 +124,9 @@ class StepHook:
             params = self._shape.whole(self.leaves)
         self.travelling = continued
         if self._donated:
-            completed, continued = _copied(completed, continued, lambda _: True)
+            completed, continued = _copy_leaves(completed, continued, lambda _: True)
         elif any(may_change(leaf) for leaf in completed.values()):
-            completed, continued = _copied(completed, continued, may_change)
+            completed, continued = _copy_leaves(completed, continued, may_change)
         self._steps += 1
         self._allowance.take(began_s)
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
@@ -141,13 +141,13 @@ class StepHook:
         return params
 
 
-def planned(params: Any, fragments: int, rules: LeafRules) -> tuple[Layout, Origin]:  # noqa: ANN401
+def plan_origin(params: Any, fragments: int, rules: LeafRules) -> tuple[Layout, Origin]:  # noqa: ANN401
     """Return how the leaves of `params` that travel are divided into `fragments` parts, and what a founder brings of them."""
     layout = rules.layout(describe(params), fragments)
     return layout, Origin(layout, ParameterShape(params).leaves(params))
 
 
-def _copied(
+def _copy_leaves(
     completed: dict[str, Any], continued: dict[str, Any], which: Callable[[Any], bool]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return both with copies in host memory of what `which` says; an array that was not adopted is copied once."""

@@ -14,7 +14,7 @@ import numpy as np
 from atoll.base import buffer_pool, scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse
-from atoll.base.parallel import each, parts
+from atoll.base.parallel import for_each, parts
 from atoll.codec.formats import F32, Format
 from atoll.codec.formats.interface import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
 from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, kernels
@@ -86,7 +86,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
 
     def expand_into(self, out: Vector) -> None:
         """Write the numbers to `out`, which has our length."""
-        each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
+        for_each(lambda part: self.copy(out, *part), parts(0, self.elements), self.elements)
 
     def copy(self, out: Vector, start: int, stop: int) -> None:
         """Write elements `start` to `stop` to their places in `out`, which has our length."""
@@ -118,7 +118,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
                 found[at] = kernels(self.format, self.elements).squares(self.codes, self.scales, start, stop)
                 self._release(start, stop)
 
-        each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
+        for_each(take, range(len(pieces)), sum(stop - start for start, stop in slices))
         for (number, _), value in zip(pieces, found, strict=True):
             sums[number] += value
         return sums
@@ -126,7 +126,7 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
     def blend(self, acc: Vector, start: int, stop: int, keep: float, take: float) -> None:
         """Do `acc <- keep acc + take v` for elements `start` to `stop`; `acc` has our length."""
         factors = keep, take, 0.0
-        each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
+        for_each(lambda part: self._over(BLEND, part, acc=acc, factors=factors), parts(start, stop), stop - start)
 
     def bend(self, acc: Vector, bounds: tuple[int, int], factors: tuple[float, float, float], other: Vector) -> None:
         """Do `acc <- keep acc + (take v + add other)` for the elements within `bounds`; factors are keep, take and add."""

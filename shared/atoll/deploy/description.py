@@ -35,8 +35,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.base.errors import SettingsError
+from atoll.base.parsing import parsed_toml
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
-from atoll.base.toml_text import parsed_toml
 from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.keys.certificates import check_hosts
 from atoll.keys.rights import premerger_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from atoll.base.huge_pages import huge_pages
+from atoll.base.machine import huge_pages
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.folders import archive_folders, own_folders
 from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit_name

@@ -20,6 +20,7 @@ import nkeys
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
+from atoll.base.parsing import parsed_toml
 from atoll.base.regular_files import (
     DOCUMENT_BYTES_MAX,
     NotRegular,
@@ -29,7 +30,6 @@ from atoll.base.regular_files import (
     read_whole,
     text_of_bytes,
 )
-from atoll.base.toml_text import parsed_toml
 from atoll.bus.options import Credentials
 from atoll.keys.certificates import check_authority
 from atoll.keys.rights import EVERY_RUN, KINDS, Kind

@@ -31,11 +31,10 @@ import msgspec
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import BrokerUnavailable, SettingsError, on_one_line
-from atoll.base.exits import guarded, run_program
+from atoll.base.exits import StopSignals, run_guarded, run_program
 from atoll.base.health import show_life
 from atoll.base.logs import configure, get
 from atoll.base.regular_files import read_text
-from atoll.base.stop_signals import StopSignals
 from atoll.bus.regions import RegionSide
 from atoll.bus.server_log import DISK_FULL, LogReader, own_lines
 
@@ -282,4 +281,4 @@ class SilenceWatch:
 
 
 if __name__ == "__main__":
-    run_program(lambda: guarded(_main))
+    run_program(lambda: run_guarded(_main))

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.clock import Clock
-from atoll.base.exits import say_no_more
+from atoll.base.exits import silence_stdout
 from atoll.base.logs import get
 from atoll.base.units import as_duration, as_size
 from atoll.base.wording import counted
@@ -218,7 +218,7 @@ class LastingConsole(Console):
     def on_broken_pipe(self) -> None:
         """Print nothing from now on."""
         self.quiet = True
-        say_no_more()
+        silence_stdout()
         log.warning("console.gone", why="nobody reads standard output any more; the run goes on")
 
 

@@ -15,7 +15,7 @@ import atoll
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, StorageFull
 from atoll.base.provenance import commit
-from atoll.base.redacting import redacted
+from atoll.base.wording import redact
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
 from atoll.run.view import RunView
@@ -42,7 +42,7 @@ class Journal:
             run=up.settings.run,
             learners=len(up.learners),
             settings={},
-            broker=EMBEDDED if up.broker is None else redacted(up.broker),
+            broker=EMBEDDED if up.broker is None else redact(up.broker),
             corpus=[str(path.absolute()) for path in up.corpus],
             created_at_s=clock.wall(),
             begun=False,

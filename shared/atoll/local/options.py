@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import SettingsError
-from atoll.base.redacting import redacted
+from atoll.base.wording import redact
 from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.local import run_settings
 from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies_of, keys_for
@@ -208,7 +208,7 @@ def _pairs(flag: str, texts: tuple[str, ...], allowed: str) -> list[tuple[str, s
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name or "." in name:
-            raise SettingsError(f"--{flag} is wrong", got=redacted(text), allowed=allowed, todo="see --help")
+            raise SettingsError(f"--{flag} is wrong", got=redact(text), allowed=allowed, todo="see --help")
         pairs.append((name, value))
     return pairs
 
@@ -261,7 +261,7 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
         name: place_path(value, Path.cwd()) if name in PLACES else value
         for name, value in kept.items()
         if value is not None
-        and redacted(value) == value
+        and redact(value) == value
         and (name != "data.dir" or not up.prepare)
         and (name != "broker.identity" or up.keys is None)
     }
@@ -301,7 +301,7 @@ def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, s
     """Return the addresses, all of them of brokers and for processes that there are."""
     for name, url in addresses.items():
         if not is_address(url):
-            got = f"{name}={redacted(url)}"
+            got = f"{name}={redact(url)}"
             raise SettingsError("--via is wrong", got=got, allowed=f"name={ADDRESSES}", todo="see --help")
         if name not in children:
             raise SettingsError("--via names nobody", got=name, allowed=", ".join(children), todo="see --learners")
@@ -329,7 +329,7 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
         if fixed and _comparable(name, was) != _comparable(name, now.get(name)):
             raise SettingsError(
                 f"{name} cannot change in a run that exists",
-                got=f"{as_text(now.get(name))} from {redacted(origin)}",
+                got=f"{as_text(now.get(name))} from {redact(origin)}",
                 allowed=f"{as_text(was) or 'nothing'}, as {up.out / 'run.json'} says",
                 todo="leave it away, or start a new run in another --out (all but id, seed, text, brokers, model.* and "
                 "protocol.* may change, and --tokens)",
@@ -345,10 +345,10 @@ def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
     if former.broker != EMBEDDED and up.broker is None:
         raise SettingsError("this run lives on a broker of yours", todo=f"give --broker {former.broker}")
     if former.broker == EMBEDDED and up.broker is not None:
-        origin = redacted(stated["broker.url"][1])
+        origin = redact(stated["broker.url"][1])
         raise SettingsError(
             "this run lives in its own broker's store",
-            got=f"{redacted(up.broker)} from {origin}",
+            got=f"{redact(up.broker)} from {origin}",
             todo=_undo_of(origin, "broker.url"),
         )
     _check_target(former, up)

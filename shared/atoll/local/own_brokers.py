@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import SettingsError
-from atoll.base.redacting import redacted
+from atoll.base.wording import redact
 from atoll.keys.handing_out import ensure
 from atoll.keys.rights import Kind
 from atoll.keys.roll import OPERATOR, KeyFolder
@@ -44,7 +44,7 @@ def copies_of(settings: Settings, origins: Mapping[str, str], stated: Container[
         if "up.brokers" in stated and nodes > 1:
             raise SettingsError(
                 "--brokers and --broker contradict each other",
-                got=f"{nodes} nodes of our own, and {redacted(settings.broker.url)}",
+                got=f"{nodes} nodes of our own, and {redact(settings.broker.url)}",
                 todo="give one of the two; for a cluster that runs give the addresses of its nodes and broker.replicas",
             )
         return copies
@@ -75,7 +75,7 @@ def keys_for(
     if flag:
         raise SettingsError(
             "--locked and --broker contradict each other",
-            got=f"{redacted(settings.broker.url)} is not our own broker",
+            got=f"{redact(settings.broker.url)} is not our own broker",
             todo="leave --locked away; lock that broker where it is started (`atoll broker --keys`)",
         )
     return None

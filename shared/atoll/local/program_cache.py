@@ -24,7 +24,7 @@ from typing import Final
 
 import zstandard
 
-from atoll.base.processors import CPU_LIST, processor_facts
+from atoll.base.machine import CPU_LIST, processor_facts
 from atoll.base.user_cache import user_cache
 
 CACHE_BYTES_MAX: Final = 1 << 30

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.base.huge_pages import huge_pages
-from atoll.base.redacting import redacted
+from atoll.base.machine import huge_pages
 from atoll.base.regular_files import read_text
-from atoll.base.wording import counted
+from atoll.base.wording import counted, redact
 from atoll.bus.cluster import ClusterNode, node_store, planned_nodes
 from atoll.keys.rights import Kind
 from atoll.local.brokers import host_command
@@ -118,7 +117,7 @@ class Services:
 
     def greeting(self) -> list[str]:
         """Return the lines that tell a person what runs where, who may enter, and how to watch it."""
-        run, url = self._up.settings.run, redacted(self._url)
+        run, url = self._up.settings.run, redact(self._url)
         train = self._up.settings.train
         inner = f"{train['optimizer']} at a rate of {train['rate']:g}"
         pace = f"each fragment merged every {self._up.settings.protocol.interval_steps} steps"

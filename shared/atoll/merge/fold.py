@@ -35,7 +35,7 @@ import numpy as np
 from atoll.base import buffer_pool
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse
-from atoll.base.parallel import each, parts
+from atoll.base.parallel import for_each, parts
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32
 from atoll.codec.formats.interface import blocks
@@ -285,7 +285,7 @@ class FragmentFold:
             here = merged[slice(*piece[0])]
             np.multiply(here, piece[1], out=here)
 
-        each(scale, pieces, merged.size)
+        for_each(scale, pieces, merged.size)
         return MergeResult(merged, self.weight_sum, self.count)
 
     def _spend(self) -> Vector:
@@ -410,5 +410,5 @@ class BatchedAccumulation:
                 elif step is not None:
                     entry.pseudo_gradient.blend(total, start, stop, step.keep, step.take)
 
-        each(enter_all, pieces, elements if entries else 0)
+        for_each(enter_all, pieces, elements if entries else 0)
         return total

@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
-from atoll.base.parallel import each, parts
+from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
 from atoll.merge.derived import derivable
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov, OuterOptimizer, State
@@ -158,7 +158,7 @@ class GlobalUpdate:
             states = [*mine.values(), *kept.values()] if outer is not None else []
             scratch_arrays.release_pages(former, target, *(array[now] for array in states))
 
-        each(take, parts(0, count), count)
+        for_each(take, parts(0, count), count)
         averages: State = self._averaged(state, following) if self._average_versions else {}
         return UpdatedFragment(following, kept | averages, delta)
 
@@ -184,5 +184,5 @@ class GlobalUpdate:
             average[here] = newer if share == 1.0 else np.add(former, share * (newer - former), dtype=np.float32)
             scratch_arrays.release_pages(former, newer, average[here])
 
-        each(take, parts(0, values.size), values.size)
+        for_each(take, parts(0, values.size), values.size)
         return {AVERAGE: average, WEIGHT: np.asarray(weight)}

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from atoll.base import buffer_pool, scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse, SettingsError
-from atoll.base.parallel import each, parts
+from atoll.base.parallel import for_each, parts
 from atoll.codec.formats.bf16 import widened
 from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
@@ -82,7 +82,7 @@ class Nesterov:
             ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
             self.step(params[now], NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
 
-        each(take, parts(0, params.size), params.size)
+        for_each(take, parts(0, params.size), params.size)
         return values, kept
 
     def step(

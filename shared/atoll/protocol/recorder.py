@@ -25,7 +25,7 @@ import msgspec
 
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
-from atoll.base.redacting import redacted_json
+from atoll.base.wording import redact_json
 from atoll.protocol import balance, events, tenure
 from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
@@ -107,7 +107,7 @@ class FactRecorder:
             broke=self.broke,
             state=msgspec.Raw(first.state if whole and first.state is not None else b"null"),
         )
-        yield redacted_json(msgspec.json.encode(header))
+        yield redact_json(msgspec.json.encode(header))
         for fact in facts:
             yield fact_line(fact)
 
@@ -190,12 +190,12 @@ class Replay:
 def first_line(name: str, why: str, machine: Machine) -> bytes:
     """Return the first line of a dump that begins now, of a machine as it is; `fact_line` gives the others."""
     header = DumpHeader(name=name, why=why, facts=0, facts_before=0, state=msgspec.Raw(freeze(machine)))
-    return redacted_json(msgspec.json.encode(header))
+    return redact_json(msgspec.json.encode(header))
 
 
 def fact_line(fact: Fact) -> bytes:
     """Return a fact as a line of a dump."""
-    return redacted_json(msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
+    return redact_json(msgspec.json.encode([type(fact).__name__, fact], enc_hook=plain))
 
 
 def _fact(row: bytes) -> Fact:

@@ -23,8 +23,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from atoll.base.errors import SettingsError
+from atoll.base.parsing import parsed_toml
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
-from atoll.base.toml_text import parsed_toml
 from atoll.base.uncaught import SWITCH
 from atoll.settings.sections import NamesPlace
 

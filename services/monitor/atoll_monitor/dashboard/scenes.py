@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
-from atoll.base.redacting import redacted
+from atoll.base.wording import redact
 from atoll.bus.open import open_bus
 from atoll.protocol.ledger import Ledger, apportion, settle
 from atoll.protocol.settings import ProtocolSettings
@@ -150,7 +150,7 @@ class RunScene:
             nodes=watched.nodes,
             alerts=self.judge.holding,
             reached_by=self.reached_by,
-            broker=redacted(self.broker),
+            broker=redact(self.broker),
         )
 
     def _follow_nodes(self) -> None:

@@ -6,8 +6,8 @@ No caller waits: the NumPy form works until the compiled one is there. A process
 process that merges large fragments compiles within its first seconds, and its log says when and how long. What was compiled
 beforehand (`atoll.codec.kernels.ready`) is there at once.
 
-Processes of a machine that begin together want the same kernels at about the same time. They take turns (`atoll.base.turns`):
-one compiles, with the cores to itself, and the others load what it has made.
+Processes of a machine that begin together want the same kernels at about the same time. They take turns
+(`atoll.base.user_cache`): one compiles, with the cores to itself, and the others load what it has made.
 
 The thread is no daemon: the interpreter would end under a compiler at work, which crashes. It stops between two functions
 once the main thread has ended (`ends_with_the_process`).
@@ -22,8 +22,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from atoll.base.logs import get
-from atoll.base.turns import turn
-from atoll.base.user_cache import user_cache
+from atoll.base.user_cache import turn, user_cache
 
 log = get(__name__)
 

@@ -29,8 +29,8 @@ import xxhash
 
 from atoll.base.errors import EnvironmentFault, ProtocolMisuse
 from atoll.base.logs import get
+from atoll.base.machine import abilities
 from atoll.base.parsing import parsed
-from atoll.base.processors import abilities
 
 log = get(__name__)
 

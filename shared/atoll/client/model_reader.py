@@ -1,11 +1,11 @@
 """The merged model in the hands of a loop: `atoll.read_model(url, run=...)` and `island.merged()`.
 
-What a loop trains on are its island's own values. The run's are on the broker: each fragment's newest version, and their
+A loop trains on its island's own values. The run's are on the broker: each fragment's newest version, and their
 average where the run keeps one. Reading them takes no part in the run, and needs neither token shards nor the model's code: the
 run record holds names, shapes and dtypes.
 
-At the end of a run every learner has pushed its last steps, and shards merge them while the learners leave. Who reads at once
-may be a version ahead of or behind somebody else. So a reader can wait until all shards have closed their ledgers: then
+At the end of a run every learner has pushed its last steps, and shards merge them while the learners leave. A reader that does
+not wait may be a version ahead of or behind another. So a reader can wait until all shards have closed their ledgers: then
 everybody reads the same.
 """
 
@@ -107,7 +107,7 @@ def read_model(  # noqa: PLR0913  (one keyword each)
         bus = await (open_url() if isinstance(broker, str) else broker())
         try:
             record = await founded_run(bus, run)
-            settled = await _settled(bus, record, settle_s)
+            settled = await _await_end(bus, record, settle_s)
             return record, await read_merged(bus, record), settled
         finally:
             await bus.close()
@@ -124,8 +124,8 @@ def read_model(  # noqa: PLR0913  (one keyword each)
         warn_if_partial(record)
     warn_if_unmerged(record, merged)
     return ReadModel(
-        params=merged.params if like is None else placed(merged.params, like),
-        average=merged.average if like is None or merged.average is None else placed(merged.average, like),
+        params=merged.params if like is None else place_like(merged.params, like),
+        average=merged.average if like is None or merged.average is None else place_like(merged.average, like),
         versions_min=merged.versions_min,
         versions_max=merged.versions_max,
         settled=settled,
@@ -166,7 +166,7 @@ def wrong_type(name: str, value: object, allowed: str, todo: str = "") -> Settin
     )
 
 
-async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
+async def _await_end(bus: Bus, run: RunRecord, within_s: float) -> bool:
     """Return whether all shards have closed; wait for that, if the run has a target."""
     now_s = asyncio.get_running_loop().time
     within_s = within_s if run.protocol.tokens_target else 0.0
@@ -181,7 +181,7 @@ async def _settled(bus: Bus, run: RunRecord, within_s: float) -> bool:
     return True
 
 
-def placed(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any pytree)
+def place_like(values: Mapping[str, Any], like: Any) -> Any:  # noqa: ANN401  (any pytree)
     """Return values by name as a pytree like `like`: NumPy arrays stay NumPy's, others go where the leaf lies."""
     shape = ParameterShape(like)
     return shape.whole({name: _leaf(values.get(name), leaf) for name, leaf in shape.leaves(like).items()})
