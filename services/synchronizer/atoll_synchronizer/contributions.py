@@ -97,7 +97,7 @@ async def read_contribution(
 async def _is_as_signed(bus: Bus, manifest: Contribution) -> bool:
     """Return whether the bytes of a contribution are those that its manifest names; nobody is to blame for others.
 
-    Whoever runs the broker can write others, and in runs below wire version 6 who runs a region's.
+    The broker's operator can write others, and in runs below wire version 6 also that of a region's.
     Bytes that end in the middle of a frame were never compared.
     """
     if not manifest.frame:

@@ -252,7 +252,7 @@ def closed_fates(view: RunView, agreement: ProtocolSettings | None) -> dict[str,
 async def poll_fates(scene: RunScene, settings: Settings, wanted: Callable[[], bool]) -> None:
     """Keep `scene.fates` current while they are `wanted`, over a connection that lasts as long; nobody else pays for it.
 
-    What cannot be read now keeps its last value.
+    Fates that cannot be read now keep their last value.
     """
     while True:
         if wanted():
