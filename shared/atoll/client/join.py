@@ -29,7 +29,7 @@ them to its next step must say `donated=True`: then each step copies them to hos
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import fields
@@ -53,7 +53,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import COPIES, BusOptions
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
 from atoll.client.device_encoding import check_choice
-from atoll.client.leaf_rules import frozen_leaves, log_rules
+from atoll.client.leaf_rules import LeafRules, frozen_leaves, log_rules
 from atoll.client.model_reader import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.parameters import ParameterShape, checked_parameters
@@ -62,7 +62,7 @@ from atoll.client.session import DEFAULTS, JoinOptions, JoinRequest, Session, ch
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
-from atoll.model.layout import Layout
+from atoll.model.layout import Layout, TensorSpec
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.region_names import region_name
@@ -135,14 +135,7 @@ def join(
     file = identity_file(broker, options.identity)
     identity = None if file is None else learner_identity(file, run, learner)
     tensors, rules = checked_parameters(params, options.merge)
-    settings = check_codecs(
-        (protocol or suited_settings(sum(t.rows for t in tensors if t.name in rules.merged))).check()
-    )
-    if settings.fragments < rules.fragments_min:
-        settings = msgspec.structs.replace(settings, fragments=rules.fragments_min)
-        log.info(
-            "fragments.raised", fragments=settings.fragments, why="leaves merged by value have fragments of their own"
-        )
+    settings = _founding_settings(protocol, tensors, rules)
     clock = options.clock or SystemClock()
     layout, origin = plan_origin(params, settings.fragments, rules)
     record = RunRecord(
@@ -211,11 +204,26 @@ async def _open(url: str, run: str, learner: str, options: JoinOptions, identity
     return await open_bus(url, run, name=learner, options=given)
 
 
-def suited_settings(rows: int) -> ProtocolSettings:
+def _founding_settings(
+    protocol: ProtocolSettings | None, tensors: Iterable[TensorSpec], rules: LeafRules
+) -> ProtocolSettings:
+    """Return the settings with which these leaves found a run: the defaults where none are given, with enough fragments."""
+    settings = check_codecs(
+        (protocol or _suited_settings(sum(t.rows for t in tensors if t.name in rules.merged))).check()
+    )
+    if settings.fragments < rules.fragments_min:
+        settings = msgspec.structs.replace(settings, fragments=rules.fragments_min)
+        log.info(
+            "fragments.raised", fragments=settings.fragments, why="leaves merged by value have fragments of their own"
+        )
+    return settings
+
+
+def _suited_settings(rows: int) -> ProtocolSettings:
     """Return the default settings for parameters of so many rows: a fragment has at least one."""
-    usual = ProtocolSettings()
-    fragments = max(1, min(usual.fragments, rows))
-    return ProtocolSettings(fragments=fragments, shards=min(usual.shards, fragments))
+    defaults = ProtocolSettings()
+    fragments = max(1, min(defaults.fragments, rows))
+    return ProtocolSettings(fragments=fragments, shards=min(defaults.shards, fragments))
 
 
 class IslandHandle(StepHook):
