@@ -251,12 +251,10 @@ class Shard:
         if slot.fragment_ledger.knows(event.key):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
         offer = Offer(event.key, event.base_version, event.tokens, event.steps, event.final, event.cause_id)
-        isolated = self.isolated(event.key.learner, event.key.incarnation)
-        unlikely = event.absurd or slot.overspends(offer, account.trained)
-        reason = "quarantined" if isolated else "implausible" if unlikely else slot.round.refusal(offer)
-        reason = reason or (
-            "after_final" if slot.follows_final(offer) else "after_end" if slot.is_after_end(offer) else ""
-        )
+        if self.isolated(event.key.learner, event.key.incarnation):
+            reason = "quarantined"
+        else:
+            reason = "implausible" if event.absurd else slot.refusal(offer, account.trained)
         if reason:
             return self._refuse(slot, offer, reason, event.cause_id)
         slot.offers[event.key] = offer

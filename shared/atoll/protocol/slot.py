@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -109,6 +109,16 @@ class FragmentSlot:
         held = [other for other in self.offers.values() if other.key[:2] == life and not ledger.knows(other.key)]
         return ledger.spent(*life) + sum(other.tokens for other in held) + offer.tokens > trained
 
+    def refusal(self, offer: Offer, trained: int) -> str:
+        """Return why an offer of a life that has trained so many tokens is refused unread, or the empty string."""
+        if self.overspends(offer, trained):
+            return "implausible"
+        if reason := self.round.refusal(offer):
+            return reason
+        if self.follows_final(offer):
+            return "after_final"
+        return "after_end" if self.is_after_end(offer) else ""
+
     def renew(self, following: FragmentRound) -> list[Offer]:
         """Begin the round that follows; return what was parked for it."""
         self.round = following
@@ -167,16 +177,14 @@ class FragmentSlot:
         """
         ledger, settings, version = self.fragment_ledger, self.round.settings, self.round.version
         outliers, clipped = list[Outlier](), set[PushKey]()
+        known = {other: each for other, each in ledger.measures(version).items() if not has_ended(other, each)}
         for key, norm in ready:
             if key not in self.offers:
                 raise ProtocolMisuse("a contribution became ready that nobody asked for", got=key)
             offer, name = self.offers[key], key.learner
-            known = {other: each for other, each in ledger.measures(version).items() if not has_ended(other, each)}
             limit = norm_limit(known, name, offer.steps, settings.outlier_ratio, base_norm)
             scale = limit / norm if norm > limit else 1.0
-            others = len(known.keys() - {name})
-            judged = others >= OTHERS_MIN and ledger.has_merged(name, key.incarnation)
-            if scale < 1.0 and settings.protect == "isolate" and judged:
+            if scale < 1.0 and self._isolates(key, known):
                 outliers.append(Outlier(offer, norm, limit))
             elif scale < 1.0 and not settings.by_value(self.round.fragment):  # of values, it would be another value
                 clipped.add(key)
@@ -192,6 +200,12 @@ class FragmentSlot:
                 ledger.remember(key.learner, Measure(offer.scale * norm, offer.steps, key.incarnation, version))
         again = [key for key, _ in ready if apart and key not in refused]
         return outliers, [Fetch(key=key, apart=key in clipped, cause_id=cause_id) for key in again]
+
+    def _isolates(self, key: PushKey, known: Mapping[str, Measure]) -> bool:
+        """Return whether a contribution that is too long is refused: the run isolates, and enough others judge it."""
+        judged = len(known.keys() - {key.learner}) >= OTHERS_MIN
+        isolates = self.round.settings.protect == "isolate"
+        return isolates and judged and self.fragment_ledger.has_merged(key.learner, key.incarnation)
 
     def commits(self) -> None:
         """Note that a commit carries the ledger with all that was refused until now."""

@@ -23,7 +23,8 @@ for what is not known. Fields may be added; none is renamed or removed as long a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -195,32 +196,38 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
         storing: what becomes of what brokers are to store.
         making: what becomes of versions.
     """
-    told = list(states)
-    heard = any(state in HEARD for state in told)
+    counts = Counter(states)
+    heard = any(counts[state] for state in HEARD)
     if ended:
         return Standing("ending" if heard else "stopped" if stopped else "over")
-    waits_for = []
-    training = told.count("training")
-    if not heard:
-        waits_for.append("a learner: none is heard")
-    elif training < protocol.quorum:
-        waits_for.append(f"a quorum of {protocol.quorum}: {training} training")
-    unserved = [str(shard) for shard in range(protocol.shards) if shard not in owned]
-    if unserved:
-        waits_for.append(f"a synchronizer for shard {', '.join(unserved)}")
-    served = [p for p in storing.stalled if any(p in protocol.fragments_of(shard) for shard in owned)]
-    if training and served:
-        names = few(map(str, served), NAMED_MAX)
-        waits_for.append(
-            f"versions of fragment {names}, while others are made. Is a broker that keeps them away or full?"
-        )
-    if training and storing.unwritten_s > UNWRITTEN_S:
-        waits_for.append(
-            f"a broker that stores something: for {storing.unwritten_s:.0f} s it has not. Is its disk full?"
-        )
+    training = counts["training"]
+    waits_for = list(_missing(protocol, training, owned, heard=heard))
+    if training:
+        waits_for += _unstored(protocol, owned, storing)
     if training and not waits_for and making.stands_still:
         waits_for.append(making.told)
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)
+
+
+def _missing(protocol: ProtocolSettings, training: int, owned: Collection[int], *, heard: bool) -> Iterator[str]:
+    """Yield which processes a run waits for, in words."""
+    if not heard:
+        yield "a learner: none is heard"
+    elif training < protocol.quorum:
+        yield f"a quorum of {protocol.quorum}: {training} training"
+    unserved = [str(shard) for shard in range(protocol.shards) if shard not in owned]
+    if unserved:
+        yield f"a synchronizer for shard {', '.join(unserved)}"
+
+
+def _unstored(protocol: ProtocolSettings, owned: Collection[int], storing: Storing) -> Iterator[str]:
+    """Yield which storing a run waits for, in words."""
+    served = [p for p in storing.stalled if any(p in protocol.fragments_of(shard) for shard in owned)]
+    if served:
+        names = few(map(str, served), NAMED_MAX)
+        yield f"versions of fragment {names}, while others are made. Is a broker that keeps them away or full?"
+    if storing.unwritten_s > UNWRITTEN_S:
+        yield f"a broker that stores something: for {storing.unwritten_s:.0f} s it has not. Is its disk full?"
 
 
 SCHEMA: Final = 1

@@ -341,6 +341,10 @@ def bad_directions(history: History, shares: Sequence[LearnerShare]) -> list[Run
     return found
 
 
+Upload = tuple[float, str, float]
+"""How long an upload took (s), its id, and when the event that tells of it was written (s)."""
+
+
 def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFinding]:
     """Return the learners whose uploads take much longer than those of the others, and longer than a step.
 
@@ -352,34 +356,40 @@ def slow_links(history: History, shares: Sequence[LearnerShare]) -> list[RunFind
     size_bytes = middle(share.bytes for share in shares)
     found = []
     for learner, pushes in sorted(uploads.items()):
-        own_s, others_s = usual_s[learner], longer_middle(took_s for name, took_s in usual_s.items() if name != learner)
+        others_s = longer_middle(took_s for name, took_s in usual_s.items() if name != learner)
         share = by_name.get(learner)
-        step_s = None if share is None else share.step_s
-        if others_s is None or len(pushes) < CONTRIBUTIONS_MIN or own_s <= max(LINK_SLOWER * others_s, step_s or 0.0):
+        step_s = 0.0 if share is None else share.step_s or 0.0
+        if others_s is None or len(pushes) < CONTRIBUTIONS_MIN:
             continue
-        rate = f", so {size_bytes / own_s / 1e3:.3g} kB/s" if size_bytes else ""
-        took_s, push, _ = max(pushes)
-        merged, late = (0, 0) if share is None else (share.contributions, share.late)
-        found.append(
-            finding(
-                "slow link",
-                learner,
-                f"an upload of {size_bytes or 0:,.0f} bytes takes {own_s:.3g} s{rate}; the others' {others_s:.3g} s",
-                from_s=min(at_s - one_s for one_s, _, at_s in pushes),
-                until_s=max(at_s for _, _, at_s in pushes),
-                evidence=(
-                    f"{push}: its upload took {took_s:.3g} s",
-                    f"of {counted(len(pushes), 'upload')} {merged} were merged, {late} of these late"
-                    + ("; the others were refused" if merged < len(pushes) else ""),
-                ),
-            )
-        )
+        if usual_s[learner] > max(LINK_SLOWER * others_s, step_s):
+            found.append(_slow_link(learner, pushes, share, others_s, size_bytes))
     return found
 
 
-def _uploads(history: History) -> dict[str, list[tuple[float, str, float]]]:
-    """Return, by learner, how long each known upload took, its id, and when the event that tells of it was written."""
-    found: dict[str, list[tuple[float, str, float]]] = {}
+def _slow_link(
+    learner: str, pushes: Sequence[Upload], share: LearnerShare | None, others_s: float, size_bytes: float | None
+) -> RunFinding:
+    own_s = median(took_s for took_s, _, _ in pushes)
+    rate = f", so {size_bytes / own_s / 1e3:.3g} kB/s" if size_bytes else ""
+    took_s, push, _ = max(pushes)
+    merged, late = (0, 0) if share is None else (share.contributions, share.late)
+    return finding(
+        "slow link",
+        learner,
+        f"an upload of {size_bytes or 0:,.0f} bytes takes {own_s:.3g} s{rate}; the others' {others_s:.3g} s",
+        from_s=min(at_s - one_s for one_s, _, at_s in pushes),
+        until_s=max(at_s for _, _, at_s in pushes),
+        evidence=(
+            f"{push}: its upload took {took_s:.3g} s",
+            f"of {counted(len(pushes), 'upload')} {merged} were merged, {late} of these late"
+            + ("; the others were refused" if merged < len(pushes) else ""),
+        ),
+    )
+
+
+def _uploads(history: History) -> dict[str, list[Upload]]:
+    """Return the known uploads by learner."""
+    found: dict[str, list[Upload]] = {}
     for line, share in history.contributions():
         if share.upload_s and not share.inline:
             found.setdefault(share.learner, []).append((share.upload_s, push_id(line, share), line.at_s))

@@ -24,14 +24,15 @@ themselves, and the lower for directions: so half of the others cannot make an h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median, median_high, median_low
 from typing import Final
 
-from atoll.run.event_fields import Contributor
+from atoll.run.event_fields import Contributor, JoinedEvent
 from atoll.run.view import RoundLine
-from atoll.story.history import History
+from atoll.story.history import History, Noted
 from atoll.story.lives import SIGN_S, RecordedLife, lives_of
 
 LEARNERS_TOLD_APART: Final = 3
@@ -103,17 +104,7 @@ def shares_of(rounds: Iterable[RoundLine]) -> list[LearnerShare]:
 
 def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]]) -> LearnerShare:
     shares = [share for _, share, _ in merged]
-    judged = [
-        share.aligned_with_others
-        for line, share, _ in merged
-        if share.aligned_with_others is not None
-        and len({each.learner for each in line.round.contributors}) >= LEARNERS_TOLD_APART
-    ]
-    lengths = [
-        share.corrected_norm / share.norm if share.corrected and share.corrected_norm is not None else 1.0
-        for share in shares
-        if share.norm
-    ]
+    judged, lengths = list(_alignments(merged)), [_kept_length(share) for share in shares if share.norm]
     losses = [share.loss for share in shares if share.loss is not None]
     return LearnerShare(
         learner=learner,
@@ -131,6 +122,21 @@ def _share(learner: str, merged: Sequence[tuple[RoundLine, Contributor, float]])
         shortened=sum(lengths) / len(lengths) if lengths else None,
         loss=losses[-1] if losses else None,
     )
+
+
+def _alignments(merged: Iterable[tuple[RoundLine, Contributor, float]]) -> Iterator[float]:
+    """Yield how contributions agreed with the others, in rounds of enough learners to tell them apart."""
+    for line, share, _ in merged:
+        learners = {each.learner for each in line.round.contributors}
+        if share.aligned_with_others is not None and len(learners) >= LEARNERS_TOLD_APART:
+            yield share.aligned_with_others
+
+
+def _kept_length(share: Contributor) -> float:
+    """Return what its correction has left of a contribution's length, 1 where it was not corrected."""
+    if share.corrected and share.corrected_norm is not None and share.norm:
+        return share.corrected_norm / share.norm
+    return 1.0
 
 
 def of_others(
@@ -223,32 +229,46 @@ def presences(history: History) -> dict[str, TimePresent]:
 
 
 def _presence(history: History, lives: list[RecordedLife]) -> TimePresent | None:
+    step_s = _usual_step_s(lives)
+    begun = [(life, life.joined) for life in lives if life.joined is not None]
+    if not begun or step_s is None:
+        return None
+    present_s = starting_s = joining_s = compiling_s = 0.0
+    followers = [joined for _, joined in begun[1:]]
+    for (life, joined), following in zip_longest(begun, followers):
+        starting_s += joined.fields.start_s
+        joining_s += joined.fields.took_s
+        first_s = life.first_step_s(step_s) or 0.0
+        compiling_s += max(0.0, first_s - joined.at_s - history.paused_s(joined.at_s, first_s))
+        begun_s = _began_s(joined)
+        ended_s = _ended_s(history, life, begun_s, following)
+        present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
+    stepping_s = min(sum(life.steps for life in lives) * step_s, present_s) if history.rounds else 0.0
+    return TimePresent(max(present_s, 1e-9), stepping_s, starting_s, joining_s, compiling_s, len(begun), step_s)
+
+
+def _usual_step_s(lives: Sequence[RecordedLife]) -> float | None:
+    """Return a learner's median step time by its merged contributions, else by its samples.
+
+    Where the history has forgotten both, it still has the newest sample of each life.
+    """
     step_s = middle(share.step_s or None for life in lives for _, share in life.merged)
     if step_s is None:
         step_s = middle(each.fields.step_s or None for life in lives for each in life.samples)
     if step_s is None:
-        # The history has forgotten the rounds and the samples of this learner, but not the newest sample of each life.
         step_s = middle(life.newest.fields.step_s or None for life in lives if life.newest is not None)
-    begun = [life for life in lives if life.joined is not None]
-    if not begun or step_s is None:
-        return None
-    present_s = starting_s = joining_s = compiling_s = 0.0
-    for place, life in enumerate(begun):
-        if life.joined is None:
-            continue
-        starting_s += life.joined.fields.start_s
-        joining_s += life.joined.fields.took_s
-        joined_s, first_s = life.joined.at_s, life.first_step_s(step_s) or 0.0
-        compiling_s += max(0.0, first_s - joined_s - history.paused_s(joined_s, first_s))
-        begun_s = joined_s - life.joined.fields.began_before_s
-        following = begun[place + 1].joined if place + 1 < len(begun) else None
-        last_s = life.last_s or begun_s
-        if life.left is not None:
-            ended_s = life.left.at_s
-        elif following is not None:
-            ended_s = following.at_s - following.fields.began_before_s
-        else:
-            ended_s = history.newest_s if last_s >= history.newest_s - SIGN_S else last_s
-        present_s += max(0.0, ended_s - begun_s - history.paused_s(begun_s, ended_s))
-    stepping_s = min(sum(life.steps for life in lives) * step_s, present_s) if history.rounds else 0.0
-    return TimePresent(max(present_s, 1e-9), stepping_s, starting_s, joining_s, compiling_s, len(begun), step_s)
+    return step_s
+
+
+def _began_s(joined: Noted[JoinedEvent]) -> float:
+    return joined.at_s - joined.fields.began_before_s
+
+
+def _ended_s(history: History, life: RecordedLife, begun_s: float, following: Noted[JoinedEvent] | None) -> float:
+    """Return until when a learner counts as present in a life, which another one may follow."""
+    if life.left is not None:
+        return life.left.at_s
+    if following is not None:
+        return _began_s(following)
+    last_s = life.last_s or begun_s
+    return history.newest_s if last_s >= history.newest_s - SIGN_S else last_s

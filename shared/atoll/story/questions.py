@@ -6,7 +6,7 @@ Each answer rests on figures of the event log and names them. Where the event lo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from statistics import fmean, median
@@ -16,7 +16,7 @@ from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.reasons import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
-from atoll.run.event_fields import Contributor
+from atoll.run.event_fields import Contributor, RefusedContribution
 from atoll.run.view import RoundLine
 from atoll.story.findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
@@ -28,7 +28,7 @@ from atoll.story.goodput import (
     points_away,
     shares_of,
 )
-from atoll.story.history import History, RoundMoments, base_of, push_id
+from atoll.story.history import History, Noted, RoundMoments, base_of, push_id
 from atoll.story.lives import adoption_delays
 from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
 from atoll.story.telling import SILENT
@@ -98,13 +98,8 @@ def behind(history: History, learner: str | None) -> list[str]:
     """Answer why a learner is behind; without a name, why the one with the most late and refused contributions is."""
     shares, clock = shares_of(history.rounds), history.clock
     too_late = Counter(each.fields.learner for each in history.refused if each.fields.reason in TOO_LATE)
-    if learner is None:
-        lateness = {share.learner: share.late + too_late[share.learner] for share in shares} | {
-            name: count for name, count in too_late.items() if name not in {share.learner for share in shares}
-        }
-        learner = max(lateness, key=lambda name: lateness[name], default=None)
-        if learner is None or not lateness[learner]:
-            return ["no learner is behind: no contribution came late, and none was refused for being late"]
+    if learner is None and (learner := _latest(shares, too_late)) is None:
+        return ["no learner is behind: no contribution came late, and none was refused for being late"]
     own = next((share for share in shares if share.learner == learner), None)
     if own is None:
         refusals = counted(too_late[learner], "was refused because it", "were refused because they")
@@ -117,22 +112,29 @@ def behind(history: History, learner: str | None) -> list[str]:
     told = [
         f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals} came too late"
     ]
-    found = (*slow_links(history, shares), *slow_learners(history, shares))
-    causes = [each for each in found if each.culprit == learner]
-    for cause in causes:
-        told += cause.lines(clock)
-    if not causes:
-        step_s, upload_s = (
-            duration_of_others(shares, learner, lambda each: each.step_s),
-            duration_of_others(shares, learner, lambda each: each.upload_s),
-        )
-        not_waited = _not_waited_for(history, learner) if own.late >= OFTEN_LATE * own.contributions else []
-        told += [*_not_slow(history, own, step_s, upload_s, explained=bool(not_waited)), *not_waited]
+    told += _why_late(history, shares, own)
     late = [(line, share) for line, share in history.contributions(learner) if share.age]
     told += [_missed(history, line, share) for line, share in late[-3:]]
     if adoptions := adoption_delays(history, learner):
         told.append(f"it adopts a version {median(adoptions):.3g} s after that is visible (by two clocks)")
     return told + _who_is(history, learner)
+
+
+def _latest(shares: Sequence[LearnerShare], too_late: Mapping[str, int]) -> str | None:
+    """Return the learner with the most late and refused contributions, None if there is no such contribution."""
+    lateness = Counter({share.learner: share.late for share in shares}) + Counter(too_late)
+    return max(lateness, key=lambda name: lateness[name], default=None)
+
+
+def _why_late(history: History, shares: Sequence[LearnerShare], own: LearnerShare) -> list[str]:
+    """Return what makes a learner late: a slow link or slow steps, or that rounds do not wait for it."""
+    found = (*slow_links(history, shares), *slow_learners(history, shares))
+    if causes := [line for each in found if each.culprit == own.learner for line in each.lines(history.clock)]:
+        return causes
+    step_s = duration_of_others(shares, own.learner, lambda each: each.step_s)
+    upload_s = duration_of_others(shares, own.learner, lambda each: each.upload_s)
+    not_waited = _not_waited_for(history, own.learner) if own.late >= OFTEN_LATE * own.contributions else []
+    return [*_not_slow(history, own, step_s, upload_s, explained=bool(not_waited)), *not_waited]
 
 
 def _not_slow(
@@ -198,12 +200,7 @@ def refused(history: History, learner: str | None) -> list[str]:
         which = f"{refused_id(push)}{measure_told(push)}" if push.push else f"{SILENT} which"
         told.append(f"    the last by {newest.who} at {clock.at(newest.at_s)}: {which}")
         if reason == "stale" and push.base_version is not None:
-            here = [
-                line for line in history.rounds if line.round.fragment == push.fragment and line.at_s <= newest.at_s
-            ]
-            version = here[-1].round.version if here else push.base_version
-            took = f"; its upload took {push.upload_s:.3g} s" if push.upload_s else ""
-            told.append(f"    it was on version {push.base_version}, and the fragment was at {version}{took}")
+            told.append(f"    {_how_stale(history, newest, push.base_version)}")
     told += [
         f"{each.fields.learner} is in quarantine at {each.who} since {clock.at(each.at_s)}: "
         f"{describe_isolation(each.fields.offences, each.fields.reason)}"
@@ -211,6 +208,15 @@ def refused(history: History, learner: str | None) -> list[str]:
         if learner in (None, each.fields.learner)
     ]
     return told
+
+
+def _how_stale(history: History, refusal: Noted[RefusedContribution], base_version: int) -> str:
+    """Return on which version a stale contribution was, and at which its fragment was when it was refused."""
+    push = refusal.fields
+    here = [line for line in history.rounds if line.round.fragment == push.fragment and line.at_s <= refusal.at_s]
+    version = here[-1].round.version if here else base_version
+    took = f"; its upload took {push.upload_s:.3g} s" if push.upload_s else ""
+    return f"it was on version {base_version}, and the fragment was at {version}{took}"
 
 
 def clips_told(history: History, learner: str | None) -> list[str]:
