@@ -164,7 +164,7 @@ from atoll.base.exits import run_guarded
 from atoll.settings import load
 from atoll_learner.evaluate import follow
 from atoll_learner.evaluate import MeasuringPace
-guarded(lambda: follow(load(None, ["run=r"], {}).settings, MeasuringPace(1.0), sys.argv[1]))
+run_guarded(lambda: follow(load(None, ["run=r"], {}).settings, MeasuringPace(1.0), sys.argv[1]))
 """
 
 
