@@ -26,7 +26,7 @@ from atoll.client.join import join
 from atoll.client.session import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PublishCall
-from atoll.protocol.reasons import CalledAgain, Names, id_of
+from atoll.protocol.reasons import Names, RoundNeeds, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.run.decisions import describe_wait
@@ -170,7 +170,7 @@ async def test_a_round_that_still_waits_is_told_by_its_last_call(run: str) -> No
     event_log = EventLog(bus, record.subjects, context.name, context.clock)
     report = RoundReporter(context, Shard(SETTINGS, 0, {0: 0, 1: 0}), event_log)
     for attempt in (2, 3, 4):
-        needs = CalledAgain(quorum=2, contributed=1, unanswered=Names.of(["b"]), live=2)
+        needs = RoundNeeds(quorum=2, contributed=1, unanswered=Names.of(["b"]), live=2)
         await report.record_wait(PublishCall(fragment=1, version=17, attempt=attempt, run_tokens=0, needs=needs))
     history = History()
     history.take("ev.left.a", b"no event")

@@ -13,7 +13,7 @@ from atoll.run.stream_room import provide
 from atoll.settings import Settings, load
 from atoll_monitor import process
 from atoll_monitor.monitored_run import MonitoredRun
-from atoll_monitor.process import announce_wait, describe_wait
+from atoll_monitor.process import announce_wait, describe_founding_wait
 from support.founded_run import run_record
 from support.links import unique_run
 
@@ -31,7 +31,7 @@ async def test_the_runs_of_the_broker_are_named_beside_the_one_that_is_missing(b
     await provide(bus, run_record(there), None)
     await bus.close()
 
-    told = await describe_wait(settings_for(broker.url, "mistyped"))
+    told = await describe_founding_wait(settings_for(broker.url, "mistyped"))
 
     assert told.startswith(f"nobody has founded run 'mistyped' at {broker.url} yet: the page waits for it. ")
     assert f"{there}" in told or "more (`atoll runs`)" in told
@@ -41,7 +41,7 @@ async def test_a_broker_that_does_not_answer_is_named(monkeypatch: pytest.Monkey
     """It may be started later; the page waits for both."""
     monkeypatch.setattr(process, "PATIENCE_S", 0.2)
 
-    assert await describe_wait(settings_for("nats://127.0.0.1:1", "mine")) == (
+    assert await describe_founding_wait(settings_for("nats://127.0.0.1:1", "mine")) == (
         "no broker lets us in at nats://127.0.0.1:1 yet: the page waits for it, and for run 'mine'"
     )
 
@@ -53,7 +53,7 @@ async def test_a_run_that_is_found_soon_needs_no_word(monkeypatch: pytest.Monkey
     async def missing(_: Settings) -> str:
         return "nobody has founded it"
 
-    monkeypatch.setattr(process, "describe_wait", missing)
+    monkeypatch.setattr(process, "describe_founding_wait", missing)
     monkeypatch.setattr(process, "SOON_S", 0.0)
     monkeypatch.setattr(process, "LOOK_S", 0.001)
     watched, told = MonitoredRun("mine", SystemClock(), began_s=0.0), list[str]()

@@ -17,7 +17,7 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.grace import GraceWindow, grace_window
-from atoll.protocol.reasons import NAMED_MAX, CalledAgain, Names, Opening, RoundReasons, id_of
+from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundNeeds, RoundReasons, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.run.decisions import describe_grace, describe_needs, describe_opening, describe_wait, list_names
@@ -222,7 +222,7 @@ def test_thousands_of_missing_learners_stay_a_short_note() -> None:
 
     assert len(names.names) == NAMED_MAX
     assert list_names(names).endswith(f"and {4096 - NAMED_MAX:,} more")
-    assert "4,084 more" in describe_needs(2, CalledAgain(1, 0, names, 4096))
+    assert "4,084 more" in describe_needs(2, RoundNeeds(1, 0, names, 4096))
 
 
 def test_reasons_survive_the_event_log() -> None:

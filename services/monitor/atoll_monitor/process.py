@@ -258,13 +258,13 @@ async def announce_wait(watched: MonitoredRun, settings: Settings, tell: Callabl
     await asyncio.sleep(SOON_S)
     if watched.record is not None:
         return
-    tell(await describe_wait(settings))
+    tell(await describe_founding_wait(settings))
     while watched.record is None:  # noqa: ASYNC110  (whoever follows the run sets no event)
         await asyncio.sleep(LOOK_S)
     tell(f"run {watched.run!r} is there: the page shows it")
 
 
-async def describe_wait(settings: Settings) -> str:
+async def describe_founding_wait(settings: Settings) -> str:
     """Return what a run that is not founded waits for, in one or two sentences."""
     url = redact(settings.broker.url)
     try:

@@ -153,7 +153,7 @@ class FragmentFold:
     """The running merge of one fragment's round.
 
     A fold holds one running mean, so memory is O(fragment) whatever M is. A contribution is folded in encoded as it
-    came, several of them in one pass (`atoll.merge.fold`). With W the weights so far, one of weight w enters as
+    came, several of them in one pass (`BatchedAccumulation`). With W the weights so far, one of weight w enters as
     mean <- (1 - w/W) mean + (w/W) v. Both factors are within 0..1, so no weight, however large its claim, makes finite
     pseudo-gradients merge to infinity. Under RDA the mean of a slice is that of directions, in units of the first one's
     length r: v enters as r phi(v). Its length is corrected at the end; after a single contribution it is right already.

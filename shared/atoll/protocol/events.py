@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from atoll.protocol.reasons import CalledAgain, RoundReasons
+from atoll.protocol.reasons import RoundNeeds, RoundReasons
 
 
 class PushKey(NamedTuple):
@@ -214,7 +214,7 @@ class PublishCall(Command, frozen=True, kw_only=True):
     version: int
     attempt: int
     run_tokens: int
-    needs: CalledAgain | None = None
+    needs: RoundNeeds | None = None
 
 
 class Fetch(Command, frozen=True, kw_only=True):

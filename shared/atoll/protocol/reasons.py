@@ -81,7 +81,7 @@ NOBODY: Final = Names()
 NEVER_CALLED: Final = Opening()
 
 
-class CalledAgain(msgspec.Struct, frozen=True):
+class RoundNeeds(msgspec.Struct, frozen=True):
     """The need of a round that is called again: `contributed` of `quorum` are there, and of `live` some are `unanswered`."""
 
     quorum: int

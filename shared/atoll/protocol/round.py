@@ -36,7 +36,7 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.claims import TokensBound
 from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NEVER_CALLED, NOBODY, CalledAgain, Names, Opened, Opening, RoundReasons
+from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundNeeds, RoundReasons
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
 
 UNBOUNDED = TokensBound()
@@ -160,15 +160,17 @@ class FragmentRound:
         self.attempt += 1
         return self.attempt
 
-    def published(self, run_tokens: int, cause_id: str) -> PublishCall:
+    def call_command(self, run_tokens: int, cause_id: str) -> PublishCall:
         """Return the command that asks all learners for this round; from its second call on it says what it waits for."""
-        needs = CalledAgain(self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
+        needs = None
+        if self.attempt > 1:
+            needs = RoundNeeds(self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
         return PublishCall(
             fragment=self.fragment,
             version=self.version,
             attempt=self.attempt,
             run_tokens=run_tokens,
-            needs=needs if self.attempt > 1 else None,
+            needs=needs,
             cause_id=cause_id,
         )
 

@@ -475,7 +475,7 @@ class Shard:
         interval_s = self.settings.interval_steps * step_s
         slot.called_s = due_of_call_s(at_s, slot.due_s, interval_s)
         slot.due_s, slot.again_s = slot.called_s + interval_s, recall_s(at_s, step_s)
-        call = now.published(self.expected_tokens(), cause_id)
+        call = now.call_command(self.expected_tokens(), cause_id)
         again = ArmTimer(name=f"due/{now.fragment}", due_s=slot.again_s, cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.base.wording import counted, few
 from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NAMED_MAX, CalledAgain, Names, Opening, RoundReasons
+from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundNeeds, RoundReasons
 
 ON_TIME_SHARE: Final = 0.02
 """A call is in time that is so much of an interval late."""
@@ -103,7 +103,7 @@ def describe_grace(grace: GraceWindow) -> str:
     )
 
 
-def describe_needs(attempt: int, needs: CalledAgain) -> str:
+def describe_needs(attempt: int, needs: RoundNeeds) -> str:
     """Return why a round is called again: the sentence of a round that has not ended yet."""
     unanswered = needs.unanswered
     missing = f"not yet {list_names(unanswered)}" if unanswered.count else "none of them has an answer due"

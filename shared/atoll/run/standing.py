@@ -201,15 +201,17 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
     if ended:
         return Standing("ending" if heard else "stopped" if stopped else "over")
     training = counts["training"]
-    waits_for = list(_missing(protocol, training, owned, heard=heard))
+    waits_for = list(_missing_processes(protocol, training, owned, heard=heard))
     if training:
-        waits_for += _unstored(protocol, owned, storing)
+        waits_for += _storage_faults(protocol, owned, storing)
     if training and not waits_for and making.stands_still:
         waits_for.append(making.told)
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)
 
 
-def _missing(protocol: ProtocolSettings, training: int, owned: Collection[int], *, heard: bool) -> Iterator[str]:
+def _missing_processes(
+    protocol: ProtocolSettings, training: int, owned: Collection[int], *, heard: bool
+) -> Iterator[str]:
     """Yield which processes a run waits for, in words."""
     if not heard:
         yield "a learner: none is heard"
@@ -220,7 +222,7 @@ def _missing(protocol: ProtocolSettings, training: int, owned: Collection[int], 
         yield f"a synchronizer for shard {', '.join(unserved)}"
 
 
-def _unstored(protocol: ProtocolSettings, owned: Collection[int], storing: Storing) -> Iterator[str]:
+def _storage_faults(protocol: ProtocolSettings, owned: Collection[int], storing: Storing) -> Iterator[str]:
     """Yield which storing a run waits for, in words."""
     served = [p for p in storing.stalled if any(p in protocol.fragments_of(shard) for shard in owned)]
     if served:

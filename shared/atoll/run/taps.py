@@ -12,7 +12,7 @@ happens, in the words that its processes use among themselves, and can neither c
     presence       sy.<process>                         a synchronizer process, and its shards
     round, …       ev.<kind>.<who>                      an event of the event log; its kind is that of the event
 
-The kinds here are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`atoll.run.taps`). A reader
+The kinds here are the words of `atoll tap --kind`, and the names in the AsyncAPI document (`asyncapi`). A reader
 passes over a kind and over a field that it does not know. `TAPS_VERSION` is that of this table: it grows when something that
 was here goes or changes its meaning. Messages have the run's wire version in `schema` beside it.
 """

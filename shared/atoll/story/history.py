@@ -2,12 +2,11 @@
 
     the broker (`read`) or `events.jsonl` of a saved run (`read_file`) ──► `on_event`, event by event ──► `History`
 
-A process that follows a run anyway has a `HistoryView` (`atoll.story.history`), and needs no second reading. `on_event`
-reduces one event; `take` first looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a
-clock or a socket. Everything is bounded: beyond a bound the oldest entry is forgotten, of
-learners' events that of the learner that wrote most. Times are seconds since the Unix epoch
-by the clock of the process that wrote the event, as far as the broker's clock bears it out. An event of an earlier release has
-fewer facts: they are None or zero here, and a story then says that the event log does not tell.
+A process that follows a run anyway has a `HistoryView`, and needs no second reading. `on_event` reduces one event; `take` first
+looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a clock or a socket. Everything is
+bounded: beyond a bound the oldest entry is forgotten, of learners' events that of the learner that wrote most. Times are
+seconds since the Unix epoch by the clock of the process that wrote the event, as far as the broker's clock bears it out. An
+event of an earlier release has fewer facts: they are None or zero here, and a story then says that the event log does not tell.
 """
 
 from __future__ import annotations

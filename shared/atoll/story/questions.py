@@ -98,7 +98,7 @@ def behind(history: History, learner: str | None) -> list[str]:
     """Answer why a learner is behind; without a name, why the one with the most late and refused contributions is."""
     shares, clock = shares_of(history.rounds), history.clock
     too_late = Counter(each.fields.learner for each in history.refused if each.fields.reason in TOO_LATE)
-    if learner is None and (learner := _latest(shares, too_late)) is None:
+    if learner is None and (learner := _most_late(shares, too_late)) is None:
         return ["no learner is behind: no contribution came late, and none was refused for being late"]
     own = next((share for share in shares if share.learner == learner), None)
     if own is None:
@@ -112,7 +112,7 @@ def behind(history: History, learner: str | None) -> list[str]:
     told = [
         f"{learner}: {own.late} of its {own.contributions} merged contributions were late, and {refusals} came too late"
     ]
-    told += _why_late(history, shares, own)
+    told += _describe_lateness(history, shares, own)
     late = [(line, share) for line, share in history.contributions(learner) if share.age]
     told += [_missed(history, line, share) for line, share in late[-3:]]
     if adoptions := adoption_delays(history, learner):
@@ -120,13 +120,13 @@ def behind(history: History, learner: str | None) -> list[str]:
     return told + _who_is(history, learner)
 
 
-def _latest(shares: Sequence[LearnerShare], too_late: Mapping[str, int]) -> str | None:
+def _most_late(shares: Sequence[LearnerShare], too_late: Mapping[str, int]) -> str | None:
     """Return the learner with the most late and refused contributions, None if there is no such contribution."""
     lateness = Counter({share.learner: share.late for share in shares}) + Counter(too_late)
     return max(lateness, key=lambda name: lateness[name], default=None)
 
 
-def _why_late(history: History, shares: Sequence[LearnerShare], own: LearnerShare) -> list[str]:
+def _describe_lateness(history: History, shares: Sequence[LearnerShare], own: LearnerShare) -> list[str]:
     """Return what makes a learner late: a slow link or slow steps, or that rounds do not wait for it."""
     found = (*slow_links(history, shares), *slow_learners(history, shares))
     if causes := [line for each in found if each.culprit == own.learner for line in each.lines(history.clock)]:
@@ -200,7 +200,7 @@ def refused(history: History, learner: str | None) -> list[str]:
         which = f"{refused_id(push)}{measure_told(push)}" if push.push else f"{SILENT} which"
         told.append(f"    the last by {newest.who} at {clock.at(newest.at_s)}: {which}")
         if reason == "stale" and push.base_version is not None:
-            told.append(f"    {_how_stale(history, newest, push.base_version)}")
+            told.append(f"    {_describe_staleness(history, newest, push.base_version)}")
     told += [
         f"{each.fields.learner} is in quarantine at {each.who} since {clock.at(each.at_s)}: "
         f"{describe_isolation(each.fields.offences, each.fields.reason)}"
@@ -210,7 +210,7 @@ def refused(history: History, learner: str | None) -> list[str]:
     return told
 
 
-def _how_stale(history: History, refusal: Noted[RefusedContribution], base_version: int) -> str:
+def _describe_staleness(history: History, refusal: Noted[RefusedContribution], base_version: int) -> str:
     """Return on which version a stale contribution was, and at which its fragment was when it was refused."""
     push = refusal.fields
     here = [line for line in history.rounds if line.round.fragment == push.fragment and line.at_s <= refusal.at_s]
