@@ -21,7 +21,7 @@ import atoll
 from atoll.base.logs import configure
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 

@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from atoll.base import logs
 from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
-from atoll.bus.memory.bus import MemoryBus
+from atoll.bus.memory import MemoryBus
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.limits import Info
 from atoll.wire.messages import Head, decode

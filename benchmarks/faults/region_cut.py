@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.bus.addresses import PORT
 from atoll.bus.open import open_bus
+from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Head, decode

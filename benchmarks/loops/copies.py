@@ -20,7 +20,7 @@ import numpy as np
 
 from atoll.base.logs import configure
 from atoll.base.loop_thread import LoopThread
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import join
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings

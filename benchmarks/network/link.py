@@ -39,8 +39,7 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from atoll.bus.addresses import PORT
-from atoll.bus.options import BusOptions
+from atoll.bus.options import PORT, BusOptions
 from atoll.bus.server import find_server
 from benchmarks.lib.arguments import count, natural, positive
 from benchmarks.lib.results import Figure, write

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.bus.addresses import PORT
+from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll.report.charts import Series, lines_file
 from atoll_learner.data.shards import TokenShards

@@ -17,7 +17,7 @@ from obstore.store import MemoryStore
 from atoll.archive import object_store as places
 from atoll.archive.object_store import ArchiveStore, FolderArchive, S3Archive, open_archive, resolved
 from atoll.base.errors import ArchiveUnavailable, CheckpointError, RecordConflict, SettingsError
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, dismissal
 from atoll.codec import pack_arrays

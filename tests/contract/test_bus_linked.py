@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, LinkedBus, LinkShape, SimulatedLink

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import BlobGone
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
 from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus, open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker

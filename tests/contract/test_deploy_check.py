@@ -11,7 +11,7 @@ import pytest
 
 from atoll import __version__
 from atoll.bus.interface import CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.deploy import examination
 from atoll.deploy.checks import Finding
 from atoll.deploy.description import read_description

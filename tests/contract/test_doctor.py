@@ -19,8 +19,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
+from atoll.bus.nats.administration import BrokerProbe, LinkMeasured
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.nats.probe import BrokerProbe, LinkMeasured
 from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
@@ -115,7 +115,7 @@ async def looked(url: str, run: str) -> LinkMeasured | None:
     """Return one look at the link to a broker."""
     bus = await open_jetstream(url, run, name="test")
     try:
-        return await BrokerProbe(bus).link()
+        return await BrokerProbe(bus.connection).link()
     finally:
         await bus.close()
 
@@ -148,10 +148,10 @@ async def test_the_link_of_a_region_is_measured_and_not_the_way_to_its_leaf(tmp_
     """2 Mbit/s to the hub: what is measured is less than the relay carries, and most of it; a cut is told."""
     with RelayedRegion(tmp_path, bytes_s=250e3) as there:
         bus = await open_jetstream(there.leaf.url, run, name="test")
-        slow, _ = await check_hub_link(BrokerProbe(bus), 1 << 20)
-        looks = [look for _ in range(LOOKS) if (look := await BrokerProbe(bus).hub_link()) is not None]
+        slow, _ = await check_hub_link(BrokerProbe(bus.connection), 1 << 20)
+        looks = [look for _ in range(LOOKS) if (look := await BrokerProbe(bus.connection).hub_link()) is not None]
         there.cut()
-        away, _ = await check_hub_link(BrokerProbe(bus), 0)
+        away, _ = await check_hub_link(BrokerProbe(bus.connection), 0)
         await bus.close()
 
     assert all(look.up_bits_per_s < 2.4e6 for look in looks)
@@ -162,7 +162,7 @@ async def test_the_link_of_a_region_is_measured_and_not_the_way_to_its_leaf(tmp_
 
 async def stored(bus: JetStreamBus, run: str) -> dict[str, object]:
     """Return what the broker says that it keeps of a run, by stream."""
-    told = {plan.name: await BrokerProbe(bus).stream(plan.name) for plan in stream_plan(run)}
+    told = {plan.name: await BrokerProbe(bus.connection).stream(plan.name) for plan in stream_plan(run)}
     return {
         name: {key: one["state"][key] for key in ("messages", "bytes", "last_seq")} for name, one in told.items() if one
     }
@@ -192,8 +192,8 @@ async def test_rights_at_a_cluster_are_told_without_a_trace(tmp_path: Path, run:
         await founder.provision(64 * MIB)
         eye, operator = await locked.bus(run, locked.identity(run, "eye")), await locked.bus(run, locked.operator)
         before = await stored(operator, run)
-        own = await check_rights(BrokerProbe(founder), "learner", run, "a", founds=True)
-        others = await check_rights(BrokerProbe(eye), "learner", run, "a", founds=True)
+        own = await check_rights(BrokerProbe(founder.connection), "learner", run, "a", founds=True)
+        others = await check_rights(BrokerProbe(eye.connection), "learner", run, "a", founds=True)
         after = await stored(operator, run)
         for bus in (founder, eye, operator):
             await bus.close()

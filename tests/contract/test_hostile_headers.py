@@ -12,9 +12,9 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.base.retry import Unanswered
 from atoll.bus.nats import client
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.nats.headers import DESCRIPTION, STATUS, read_headers
+from atoll.bus.nats.framing import DESCRIPTION, STATUS, read_headers
 from atoll.bus.nats.jetstream_api import JetStream
-from atoll.bus.nats.upkeep import make_live_stream
+from atoll.bus.nats.provision import make_live_stream
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects

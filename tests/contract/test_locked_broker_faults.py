@@ -21,8 +21,7 @@ from nats.errors import Error as NatsError
 from structlog.testing import capture_logs
 
 from atoll.base.errors import AccessDenied, SettingsError
-from atoll.bus.server import LOG_FILES
-from atoll.bus.server_log import LogReader
+from atoll.bus.server import LOG_FILES, LogReader
 from atoll.bus.streams import stream_plan
 from atoll.keys.certificates import broker_certificate, new_authority
 from atoll.keys.doors import CONNECTIONS_MAX

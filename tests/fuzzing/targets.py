@@ -26,7 +26,7 @@ from atoll.base.identity import this_process
 from atoll.base.parsing import parsed
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.nats.consumers import _attempts
 from atoll.bus.nats.jetstream_api import read_field
 from atoll.client.driver import IslandDriver

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import LoopCheckpoints, LoopState
 from atoll.client.join import IslandHandle, join
 from atoll.client.session import LENDING_STEPS_MIN, JoinOptions

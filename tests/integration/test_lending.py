@@ -16,7 +16,7 @@ import pytest
 
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
 from atoll.client.optimizer_state import host_copy
 from atoll.client.session import LENDING_STEPS_MIN, JoinOptions

@@ -14,7 +14,7 @@ import pytest
 from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
@@ -41,7 +41,7 @@ import numpy as np
 
 import atoll
 from atoll.base.loop_thread import LoopThread
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
@@ -139,7 +139,7 @@ import sys
 import numpy as np
 import atoll
 from atoll.base.loop_thread import LoopThread
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.session import JoinOptions
 
 broker, home = MemoryBroker(), LoopThread("world")

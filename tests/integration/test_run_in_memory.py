@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from atoll.base.errors import LayoutMismatch, Quarantined, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver
 from atoll.client.join import IslandHandle, join
 from atoll.client.model_reader import place_like, read_model

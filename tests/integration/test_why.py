@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from atoll.base.clock import SystemClock
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build

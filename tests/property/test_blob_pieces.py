@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import BlobCorrupt
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import ArraysDecoder, PackedArrays
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload, whole
 from atoll.wire.limits import CHUNK_BYTES

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from atoll.base.errors import AtollError, StorageFull
 from atoll.bus.interface import CoreMessage
-from atoll.bus.memory.bus import MemoryBroker
-from atoll.bus.memory.streams import SEQUENCE_FIRST, MemoryStream, QueuePlace, StoredMessage
+from atoll.bus.memory import SEQUENCE_FIRST, MemoryBroker, MemoryStream, QueuePlace, StoredMessage
 from atoll.bus.streams import stream_of, stream_plan
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.subjects import Subjects

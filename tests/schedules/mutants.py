@@ -21,8 +21,8 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BlobCorrupt, BlobGone, BrokerUnavailable, BusError, RecordConflict
 from atoll.base.identity import Identity
 from atoll.base.retry import all_of
+from atoll.bus import memory as _bus
 from atoll.bus.interface import Bus
-from atoll.bus.memory import bus as _bus
 from atoll.client import data_leases as _leases
 from atoll.client import driver as _driver
 from atoll.client import session as _session

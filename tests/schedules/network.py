@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RecordConflict
 from atoll.base.retry import all_of
 from atoll.bus.interface import CoreMessage, QueueTurns, Record, StoredCounts, StoredEvent
-from atoll.bus.memory.bus import MemoryBus
-from atoll.bus.memory.streams import QueuePlace, StoredMessage
+from atoll.bus.memory import MemoryBus, QueuePlace, StoredMessage
 from atoll.bus.streams import Places, check_size, info_header, stream_of
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.protocol.invariants import InvariantBroken

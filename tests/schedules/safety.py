@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.archive.rebuild import REBUILDER
 from atoll.base.parsing import parsed
-from atoll.bus.memory.streams import StoredMessage
+from atoll.bus.memory import StoredMessage
 from atoll.codec import KEYFRAME
 from atoll.protocol.claims import BATCHES_MAX
 from atoll.protocol.data import DataLedger, sums_by_epoch

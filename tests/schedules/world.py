@@ -21,7 +21,7 @@ from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.rebuild import rebuild
 from atoll.base.errors import AtollError, IdentityTaken, ProtocolMisuse, RunWentBack, on_one_line
 from atoll.base.identity import Identity
-from atoll.bus.memory.streams import StoredMessage
+from atoll.bus.memory import StoredMessage
 from atoll.client.leaf_rules import rules_of
 from atoll.client.peer_recovery import Borrowed
 from atoll.local.console import ConsolePicture

@@ -16,7 +16,7 @@ import pytest
 
 import atoll
 from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
-from atoll.bus.memory.bus import MemoryBroker
+from atoll.bus.memory import MemoryBroker
 from atoll.local.options import UpRequest, plan
 from atoll.local.run_settings import flat, variables
 from atoll.settings import load

@@ -30,10 +30,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from atoll.base.clock import SystemClock
-from atoll.bus.addresses import addresses
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import BusOptions
+from atoll.bus.options import BusOptions, addresses
 from atoll.keys.identity import HeldIdentity
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import PANELS, TopMoment, heading, numbers

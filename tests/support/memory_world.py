@@ -15,7 +15,7 @@ from atoll.base.errors import BlobGone
 from atoll.base.loop_thread import LoopThread
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
 from atoll.client.session import JoinOptions
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from atoll.base.errors import StorageFull
-from atoll.bus.memory.streams import MemoryStream, StoredMessage
+from atoll.bus.memory import MemoryStream, StoredMessage
 from support.simulated_runs import Simulate
 
 TOKENS: Final = 25_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join, publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.settings import ProtocolSettings

@@ -65,7 +65,6 @@ REASONS = {
     ("shared/atoll/base/user_cache.py", "os.open"): "a lock: it waits for no pipe, and reads nothing",
     ("shared/atoll/bus/server.py", "open"): OURS,
     ("shared/atoll/bus/server.py", "read_text"): OURS,
-    ("shared/atoll/bus/server_log.py", "open"): OURS,
     ("shared/atoll/codec/kernels/compiling.py", "read_bytes"): INSTALLED,
     ("shared/atoll/codec/kernels/ready.py", "read_bytes"): INSTALLED,
     ("shared/atoll/deploy/checks.py", "read_text"): SYSTEM,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import BrokerUnavailable
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameDecoder, FrameEncoder, Framing
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.events import Fold, PushKey

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.bus.nats.requests import OVERTAKEN, AnswerOrder
+from atoll.bus.nats.connection import OVERTAKEN, AnswerOrder
 
 
 def test_a_request_is_overtaken_by_many_later_ones_and_by_no_earlier_one() -> None:

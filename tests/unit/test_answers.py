@@ -9,9 +9,9 @@ import pytest
 from nats.aio.msg import Msg
 
 from atoll.base.retry import Unanswered
+from atoll.bus.nats.connection import Answers
 from atoll.bus.nats.consumers import _attempts
 from atoll.bus.nats.jetstream_api import read_field
-from atoll.bus.nats.requests import Answers
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import atoll
 from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.keys.roll import KeyFolder
 from atoll.protocol.settings import ProtocolSettings
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from atoll.base.errors import BlobCorrupt, PeerMisbehaved, ProtocolMisuse, StorageFull
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.nats.blobs import UploadWindow
 from atoll.wire.blobs import PAGE_PIECES, BlobRef, Cut, Download, Portion, Upload, digest_of, whole
 from atoll.wire.limits import CHUNK_BYTES

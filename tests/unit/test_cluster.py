@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.bus.addresses import addresses, is_address
 from atoll.bus.cluster import ClusteredBroker, ClusterNode, is_cluster, node_store, planned_nodes
-from atoll.bus.options import SHORT_TRIES, BusOptions
+from atoll.bus.options import SHORT_TRIES, BusOptions, addresses, is_address
 from atoll.bus.server import EmbeddedBroker
 
 NODE = ClusterNode("hub", 2, 6222, ("nats://a:6222", "nats://c:6222"))

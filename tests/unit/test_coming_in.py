@@ -13,7 +13,7 @@ from atoll import __version__
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AccessDenied, IdentityTaken
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
 from atoll.client import founding
 from atoll.client.membership import claim

@@ -11,7 +11,7 @@ from msgspec import json, structs
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, BusError, DataError
 from atoll.base.quantities import COUNT_MAX
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
 from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisbehaved
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY

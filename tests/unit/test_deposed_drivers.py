@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import RecordConflict
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import PushKey
 from atoll.wire.limits import Info

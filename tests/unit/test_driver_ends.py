@@ -9,7 +9,7 @@ import pytest
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AccessDenied, AtollError, BrokerUnavailable
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer
+from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.settings import ArchiveSettings
 from atoll.wire.subjects import Subjects

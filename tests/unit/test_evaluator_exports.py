@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AccessDenied, BrokerUnavailable, PeerMisbehaved, StorageFull
 from atoll.bus.interface import Record
-from atoll.bus.memory.bus import MemoryBus
+from atoll.bus.memory import MemoryBus
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel
 from atoll.settings import load

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.fates import show, show_data
 from atoll.client.membership import claim
 from atoll.protocol.data import DataLedger

@@ -15,7 +15,7 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.parsing import FAULT_CHARS_MAX
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOKENS_MAX, TOTAL_MAX
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.driver import LossReader
 from atoll.protocol.claims import CLOCKS_APART_S, steps_possible
 from atoll.run import timeline as timelines

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import FrameRejected, PeerMisbehaved
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing, frame_bytes
 from atoll.run.delta_chain import FrameReader
 from atoll.wire.blobs import BlobRef, Upload

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from atoll.base.errors import StorageFull
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from atoll_simulator.loop import VirtualLoop
 from atoll_synchronizer.garbage_collector import LYING_S, GarbageCollector

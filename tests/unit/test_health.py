@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable
 from atoll.base.health import live, show_life, silent_s
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.main import build
 from atoll.client.join import join
 from atoll.client.session import JoinOptions

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from atoll.base.errors import AtollError
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import join as joining
 from atoll.client.join import HELD_S_MAX, IslandHandle, join
 from atoll.client.step_hook import StepHook

@@ -14,7 +14,7 @@ from atoll.archive.checkpoints import CheckpointObject
 from atoll.base.clock import SystemClock
 from atoll.base.errors import IdentityTaken, PeerMisbehaved, ProtocolMisuse
 from atoll.base.quantities import EPOCH_MAX, INCARNATION_MAX
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, dismissal, release
 from atoll.codec.arrays import unpack_arrays

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, PeerMisbehaved
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.pushing import Pusher
 from atoll.codec import frame_bytes
 from atoll.protocol.events import Push

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
 from atoll.client.membership import claim, release
 from atoll.protocol.claims import AT_ONCE_S, CLOCKS_APART_S

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import FrameRejected, RunReplaced, RunWentBack
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import (
     PUSHES_AT_ONCE,

@@ -13,7 +13,7 @@ import pytest
 from atoll.base.errors import AtollError, Quarantined, RunReplaced
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Record
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver
 from atoll.client.driver import LossReader
 from atoll.client.join import IslandHandle, join

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.loop_thread import LoopThread
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings

@@ -11,7 +11,7 @@ import structlog
 from atoll.base.clock import SystemClock
 from atoll.base.quantities import EPOCH_MAX
 from atoll.bus.interface import Record
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.ledger import ACCOUNTS_MAX, Account, Ledger, newest
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.record import recorded_progress

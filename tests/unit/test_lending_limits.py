@@ -10,7 +10,7 @@ import numpy as np
 from atoll.base.clock import SystemClock
 from atoll.base.identity import this_process
 from atoll.bus.interface import CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
 from atoll.client.peer_recovery import LOANS_MAX, LOANS_S, StateLender, TrainingStanding
 from atoll.wire.messages import Control, encode

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from atoll.base.errors import BlobCorrupt
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.codec import Encoded, encode_frame
 from atoll.merge.correction import MomentumReference, correction_of

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, SettingsError, StorageFull
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local import run_store
 from atoll.local.options import UpPlan, UpRequest, plan
 from atoll.run.folder import RunFile

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.protocol.data import DataLedger
 from atoll.wire.limits import Info

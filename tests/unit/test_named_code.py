@@ -19,7 +19,7 @@ from atoll.archive.rounds import RoundStore
 from atoll.base.clock import SystemClock
 from atoll.base.errors import SettingsError
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, UpRequest, plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.archive.object_store import FolderArchive
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import lost_commits, newest_is_exported
 from atoll.run.folder import RunFolder
 from atoll.run.merged_model import read_merged

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import parameters
 from atoll.client.join import IslandHandle, join
 from atoll.client.leaf_rules import digest_of

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, FrameRejected
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.pushing import FAST_BYTES_PER_S, PUSH_PATIENCE_S, Pusher
 from atoll.codec import FORMATS, Encoded, decode_frame, frame_bytes
 from atoll.protocol.events import Push

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import Bus
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.codec.arrays import pack_arrays
 from atoll.wire.blobs import BlobRef, Upload

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Contribution, Head, decode, encode

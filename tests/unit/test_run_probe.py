@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.protocol.events import ContributionArrived, Fact, Refuse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.base.errors import BrokerUnavailable, InUse
-from atoll.bus.server_log import DISK_FULL, LogReader, own_lines, startup_error
+from atoll.bus.server import DISK_FULL, LogReader, own_lines, startup_error
 
 OWN = "[7] 2026/11/25 09:00:58.797992 [INF] Reloaded server configuration (sha256:27)"
 OF_CLIENTS = (

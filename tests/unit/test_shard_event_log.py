@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import PushKey, Refuse
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects

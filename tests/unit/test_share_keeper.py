@@ -11,7 +11,7 @@ import pytest
 
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
 from atoll.bus.interface import StoredCounts
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.run.event_fields import FilledEvent, fields_of
 from atoll.run.stream_room import SHARE, ChunkShares, places_of
 from atoll.wire.event_log import event_of

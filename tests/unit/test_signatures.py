@@ -15,7 +15,7 @@ import pytest
 from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage, Record
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus, is_signed
 from atoll.keys.identity import read_identity
 from atoll.keys.rights import Kind, premerger_of

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef, Upload

@@ -15,7 +15,7 @@ LOOP = """
 import time
 import numpy as np
 import atoll
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 {before}
 async def opener():
     return MemoryBus("r", MemoryBroker())

@@ -16,7 +16,7 @@ import pytest
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import BrokerUnavailable, RecordConflict, RunLost, RunWentBack, StorageFull
 from atoll.base.retry import all_of
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import publish_origin
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.norms import l2_norm

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.watch import pretty_line
 from atoll.run import taps
 from atoll.run.event_fields import EVENT_FIELDS

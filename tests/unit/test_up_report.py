@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import last_facts
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle

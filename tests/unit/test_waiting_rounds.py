@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import LearnerBeat, PublishCall, TimerFired
 from atoll.protocol.shard import Shard
 from atoll_synchronizer.round_report import LONG_CALLS, RoundReporter

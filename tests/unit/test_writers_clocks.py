@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.run.timeline import TimedView
 from atoll.run.watch import Watch
 from atoll.story.history import History

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
-from atoll.bus.addresses import PORT, addresses
 from atoll.bus.open import open_jetstream
+from atoll.bus.options import PORT, addresses
 from atoll.bus.server_info import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.keys.certificates import ends_at_s
 from atoll.settings import Settings, bus_options

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.interface import CoreMessage, Record, StoredEvent
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
+from atoll.bus.memory import MemoryBroker, MemoryBus, MemoryConsumer, MemoryDelivery
 from atoll.bus.options import DEFAULTS
 from atoll.bus.streams import check_size
 from atoll.bus.subscriptions import BufferedSubscription

@@ -26,7 +26,7 @@ from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.units import DAY_S
 from atoll.bus.interface import Bus, CoreMessage
-from atoll.bus.memory.bus import MemoryBroker, MemoryBus
+from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, shard_names, standby_names

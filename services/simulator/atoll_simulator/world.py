@@ -20,7 +20,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, UserError
 from atoll.base.identity import Identity
 from atoll.base.logs import say_in_this_task
-from atoll.bus.memory.bus import MemoryBroker
+from atoll.bus.memory import MemoryBroker
 from atoll.local.processes import RESTART_PAUSE_S
 from atoll.local.services import RESTARTS_MAX
 from atoll_simulator.links import LinkedBus, SimulatedLink

@@ -36,7 +36,7 @@ from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.quantities import ID, ID_IN_WORDS
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
-from atoll.bus.addresses import bracketed
+from atoll.bus.options import bracketed
 from atoll.bus.server import NODE_FILE, EmbeddedBroker
 
 NODES_MAX: Final = 9
@@ -96,7 +96,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
         routes = ", ".join(json.dumps(route) for route in self.routes)
         return (
             f"cluster {{ name: {json.dumps(self.name)}, listen: {json.dumps(f'{bracketed(host)}:{self.port}')}, "
-            # Clients keep to the addresses that they were given (`atoll.bus.addresses`).
+            # Clients keep to the addresses that they were given (`atoll.bus.options`).
             f"no_advertise: true, routes: [{routes}]\n{lock}}}\n"
         )
 

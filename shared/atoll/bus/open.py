@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from atoll.base.errors import SettingsError
-from atoll.bus.addresses import ADDRESSES, is_address
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.region import RegionBus
-from atoll.bus.options import DEFAULTS, BusOptions
+from atoll.bus.options import ADDRESSES, DEFAULTS, BusOptions, is_address
 from atoll.bus.regions import is_region
 from atoll.bus.signed import Founding, SignedBus
 from atoll.bus.spread import SpreadBus
@@ -15,7 +14,7 @@ from atoll.wire.traffic import BusStats
 
 
 async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> Bus:
-    """Open the bus of `run` at `url` (see `atoll.bus.addresses`) as `name`; see `JetStreamBus.open`."""
+    """Open the bus of `run` at `url` (see `atoll.bus.options`) as `name`; see `JetStreamBus.open`."""
     signatures = None if options.credentials is None else options.credentials.signatures
     stats, founding = BusStats(home=url), Founding()
 

@@ -32,8 +32,7 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
-from atoll.bus.addresses import LEAF_PORT, bracketed
-from atoll.bus.options import Credentials
+from atoll.bus.options import LEAF_PORT, Credentials, bracketed
 from atoll.wire.region_names import HUB, region_name
 
 HUB_DOMAIN: Final = HUB

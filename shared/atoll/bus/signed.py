@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on_one_line
 from atoll.base.retry import bounded
-from atoll.bus.forwarding import ForwardingBus
+from atoll.bus.interface import ForwardingBus
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.signature_line import unproven

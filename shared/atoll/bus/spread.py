@@ -29,8 +29,7 @@ from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, Se
 from atoll.base.logs import get
 from atoll.base.retry import all_of
 from atoll.base.wording import few
-from atoll.bus.forwarding import ForwardingBus
-from atoll.bus.interface import StoredCounts
+from atoll.bus.interface import ForwardingBus, StoredCounts
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.messages import RunRecord, decode
 from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import typer
 
 from atoll.base.errors import SettingsError
-from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
+from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.cli.options import Assignments, Broker, Config
 from atoll.cli.output import say
 from atoll.cli.reading import check_kind, managing_bus, settings_of
@@ -408,7 +408,7 @@ def broker_status(
 
 
 async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> list[NodeRow]:
-    from atoll.bus.addresses import addresses  # noqa: PLC0415
+    from atoll.bus.options import addresses  # noqa: PLC0415
 
     async with managing_bus(settings, "broker status") as bus:
         greeted = await asyncio.gather(*(_greet(address) for address in addresses(settings.broker.url)))

@@ -101,8 +101,8 @@ def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     from atoll.base.atomic_files import write_whole  # noqa: PLC0415
     from atoll.base.errors import InUse  # noqa: PLC0415
     from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file  # noqa: PLC0415
-    from atoll.bus.addresses import addresses  # noqa: PLC0415
     from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
+    from atoll.bus.options import addresses  # noqa: PLC0415
     from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
@@ -139,7 +139,7 @@ def _announced_address(store: Path) -> str:
     A host writes it once its broker answers. Until then what is there may be the address of a former one.
     """
     from atoll.base.regular_files import read_text  # noqa: PLC0415
-    from atoll.bus.addresses import addresses  # noqa: PLC0415
+    from atoll.bus.options import addresses  # noqa: PLC0415
     from atoll.bus.server_info import greeting  # noqa: PLC0415
 
     until_s = time.monotonic() + BEGINS_S

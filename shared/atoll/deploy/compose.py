@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.base.errors import SettingsError
-from atoll.bus.addresses import LEAF_PORT, PORT
+from atoll.bus.options import LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription, processors, size_bytes
 from atoll.deploy.folders import archive_folders, folders_of_container
 from atoll.deploy.services import (

@@ -25,12 +25,11 @@ from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import AtollError, PeerMisbehaved
 from atoll.base.regular_files import text_or_empty
 from atoll.base.wording import counted, few
-from atoll.bus.addresses import ADDRESSES, addresses, is_address
 from atoll.bus.interface import Bus, CoreMessage, Subscription
+from atoll.bus.nats.administration import BrokerProbe
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.nats.probe import BrokerProbe
 from atoll.bus.open import open_bus, open_jetstream
-from atoll.bus.options import BusOptions
+from atoll.bus.options import ADDRESSES, BusOptions, addresses, is_address
 from atoll.deploy.checks import (
     ExpectedDoor,
     Finding,
@@ -163,7 +162,7 @@ async def _examine_broker(
     options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
     try:
         async with _open_buses(settings, options) as (raw, bus):
-            probe = BrokerProbe(raw)
+            probe = BrokerProbe(raw.connection)
             findings = [Finding("ok", "broker", f"lets us in at {_broker_hosts(settings)}, with JetStream")]
             record, found = await read_record(bus, settings.run)
             findings += found
@@ -195,7 +194,7 @@ async def _examine_hub_link(
         todo = "nats-server.log in the store of this broker says why; is the hub's roll the newest one, and the region on it?"
         return [error_finding("hub", error, todo)], None
     try:
-        probe = BrokerProbe(raw)
+        probe = BrokerProbe(raw.connection)
         findings = [
             Finding("ok", "hub", f"lets region {region.name} in"),
             await _check_clock(probe, settings.run, context),
@@ -267,7 +266,7 @@ async def compare_deployment(described: DeploymentDescription, out: Path, wait_s
         findings += found
         if record is not None:
             findings.append(check_founding(record, seat.loaded))
-            findings += await check_copies(BrokerProbe(raw), described.run, described.hub.count)
+            findings += await check_copies(BrokerProbe(raw.connection), described.run, described.hub.count)
         members = await read_members(bus, Subjects(described.run)) if record is not None else {}
         heard = await listen_for_services(bus, described, members, wait_s)
         findings += check_services(described, members, heard)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT
+from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.folders import folders_of_container, uses_object_store
 from atoll.deploy.services import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import SettingsError
-from atoll.bus.addresses import CLUSTER_PORT, LEAF_PORT, PORT, bracketed
+from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT, bracketed
 from atoll.deploy.description import DeploymentDescription, RegionPlace, go_memory, leaf_name
 from atoll.keys.rights import Kind, premerger_of
 from atoll.wire.region_names import HUB

@@ -228,7 +228,7 @@ def synchronizer_publishes(run: str) -> tuple[str, ...]:
         *(f"$JS.API.CONSUMER.{verb}.{queue}.>" for verb in ("CREATE", "INFO", "DELETE", "MSG.NEXT")),
         f"$JS.API.CONSUMER.DURABLE.CREATE.{queue}.>",
         f"$JS.ACK.{queue}.>",
-        # On a cluster it keeps the leaders together (`atoll.bus.nats.upkeep`).
+        # On a cluster it keeps the leaders together (`atoll.bus.nats.provision`).
         *(f"$JS.API.STREAM.LEADER.STEPDOWN.{name}" for name in _streams(run)),
         f"$JS.API.CONSUMER.LEADER.STEPDOWN.{queue}.>",
     )

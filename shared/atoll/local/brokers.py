@@ -36,7 +36,7 @@ from atoll.base.health import show_life
 from atoll.base.logs import configure, get
 from atoll.base.regular_files import read_text
 from atoll.bus.regions import RegionSide
-from atoll.bus.server_log import DISK_FULL, LogReader, own_lines
+from atoll.bus.server import DISK_FULL, LogReader, own_lines
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode, Door

@@ -18,7 +18,7 @@ from typing import Any
 
 from atoll.base.errors import SettingsError
 from atoll.base.wording import redact
-from atoll.bus.addresses import ADDRESSES, is_address
+from atoll.bus.options import ADDRESSES, is_address
 from atoll.local import run_settings
 from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies_of, keys_for
 from atoll.local.run_settings import RUN_AS_FOUND, EarlierRun, as_text, flat, read_earlier, without_derived

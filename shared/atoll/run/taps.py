@@ -33,8 +33,8 @@ from atoll.base.docstrings import summary
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.parsing import fault_of, parsed
 from atoll.base.quantities import MOMENT_MAX, UNSEEN_BEYOND
-from atoll.bus.addresses import PORT
 from atoll.bus.interface import STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
+from atoll.bus.options import PORT
 from atoll.run.event_fields import EVENT_FIELDS, fields_of
 from atoll.wire.event_log import event_of
 from atoll.wire.limits import INFO_HEADER

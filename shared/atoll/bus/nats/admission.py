@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from atoll.base.errors import AccessDenied
-from atoll.bus.addresses import addresses
 from atoll.bus.nats.client import NO_TLS
-from atoll.bus.options import Credentials
+from atoll.bus.options import Credentials, addresses
 
 SHUT_S: Final = 5.0
 ASK_FOR_ONE: Final = (

@@ -25,8 +25,7 @@ from atoll.base.errors import BlobGone
 from atoll.base.retry import Unanswered, all_of
 from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import JetStream
-from atoll.bus.nats.records import stored
+from atoll.bus.nats.jetstream_api import JetStream, stored
 from atoll.bus.regions import is_region
 from atoll.wire.blobs import Download, Portion, Upload
 

@@ -1,9 +1,8 @@
 """The `Bus` over NATS JetStream: a thin layer over the connection that talks to the broker.
 
 Each public method checks its arguments in the caller's loop, runs the work in the connection's loop and counts. The
-modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading),
-`blobs`, `records`, `consumers`, `provision`, `administration`, `upkeep`. Measured facts and their reasons are in the
-documentation of the bus.
+modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading,
+records), `blobs`, `consumers`, `provision`, `administration`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nats.aio.msg import Msg
 from atoll.base.errors import AccessDenied, BrokerUnavailable
 from atoll.base.retry import Unanswered, ended
 from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
-from atoll.bus.nats import blobs, records
+from atoll.bus.nats import blobs
 from atoll.bus.nats.administration import (
     StoredRun,
     StreamState,
@@ -30,9 +29,8 @@ from atoll.bus.nats.administration import (
 )
 from atoll.bus.nats.connection import Connection, report_waiting
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
-from atoll.bus.nats.provision import check_broker, fit, provision, switch_taps
-from atoll.bus.nats.upkeep import keep_live_stream, keep_together
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, last_record, last_records, put_record, walk
+from atoll.bus.nats.provision import check_broker, fit, keep_live_stream, keep_together, provision, switch_taps
 from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.server_info import NodeStatus
 from atoll.bus.streams import (
@@ -300,19 +298,19 @@ class JetStreamBus:
         check_size(subject, data)
         plan = stream_of(self._plans, subject)
         return await self._connection.call(
-            records.put(self._jetstream, plan.name, (subject, data), info_header(info), expected, reconnects)
+            put_record(self._jetstream, plan.name, (subject, data), info_header(info), expected, reconnects)
         )
 
     async def get_record(self, subject: str) -> Record | None:
         """Return the leader's record; see `Bus`."""
         plan = stream_of(self._plans, subject)
-        found = await self._connection.call(records.last(self._jetstream, plan.name, subject))
+        found = await self._connection.call(last_record(self._jetstream, plan.name, subject))
         return None if found is None else found[0]
 
     async def get_records(self, subject_filter: str) -> list[Record]:
         """Return all records that match, in subject order; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
-        return await self._connection.call(records.get_all(self._jetstream, plan.name, subject_filter))
+        return await self._connection.call(last_records(self._jetstream, plan.name, subject_filter))
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         """Store once under `msg_id`; see `Bus`."""
@@ -342,9 +340,7 @@ class JetStreamBus:
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return stored messages in order; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
-        return await self._connection.call(
-            records.walk(self._jetstream, plan.name, subject_filter, after=after, limit=limit)
-        )
+        return await self._connection.call(walk(self._jetstream, plan.name, subject_filter, after=after, limit=limit))
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send at most once; while the broker is away the core message is dropped and counted."""

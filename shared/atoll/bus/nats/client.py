@@ -34,8 +34,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
 from atoll.base.retry import bounded, ended
-from atoll.bus.nats.framing import Frame, Message
-from atoll.bus.nats.headers import read_headers, text_of
+from atoll.bus.nats.framing import Frame, Message, read_headers, text_of
 from atoll.bus.nats.transport import QUEUE_BYTES, SocketTransport
 from atoll.bus.options import BusOptions
 from atoll.wire.traffic import BusStats

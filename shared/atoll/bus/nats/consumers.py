@@ -26,9 +26,8 @@ from atoll.base.errors import RecordConflict, SettingsError
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import QueueTurns
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.headers import DESCRIPTION, STATUS
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, read_field, unavailable
-from atoll.bus.nats.records import newest
+from atoll.bus.nats.framing import DESCRIPTION, STATUS
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, newest, read_field, unavailable
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014

@@ -36,9 +36,8 @@ from nats.errors import NoRespondersError
 from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
-from atoll.bus.forwarding import ForwardingBus
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, read_field
-from atoll.bus.nats.records import newest
+from atoll.bus.interface import ForwardingBus
+from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, newest, read_field
 from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 

@@ -46,9 +46,8 @@ from atoll.base.logs import get
 from atoll.base.retry import Unanswered, all_of, patiently
 from atoll.bus.nats import blobs
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, read_field
+from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, StoredRecord, headers_of, read_field, stored
 from atoll.bus.nats.provision import provision
-from atoll.bus.nats.records import StoredRecord, headers_of, stored
 from atoll.bus.nats.region import ASK_AGAIN_S, READY, STALE_S
 from atoll.bus.options import BusOptions, Credentials
 from atoll.bus.regions import HUB_DOMAIN

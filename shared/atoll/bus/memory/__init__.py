@@ -1,1 +1,0 @@
-"""The bus in memory, for the simulator and for unit tests."""
