@@ -16,14 +16,15 @@ import msgspec
 import zstandard
 
 from atoll.base.atomic_files import write_whole
-from atoll.report.charts import Series, lines_file
 from atoll_simulator.confidence import Spread
 from benchmarks.experiments.aggregation import ExperimentAnswer, Records, answers, figures
 from benchmarks.experiments.cells import duration
 from benchmarks.experiments.grid import FORMER_STANDING, GridRow, choices, rows, standing_settings
 from benchmarks.experiments.questions import MEASURES, Baseline, Experiment, Plot, flattened, matches, parse
+from benchmarks.lib.figures import line_figure
 
 PREFIX: Final = "experiment-"
+Lines = dict[str, list[tuple[float, float]]]
 RAW_BYTES_MAX: Final = 256 << 20
 LEVEL: Final = 19
 _PERCENT: Final = {"gap", "average_gap", "goodput", "merged", "late"}
@@ -97,8 +98,8 @@ def svgs(raw: Raw) -> dict[str, str]:
     experiment, found = raw.experiment, answers(raw.rows, raw.records)
     drawn = {}
     for name, plot in _named(raw.name, experiment.plots):
-        series = _curves(plot, raw.rows, raw.records) if plot.x == "merged" else _series(plot, found)
-        drawn[name] = lines_file(series, plot.x, MEASURES[plot.y])
+        lines = _curves(plot, raw.rows, raw.records) if plot.x == "merged" else _lines(plot, found)
+        drawn[name] = line_figure(lines, plot.x, MEASURES[plot.y])
     return drawn
 
 
@@ -205,24 +206,24 @@ def _by_seed(experiment: Experiment, found: Sequence[ExperimentAnswer], seeds: S
     return [f"Seed by seed, *{measure}*:", "\n".join(made)]
 
 
-def _series(plot: Plot, found: Sequence[ExperimentAnswer]) -> list[Series]:
+def _lines(plot: Plot, found: Sequence[ExperimentAnswer]) -> Lines:
     """Return a line per combination of the axes other than x, of rows whose x is a number."""
     points: dict[str, list[tuple[float, float]]] = {}
     for answer in (answer for answer in found if matches(answer.labels, plot.where)):
         x, measured = _number(answer.labels.get(plot.x)), answer.spread(plot.y)
         if x is not None and measured is not None:
             points.setdefault(_line_name(answer.labels, plot), []).append((x, measured.mean))
-    return [Series(name, sorted(line)) for name, line in points.items()]
+    return {name: sorted(line) for name, line in points.items()}
 
 
-def _curves(plot: Plot, asked: Sequence[GridRow], records: Records) -> list[Series]:
+def _curves(plot: Plot, asked: Sequence[GridRow], records: Records) -> Lines:
     """Return the validation curves of the first seed that is known of each row."""
-    series = []
+    lines: Lines = {}
     for row in (row for row in asked if matches(row.labels, plot.where)):
         record = next((records[cell.digest] for cell in row.cells if cell.digest in records), None)
         if record is not None:
-            series.append(Series(_line_name(row.labels, plot), [(x, y) for x, y in record["curve"] if x > 0]))
-    return series
+            lines[_line_name(row.labels, plot)] = [(x, y) for x, y in record["curve"] if x > 0]
+    return lines
 
 
 def _line_name(labels: dict[str, Any], plot: Plot) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from atoll.report.charts import Series, lines_file
 from benchmarks.faults.extracts import Extract
 from benchmarks.faults.goodput import participation, useful_share
 from benchmarks.faults.metrics import last_loss, plains
+from benchmarks.lib.figures import line_figure
 
 NAMES = {"atoll": "Atoll", "synchronous": "synchronous baseline"}
 Measure = Callable[[Extract, Extract | None], float | None]
@@ -45,8 +45,8 @@ def plot(extracts: Sequence[Extract], measure: Measure, name: str) -> str:
         value = measure(extract, undisturbed.get((course.system, course.seed)))
         if value is not None:
             found[course.system][course.per_minute].append(value)
-    series = [
-        Series(NAMES[system], [(rate, sum(values) / len(values)) for rate, values in sorted(found[system].items())])
+    lines = {
+        NAMES[system]: [(rate, sum(values) / len(values)) for rate, values in sorted(found[system].items())]
         for system in NAMES
-    ]
-    return lines_file(series, "faults per minute", name)
+    }
+    return line_figure(lines, "faults per minute", name)

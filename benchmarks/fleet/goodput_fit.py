@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -48,10 +48,10 @@ from atoll_simulator.fleet.cells import (
     table,
 )
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
-from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
 from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.figures import ShareLine, share_figure
 from benchmarks.lib.results import RESULTS, Figure, write
 
 PAPER: Final[Mapping[tuple[str, int], float]] = {
@@ -436,6 +436,22 @@ def main() -> int:
     (RESULTS / "bench-goodput-goodput.svg").write_text(plot(cells, "goodput", marks), encoding="utf-8")
     (RESULTS / "bench-goodput-uptime.svg").write_text(plot(cells, "uptime"), encoding="utf-8")
     return write("bench-goodput", seed, figures)
+
+
+def plot(
+    cells: Sequence[FleetCell], what: Literal["goodput", "uptime"], marks: Sequence[tuple[str, int, float]] = ()
+) -> str:
+    """Return the SVG of one share, a line per system; `marks` are (system, chips, share) of others, as rings."""
+    lines = {}
+    for system in dict.fromkeys(cell.system for cell in cells):
+        row = sorted((cell for cell in cells if cell.system == system), key=lambda cell: cell.chips)
+        shares = [(cell.chips, getattr(cell, what)) for cell in row]
+        lines[f"{system} learners" if system.isdigit() else system] = ShareLine(
+            [(chips, share.mean, share.half or 0.0) for chips, share in shares],
+            [(float(chips), share) for theirs, chips, share in marks if theirs == system],
+        )
+    columns = {float(chips): size_text(chips) for chips in sorted({cell.chips for cell in cells})}
+    return share_figure(lines, columns, "chips", what)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ from typing import Any, Final
 
 from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
-from atoll.report.charts import Series, lines_file
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.hugging_face import config_of
 from atoll_learner.initial_values import first_values
@@ -50,6 +49,7 @@ from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings
 from benchmarks.faults.chaos import prepare
 from benchmarks.lib.arguments import natural, positive
+from benchmarks.lib.figures import line_figure
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import RESULTS, Figure, write
 from benchmarks.lib.shaped_links import UNFIT, is_unfit
@@ -336,7 +336,7 @@ def main() -> int:
         told += figures_of(course, found)
     plot = RESULTS / "race-speed.svg"
     RESULTS.mkdir(parents=True, exist_ok=True)
-    plot.write_text(lines_file([Series(name, points) for name, points in lines.items()], "Gbit/s of 12B", "tokens/s"))
+    plot.write_text(line_figure(lines, "Gbit/s of 12B", "tokens/s"), encoding="utf-8")
     return write("race", options.seed, told)
 
 

@@ -19,7 +19,6 @@ from atoll_simulator.fleet.cells import ELASTIC, RIGID, Job, simulate
 from atoll_simulator.fleet.chance import ReturnTimes, slowest, slowest_mean, speeds, stream
 from atoll_simulator.fleet.chips import Chips
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed, split
-from atoll_simulator.fleet.report_text import plot
 from atoll_simulator.fleet.rounds import StepWindow, rounds
 from atoll_simulator.planner import failures
 
@@ -364,15 +363,3 @@ def test_what_would_never_end_is_refused() -> None:
         cells.table(FleetParameters(mtbi_days=0.01), (ELASTIC,), (CHIPS,), seeds=[0], days=30.0, workers=1)
     with pytest.raises(SettingsError, match="too many failures"):
         rounds(FleetParameters(mtbi_days=0.001), Exchange(), StepWindow(100_000_000, 8, 2000), 0)
-
-
-def test_the_plot_shows_every_cell() -> None:
-    """A point with its interval each, a line per system, rings for somebody else's figures."""
-    found = cells.table(FleetParameters(), (RIGID, "2"), (150_000, 600_000), seeds=[0, 1], days=0.05, workers=1)
-    svg = plot(found, "goodput", [("2", 150_000, 0.94)])
-
-    assert svg.count("<polyline") == 2
-    assert svg.count('r="2.5"') == 4
-    assert svg.count('r="6"') == 1
-    assert "2 learners, 600k" in svg
-    assert plot(found[:1], "uptime").startswith("<svg xmlns")

@@ -66,7 +66,7 @@ def test_one_seed_has_one_output(tmp_path: Path, words: tuple[str, ...]) -> None
 
 
 def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
-    """Goodput and uptime on the terminal; all of it and the parameters in the file; two plots."""
+    """Goodput and uptime on the terminal; all of it and the parameters in the file."""
     done = atoll("sim", *GOODPUT, "--out", str(tmp_path), "--downscale-s", "20")
     document = json.loads((tmp_path / "goodput.json").read_text())
 
@@ -75,7 +75,7 @@ def test_the_table_has_every_cell_with_its_interval(tmp_path: Path) -> None:
     assert "M = 4" in done.stdout
     assert document["fleet"]["downscale_s"] == 20.0
     assert len(document["cells"]) == 6
-    assert {path.name for path in tmp_path.iterdir()} == {"goodput.json", "goodput.svg", "uptime.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"goodput.json"}
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def goodput(  # noqa: PLR0913  (one option each)
     (fleet,) = _chosen(numbers, FleetParameters)
     within("--seeds", seeds, 1, cells.SEEDS_MAX)
     systems, sizes = cells.systems_in(rows), cells.sizes_in(chips)
-    folder = report_text.folder_for(out, *report_text.TABLE_FILES)
+    folder = report_text.folder_for(out, "goodput.json")
     cells.check(fleet, systems, sizes, range(seeds), days)
     count = len(systems) * len(sizes) * seeds
     processes = counted(cells.workers_for(count, workers), "process", "processes")
@@ -79,7 +79,8 @@ def goodput(  # noqa: PLR0913  (one option each)
     found = cells.table(fleet, systems, sizes, seeds=range(seed, seed + seeds), days=days, workers=workers)
     _say(report_text.goodput_tables(found))
     if folder is not None:
-        _wrote(report_text.write_table(folder, fleet, found, days=days, seeds=seeds, seed=seed))
+        asked = {"days": days, "seeds": seeds, "seed": seed}
+        _wrote(report_text.write_answer(folder, "goodput", fleet=fleet, **asked, cells=found))
 
 
 def rounds(

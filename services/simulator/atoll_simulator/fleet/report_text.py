@@ -6,19 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Literal
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.wording import counted
-from atoll.report.charts import ShareCurve, SharePoint, shares_file
 from atoll_simulator.fleet.cells import RIGID, FleetCell, per_cent, size_text
 from atoll_simulator.fleet.join_cost import JoinCost
-from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.fleet.rounds import RoundsReport
 from atoll_simulator.fleet.scavenging import Scavenged
-
-TABLE_FILES = ("goodput.json", "goodput.svg", "uptime.svg")
 
 
 def goodput_tables(cells: Sequence[FleetCell]) -> str:
@@ -41,25 +36,6 @@ def goodput_tables(cells: Sequence[FleetCell]) -> str:
             f"shares are of the chips in whole slices: {least.used_chips} of {least.chips} in {_name(least.system)}, or more"
         )
     return "\n\n".join(parts)
-
-
-def plot(
-    cells: Sequence[FleetCell], what: Literal["goodput", "uptime"], marks: Sequence[tuple[str, int, float]] = ()
-) -> str:
-    """Return the SVG of one share, a line per system; `marks` are (system, chips, share) of others, as rings."""
-    curves = []
-    for system in dict.fromkeys(cell.system for cell in cells):
-        name = f"{system} learners" if system.isdigit() else system
-        row = sorted((cell for cell in cells if cell.system == system), key=lambda cell: cell.chips)
-        shares = [(cell.chips, getattr(cell, what)) for cell in row]
-        points = [
-            SharePoint(chips, share.mean, share.half or 0.0, f"{name}, {size_text(chips)}: {per_cent(share)} %")
-            for chips, share in shares
-        ]
-        rings = [(float(chips), share) for theirs, chips, share in marks if theirs == system]
-        curves.append(ShareCurve(name, points, rings))
-    columns = {float(chips): size_text(chips) for chips in sorted({cell.chips for cell in cells})}
-    return shares_file(curves, columns, "chips", f"{what}, %")
 
 
 def window_table(told: RoundsReport) -> str:
@@ -99,15 +75,6 @@ def scavenging_table(rows: Sequence[Scavenged]) -> str:
         for row in rows
     ]
     return "\n".join([head, *lines])
-
-
-def write_table(folder: Path, fleet: FleetParameters, cells: Sequence[FleetCell], **said: object) -> list[Path]:
-    """Write `goodput.json`, `goodput.svg` and `uptime.svg` to `folder` and return their paths."""
-    return [
-        *write_answer(folder, "goodput", fleet=fleet, **said, cells=cells),
-        _write(folder, "goodput.svg", plot(cells, "goodput")),
-        _write(folder, "uptime.svg", plot(cells, "uptime")),
-    ]
 
 
 def write_answer(folder: Path, name: str, **said: object) -> list[Path]:
