@@ -266,7 +266,7 @@ async def test_copies_that_lag_behind_hide_nothing(open_bus: OpenBus, run: str) 
             old = [message for message in answer.messages if message.data in (b"old", b"0")]
             return replace(answer, messages=old, pending=0)
 
-        for jetstream in (reader._jetstream, next(reader._reading)):
+        for jetstream in (reader._jetstream, next(reader._bulk.reading)):
             jetstream.page = page  # type: ignore[method-assign]
 
     await reader._connection.call(lag())

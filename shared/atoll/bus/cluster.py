@@ -278,7 +278,6 @@ def is_cluster(store_dir: Path) -> bool:
 
 
 def _free_ports(count: int) -> Sequence[int]:
-    """Return so many ports of the loopback that nobody listens on now."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -6,6 +6,7 @@ Every call yields to other tasks once, so that races show here too. One event lo
 Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. It does not survive its
 process, replicate, or redeliver after silence (an unsettled message returns when its consumer releases it or closes).
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 
 from __future__ import annotations
 
@@ -76,7 +77,6 @@ class MemoryStream:
     """
 
     def __init__(self, plan: StreamPlan, prefix: str, clock: Clock, tell: Callable[[CoreMessage], None]) -> None:
-        """Begin empty."""
         self.plan = plan
         self.kept: dict[int, StoredMessage] = {}
         self.places: dict[str, QueuePlace] = {}
@@ -120,7 +120,6 @@ class MemoryStream:
             self.store(subject, data, msg_id, info={})
 
     def _make_room(self, kept: StoredMessage) -> None:
-        """Apply the bounds, or refuse."""
         plan = self.plan
         keeps = (*plan.subjects, *((plan.copies[1],) if plan.copies else ()))
         if not any(matches(subject, kept.subject) for subject in keeps):
@@ -149,7 +148,6 @@ class MemoryStream:
             self.remove(next(iter(self.kept)))
 
     def _tap(self, kept: StoredMessage, info: Mapping[str, str]) -> None:
-        """Show a stored message."""
         tap = self.plan.tap
         if tap is None or not matches(f"{self._prefix}.{tap}.>" if tap else f"{self._prefix}.>", kept.subject):
             return
@@ -164,7 +162,6 @@ class MemoryStream:
         self._tell(CoreMessage(f"{self._prefix}.tap.{tail}", kept.data, None, headers))
 
     def _forget_old(self) -> None:
-        """Drop messages and ids that have outlived their window."""
         now_s = self._clock.monotonic()
         while self._ids and now_s - next(iter(self._ids.values()))[1] > self.plan.dedup_s:
             del self._ids[next(iter(self._ids))]
@@ -317,7 +314,6 @@ class MemoryDelivery:
     """One message that its consumer holds."""
 
     def __init__(self, owner: MemoryConsumer, kept: StoredMessage, *, redelivered: bool) -> None:
-        """Wrap a message from the stream."""
         self.subject = kept.subject
         self.data = kept.data
         self.redelivered = redelivered
@@ -347,7 +343,6 @@ class MemoryConsumer:
     """A `Consumer` of a memory stream."""
 
     def __init__(self, stream: MemoryStream, place: QueuePlace) -> None:
-        """Read `place` of `stream`."""
         self.stream = stream
         self._place = place
         self._unsettled: dict[int, MemoryDelivery] = {}
@@ -423,7 +418,6 @@ class MemoryBus:
     """One service's bus on a shared `MemoryBroker`."""
 
     def __init__(self, run: str, broker: MemoryBroker) -> None:
-        """Join `broker` for `run` and provision its streams."""
         self.stats = BusStats()
         self._broker = broker
         self._run = run
@@ -457,15 +451,12 @@ class MemoryBus:
             raise BrokerUnavailable("the bus is closed", todo="open a new one")
 
     def _count_up(self, data: Buffer) -> None:
-        """Count a message that left."""
         self.stats.bytes_up += len(data)
 
     def _count_down(self, data: Buffer) -> None:
-        """Count a message that arrived."""
         self.stats.bytes_down += len(data)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store `payload` under `stem`; see `Bus`."""
         stream = await self._stream(f"{stem}.0")
         upload = Upload.of(payload)
         async with contextlib.aclosing(upload.pieces()) as pieces:
@@ -478,11 +469,9 @@ class MemoryBus:
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Return the whole blob, checked; see `Bus`."""
         return await whole(self, Download(ref, size_bytes_max))
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield the missing pieces of a blob; see `Bus`."""
         stream = await self._stream(f"{download.ref.stem}.0")
         for number in itertools.chain.from_iterable(download.pages()):
             kept = stream.last(f"{download.ref.stem}.{number}")
@@ -496,16 +485,13 @@ class MemoryBus:
         download.verify()
 
     async def fit(self, places: Places) -> int:
-        """Narrow the run's streams; see `Bus`."""
         await self._give_way()
         return self._broker.fit(self._run, places)
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Return what a stream keeps, by subject; see `Bus`."""
         return (await self._stream(subject_filter)).count_stored(subject_filter, more_than)
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Delete what matches and return the number; see `Bus`."""
         return (await self._stream(subject_filter)).purge(subject_filter, keep)
 
     async def put_record(
@@ -517,7 +503,6 @@ class MemoryBus:
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Write by compare-and-set and return the new revision; see `Bus`."""
         del reconnects  # there is one connection
         check_size(subject, data)
         stream = await self._stream(subject)
@@ -535,7 +520,6 @@ class MemoryBus:
             live.store(subject, data, f"t{next(self._broker.nonces)}", info={})
 
     async def get_record(self, subject: str) -> Record | None:
-        """Return the record, or None; see `Bus`."""
         kept = (await self._stream(subject)).last(subject)
         if kept is None:
             return None
@@ -543,7 +527,6 @@ class MemoryBus:
         return Record(subject, kept.data, kept.sequence)
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Return all records that match, in subject order; see `Bus`."""
         stream = await self._stream(subject_filter)
         found = [kept for subject in stream.subjects(subject_filter) if (kept := stream.last(subject)) is not None]
         for kept in found:
@@ -551,14 +534,12 @@ class MemoryBus:
         return [Record(kept.subject, kept.data, kept.sequence) for kept in found]
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store once under `msg_id`; see `Bus`."""
         check_size(subject, data)
         stream = await self._stream(subject)
         stream.store(subject, bytes(data), msg_id, info=info_header(info))
         self._count_up(data)
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
-        """Resume or create the durable consumer; see `Bus`."""
         stream = await self._stream(subject_filter)
         if takeover:
             stream.remove_places(subject_filter)
@@ -568,14 +549,12 @@ class MemoryBus:
         return consumer
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Return stored messages in order; see `Bus`."""
         found = (await self._stream(subject_filter)).select(subject_filter, after)[:limit]
         for kept in found:
             self._count_down(kept.data)
         return [StoredEvent(kept.sequence, kept.subject, kept.data, kept.stored_s) for kept in found]
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Send at most once; see `Bus`."""
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)
@@ -595,7 +574,6 @@ class MemoryBus:
     async def listen(
         self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
     ) -> BufferedSubscription:
-        """Hear core messages from now on, none of them late; see `Bus`."""
         del late_s_max
         await self._give_way()
         feed = self._new_feed(len_max)
@@ -612,11 +590,9 @@ class MemoryBus:
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:
-        """Stop filling a feed."""
         self._broker.feeds.pop(feed, None)
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
         await self._give_way()
         if not self._broker.hears(subject):

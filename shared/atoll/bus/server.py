@@ -61,7 +61,6 @@ class LogReader:
     """Reader of what is appended to a log from now on, also over a rotation: the server renames the file and begins another."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the present end."""
         self._path = path
         self._file, self._read_bytes = self._stamp()
 
@@ -175,7 +174,6 @@ def find_server() -> Path:
 
 
 def _check_version(path: Path) -> Path:
-    """Return `path` if it is a nats-server new enough."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=READY_S, check=False)  # noqa: S603  # the user's binary
         said = done.stdout + done.stderr
@@ -365,7 +363,6 @@ class EmbeddedBroker:
             )
 
     def _more_config(self) -> str:
-        """Return what a kind of broker adds to the server's configuration."""
         return ""
 
     def _write_config(self) -> Path:
@@ -391,7 +388,6 @@ class EmbeddedBroker:
         return config
 
     def _include_line(self, file: Path | None) -> str:
-        """Return the line that adds a file to the configuration."""
         return included(file, self.store_dir)
 
     def _spawn(self, command: list[str]) -> None:
@@ -422,7 +418,6 @@ class EmbeddedBroker:
         self._process = started[0]
 
     def _await_ready(self) -> None:
-        """Wait until the server has reported its port and greets there with JetStream."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if not self.pid:
@@ -454,7 +449,6 @@ class EmbeddedBroker:
         )
 
     def _chosen_port(self) -> int:
-        """Return the port in the server's port file, or 0."""
         try:
             said = json.loads((self.store_dir / f"nats-server_{self.pid}.ports").read_text())
             return int(str(said["nats"][0]).rsplit(":", 1)[1])
@@ -462,11 +456,9 @@ class EmbeddedBroker:
             return 0
 
     def _log_tail(self) -> str:
-        """Return the end of what the server has logged since it was started last."""
         return "\n".join(self._read_log().splitlines()[-_LOG_TAIL_LINES:])
 
     def _read_log(self) -> str:
-        """Return what the server has logged since it was started last."""
         try:
             with self.log_path.open("rb") as said:
                 said.seek(self._log_begins if self._log_begins <= self.log_path.stat().st_size else 0)
@@ -475,11 +467,9 @@ class EmbeddedBroker:
             return "(no log)"
 
     def _explain_death(self) -> NoReturn:
-        """Raise the cause of the server's death, as the log shows it."""
         raise startup_error(self._log_tail(), f"{self._host}:{self._port}", self.store_dir, self.log_path)
 
     def _fail_on(self, error: OSError) -> NoReturn:
-        """Raise the operating system's error about the store directory."""
         if is_full(error):
             raise StorageFull("the broker's disk is full", got=self.store_dir, todo="free space or move the store")
         raise EnvironmentFault(

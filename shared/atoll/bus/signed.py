@@ -24,6 +24,7 @@ send its next ids first, and its messages would be lost. So ids are hashed with 
 A message that nobody vouches for is not an error of the bus: readers meet wrong messages anyway, and know what each means for
 them. The bus hands up in its place why it is not believed, and `decode` refuses that like any other unreadable message.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ class SignedBus(ForwardingBus):
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Sign, then as `Bus.put_record`. A signature is the same each time, so a retry finds its own record."""
+        # A signature is the same each time, so a retry finds its own record.
         signed = await self._sign(subject, data)
         revision = await self._inner.put_record(subject, signed, expected=expected, info=info, reconnects=reconnects)
         if subject == self._subjects.run_record:
@@ -130,16 +131,13 @@ class SignedBus(ForwardingBus):
         return revision
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Sign, then as `Bus.publish`, under an id that nobody else can choose."""
         own = hashlib.blake2b(msg_id.encode(), key=self._ids, digest_size=ID_BYTES).hexdigest()
         await self._inner.publish(subject, await self._sign(subject, data), msg_id=own, info=info)
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Sign, then as `Bus.tell`; what goes to an inbox is an answer."""
         await self._inner.tell(subject, await self._sign(subject, data))
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Sign the question, then as `Bus.ask`, and check the answer: where it is for a subject, who may write there."""
         signed = await self._sign(subject, data)
         answer = await self._inner.ask(subject, signed, timeout_s=timeout_s, answer_at=answer_at)
         if answer is None or not is_signed(subject):
@@ -147,15 +145,13 @@ class SignedBus(ForwardingBus):
         return await self._verify(answer_at or self._subjects.answer, answer, live=True)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store as `Bus.put_blob`; the reference's digest cannot be met by other bytes."""
         upload = Upload.of(payload)
-        upload.collision_free = True
+        upload.collision_free = True  # so that no other bytes meet the reference's digest
         return await self._inner.put_blob(stem, upload)
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
     async def get_record(self, subject: str) -> Record | None:
-        """Read as `Bus.get_record`, and check."""
         record = await self._inner.get_record(subject)
         if record is None:
             return None
@@ -165,7 +161,6 @@ class SignedBus(ForwardingBus):
         return record
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Read as `Bus.get_records`, and check each; what was not asked for is no answer."""
         return [
             replace(record, data=await self.believed(subject_filter, record.subject, record.data))
             for record in await self._inner.get_records(subject_filter)
@@ -173,7 +168,6 @@ class SignedBus(ForwardingBus):
         ]
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Read as `Bus.replay`, and check what is signed; the event log is not."""
         found = await self._inner.replay(subject_filter, after=after, limit=limit)
         return [
             replace(entry, data=await self.believed(subject_filter, entry.subject, entry.data))
@@ -182,12 +176,10 @@ class SignedBus(ForwardingBus):
         ]
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> Consumer:
-        """Consume as `Bus.consume`, and check each message."""
         consumer = await self._inner.consume(subject_filter, durable=durable, takeover=takeover)
         return _SignedConsumer(consumer, self, subject_filter)
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
-        """Listen as `Bus.listen`, and check each message."""
         heard = await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         return _SignedSubscription(heard, self, subject_filter)
 

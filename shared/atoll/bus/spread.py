@@ -16,6 +16,7 @@ addresses (`BusOptions.bulk`) count, in the same order.
 A broker that is away stops its own fragments and no others. A call that concerns all fragments (a list of all heads) waits for
 it.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class SpreadBus(ForwardingBus):
         self._opener = opener
         self._own_addresses = tuple(own_addresses)
         self._addresses: tuple[str, ...] | None = None
-        self._open: dict[int, Bus] = {HOME: home}
+        self._further: dict[int, Bus] = {}
+        """Buses to the further brokers that were needed so far, by number."""
         self._opening: dict[int, asyncio.Lock] = {}
         self._feeders: dict[BufferedSubscription, list[asyncio.Task[None]]] = {}
 
@@ -90,7 +92,8 @@ class SpreadBus(ForwardingBus):
         former, self._addresses = self._addresses, addresses
         if former is not None and addresses != former:
             # Taken out before anything is awaited: another task may look for a bus, or learn the same, meanwhile.
-            for bus in [self._open.pop(number) for number in self._open.keys() - {HOME}]:
+            further, self._further = self._further, {}
+            for bus in further.values():
                 await bus.close()
 
     async def _look(self, record: bytes) -> None:
@@ -107,9 +110,11 @@ class SpreadBus(ForwardingBus):
 
     async def _bus(self, number: int) -> Bus:
         """Return the bus to one of the brokers; raise `BrokerUnavailable` if it is away when it is needed first."""
-        if number not in self._open:
+        if number == HOME:
+            return self._inner
+        if number not in self._further:
             async with self._opening.setdefault(number, asyncio.Lock()):
-                while number not in self._open:
+                while number not in self._further:
                     addresses = self._addresses or ()
                     if number > len(addresses):
                         raise BrokerUnavailable("the run lies on fewer brokers than it did", got=number)
@@ -120,10 +125,10 @@ class SpreadBus(ForwardingBus):
                         await opened.close()
                         raise
                     if self._addresses == addresses:
-                        self._open[number] = opened
+                        self._further[number] = opened
                     else:
                         await opened.close()
-        return self._open[number]
+        return self._further[number]
 
     async def _check_place(self, bus: Bus, number: int, brokers: int) -> None:
         """Raise `SettingsError` if a broker keeps other fragments than one at its place: the addresses are in another order."""
@@ -141,7 +146,6 @@ class SpreadBus(ForwardingBus):
             )
 
     async def _numbers(self, subject_filter: str) -> list[int]:
-        """Return the numbers of the brokers that keep some of what matches."""
         if self._addresses == ():
             return [HOME]
         level = fragment_level(subject_filter)
@@ -151,49 +155,42 @@ class SpreadBus(ForwardingBus):
         return list(range(brokers)) if level == ALL_FRAGMENTS else [int(level) % brokers]
 
     async def _keepers(self, subject_filter: str) -> list[Bus]:
-        """Return the buses to those brokers."""
         return [await self._bus(number) for number in await self._numbers(subject_filter)]
 
     async def _keeper(self, subject: str) -> Bus:
-        """Return the bus to the one broker that keeps `subject`."""
         return (await self._keepers(subject))[0]
 
     def reconnects(self, subject: str) -> int:
-        """Return the count of the broker that keeps `subject`; see `Bus`."""
         level = fragment_level(subject) if self._addresses else None
         number = HOME if level is None else int(level) % (1 + len(self._addresses or ()))
-        return self._open[number].reconnects(subject) if number in self._open else 0
+        bus = self._inner if number == HOME else self._further.get(number)
+        return 0 if bus is None else bus.reconnects(subject)
 
     # --- fragments --------------------------------------------------------------------------------------------------
 
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
-        """Create the run's streams at home and at the brokers `bulk`; see `Bus`."""
         await self._learn(bulk)
         for number in range(await self._brokers()):
             await (await self._bus(number)).provision(stream_bytes_max)
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store as `Bus.put_blob`, on the fragment's broker."""
         return await (await self._keeper(stem)).put_blob(stem, payload)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Read as `Bus.get_blob`."""
         return await (await self._keeper(ref.stem)).get_blob(ref, size_bytes_max)
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Read as `Bus.pieces`."""
         bus = await self._keeper(download.ref.stem)
         async with contextlib.aclosing(bus.pieces(download)) as pieces:
             async for portion in pieces:
                 yield portion
 
     async def fit(self, places: Places) -> int:
-        """Narrow as `Bus.fit`, at all brokers."""
         buses = [await self._bus(number) for number in range(await self._brokers())]
         return sum(await all_of(bus.fit(places) for bus in buses))
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Count as `Bus.count_stored`, on every broker that keeps some of it; bytes are of the fullest."""
+        """Sum up over the brokers that keep some of it; bytes are of the fullest."""
         found = await all_of(
             bus.count_stored(subject_filter, more_than=more_than) for bus in await self._keepers(subject_filter)
         )
@@ -202,7 +199,6 @@ class SpreadBus(ForwardingBus):
         return StoredCounts(by_subject, fullest.size_bytes, fullest.bytes_max)
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Delete as `Bus.purge`, on every broker that keeps some of it."""
         first, *others = await self._keepers(subject_filter)
         if not others:
             return await first.purge(subject_filter, keep=keep)
@@ -217,7 +213,6 @@ class SpreadBus(ForwardingBus):
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Write as `Bus.put_record`."""
         bus = await self._keeper(subject)
         revision = await bus.put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
         if subject == self._run_record:
@@ -225,23 +220,21 @@ class SpreadBus(ForwardingBus):
         return revision
 
     async def get_record(self, subject: str) -> Record | None:
-        """Read as `Bus.get_record`."""
         record = await (await self._keeper(subject)).get_record(subject)
         if subject == self._run_record and record is not None:
             await self._look(record.data)
         return record
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Read as `Bus.get_records`, from all brokers that keep some; a stale broker's share is as stale as it is."""
         found = await all_of(bus.get_records(subject_filter) for bus in await self._keepers(subject_filter))
         return sorted((record for some in found for record in some), key=lambda record: record.subject)
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
-        """Listen as `Bus.listen`, at all brokers that may say something; one that is away is heard once it is back."""
+        """Listen at all brokers that may say something; one that is away is heard once it is back."""
         wanted = _Wanted(subject_filter, len_max, late_s_max)
         numbers = await self._numbers(subject_filter)
         if numbers == [HOME]:
-            return await wanted.at(self._open[HOME])
+            return await wanted.at(self._inner)
         first = await all_of(self._listen_at(number, wanted) for number in numbers)
         merged = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
         self._feeders[merged] = [
@@ -278,7 +271,7 @@ class SpreadBus(ForwardingBus):
         """Close the buses to all brokers."""
         for merged in list(self._feeders):
             await merged.close()
-        await asyncio.gather(*(bus.close() for bus in self._open.values()))
+        await asyncio.gather(*(bus.close() for bus in (self._inner, *self._further.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +287,6 @@ class _Wanted:
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

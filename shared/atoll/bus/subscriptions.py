@@ -28,7 +28,6 @@ class BufferedSubscription:
     def __init__(
         self, len_max: int, *, on_drop: Callable[[], None], on_close: Callable[[BufferedSubscription], Awaitable[None]]
     ) -> None:
-        """Belong to the running loop."""
         least_bytes = max(1, BYTES_MAX // max(1, len_max))
         self._waiting = FairQueue[CoreMessage](
             BYTES_MAX, lambda message: message.subject, lambda message: max(least_bytes, len(message.data))

@@ -114,7 +114,6 @@ def _run(name: str, streams: list[Mapping[str, Any]]) -> StoredRun:
 
 
 def _written_s(text: str) -> float:
-    """Return a broker's time of day."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:

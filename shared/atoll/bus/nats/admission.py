@@ -40,7 +40,6 @@ class Admission:
     """Our credentials at one broker, and what it refused. Everything runs in the connection's loop."""
 
     def __init__(self, url: str, credentials: Credentials | None, loop: AbstractEventLoop) -> None:
-        """Nothing is refused yet."""
         self._url = url
         self._credentials = credentials
         self._loop = loop

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from atoll.base.errors import BlobGone
 from atoll.base.retry import Unanswered, all_of
@@ -30,6 +31,7 @@ from atoll.bus.regions import is_region
 from atoll.wire.blobs import Download, Portion, Upload
 
 _PAGE_BYTES_MAX = 32 << 20
+_PAGES_AT_ONCE = 4
 _GONE_PAUSE_S = 0.1
 _SLOW = 0.2
 _PROMPT = 0.1
@@ -40,7 +42,6 @@ class UploadWindow:
     """The number of pieces that may be in flight, at most `most`; an answer counts as lost after `patience_s`."""
 
     def __init__(self, most: int, patience_s: float, most_at_first: int = 1 << 30) -> None:
-        """Start with half of it, or with `most_at_first`."""
         self.size = max(1, min(most // 2, most_at_first))
         self._most = most
         self._patience_s = patience_s
@@ -81,6 +82,29 @@ def bulk_connections(connection: Connection) -> Iterator[JetStream]:
     """
     branches = [JetStream(connection.branch()) for _ in range(connection.options.bulk_connections)]
     yield from itertools.cycle(branches or [JetStream(connection)])
+
+
+@dataclass(frozen=True, slots=True)
+class BulkTraffic:
+    """The connections that carry chunks of all blobs of a bus, each way, and the room for pages on their way here.
+
+    Pages that we do not take in time pile up at the server, and a locked one cuts off who lets more than
+    `atoll.keys.doors.PENDING_MAX` pile up.
+    """
+
+    writing: Iterator[JetStream]
+    reading: Iterator[JetStream]
+    pages: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, connection: Connection) -> BulkTraffic:
+        """Return that of a connection; nothing is opened before its first use."""
+        return cls(bulk_connections(connection), bulk_connections(connection), asyncio.Semaphore(_PAGES_AT_ONCE))
+
+    def nearby(self) -> BulkTraffic:
+        """Return the same connections for what the leaf of a region keeps itself."""
+        reading = (JetStream(each.connection, nearby=True) for each in self.reading)
+        return BulkTraffic(self.writing, reading, self.pages)
 
 
 async def write(bulk: Iterator[JetStream], connection: Connection, stem: str, upload: Upload) -> None:

@@ -4,6 +4,7 @@ Each public method checks its arguments in the caller's loop, runs the work in t
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading,
 records), `blobs`, `consumers`, `provision`, `administration`.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 
 from __future__ import annotations
 
@@ -51,25 +52,24 @@ from atoll.wire.subjects import Subjects, token
 from atoll.wire.traffic import BusStats
 
 _READERS = 2
-_PAGES_AT_ONCE = 4
-"""Of all blobs together: pages that we do not take in time pile up at the server, and a locked one cuts off who lets more than
-`atoll.keys.doors.PENDING_MAX` pile up."""
 
 
 class JetStreamBus:
     """A `Bus` whose broker is a nats-server with JetStream; make one with `open`."""
 
-    def __init__(self, connection: Connection, subjects: Subjects) -> None:
-        """Wrap an open connection; callers use `open`."""
+    def __init__(
+        self, connection: Connection, subjects: Subjects, bulk: blobs.BulkTraffic | None = None, *, nearby: bool = False
+    ) -> None:
+        """Wrap an open connection: to the run, or to what the leaf of a region keeps of it itself, `nearby`."""
         self.stats: BusStats = connection.stats
         self._connection = connection
-        self._jetstream = JetStream(connection)
-        self._writing = blobs.bulk_connections(connection)
-        self._reading = blobs.bulk_connections(connection)
-        self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._subjects = subjects
         self._needed = stream_plan(subjects.run)
         self._plans = (*self._needed, live_plan(subjects.run))
+        if nearby:
+            self._plans += (outbox_plan(subjects.run, connection.domain), kept_plan(subjects.run, connection.domain))
+        self._jetstream = JetStream(connection, nearby=nearby)
+        self._bulk = bulk or blobs.BulkTraffic.of(connection)
         self._feeds: dict[BufferedSubscription, tuple[Connection, int]] = {}
         self._resting: dict[float, Connection] = {}
         self._consumers: list[QueueConsumer] = []
@@ -111,7 +111,6 @@ class JetStreamBus:
         return bus
 
     async def _prepare(self, url: str) -> None:
-        """Connect and check the broker."""
         patience_s = self._connection.options.patience_s
         try:
             with report_waiting(url, patience_s):
@@ -125,12 +124,10 @@ class JetStreamBus:
         await check_broker(self._jetstream, url)
 
     def reconnects(self, subject: str) -> int:
-        """Return how often a connection to this broker was lost and made again; see `Bus`."""
         del subject  # one broker keeps all
         return self._connection.reconnects
 
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
-        """Create those of the run's streams that do not exist, here; see `Bus`."""
         del bulk  # `atoll.bus.spread` opens those
         run, prefix, options = self._subjects.run, self._subjects.prefix, self._connection.options
         plans = stream_plan(run, stream_bytes_max, options.replicas)
@@ -147,13 +144,7 @@ class JetStreamBus:
 
     def nearby(self) -> JetStreamBus:
         """Return a bus to what the leaf of a region keeps of this run itself, on this bus's connections."""
-        bus = JetStreamBus(self._connection, self._subjects)
-        run, domain = self._subjects.run, self._connection.domain
-        bus._plans = (*self._plans, outbox_plan(run, domain), kept_plan(run, domain))
-        bus._writing, bus._pages = self._writing, self._pages
-        bus._jetstream = JetStream(self._connection, nearby=True)
-        bus._reading = (JetStream(each.connection, nearby=True) for each in self._reading)
-        return bus
+        return JetStreamBus(self._connection, self._subjects, self._bulk.nearby(), nearby=True)
 
     async def stored_runs(self) -> list[StoredRun]:
         """Return what the broker keeps of each of its runs, by name."""
@@ -187,19 +178,17 @@ class JetStreamBus:
         return await self._connection.call(remove_run(self._jetstream, self._subjects.run))
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store `payload` under `stem` in acknowledged pieces; see `Bus`."""
         stream_of(self._plans, f"{stem}.0")
         upload = Upload.of(payload)
-        writing = repeat(self._jetstream) if upload.is_small else self._writing
+        writing = repeat(self._jetstream) if upload.is_small else self._bulk.writing
         await self._connection.call(blobs.write(writing, self._connection, stem, upload))
         return upload.ref(stem)
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Return the whole blob, checked; see `Bus`."""
         return await whole(self, Download(ref, size_bytes_max))
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield the missing pieces of a blob as they arrive; see `Bus`.
+        """Yield the missing pieces of a blob as they arrive.
 
         While the caller works on a page, the usual number of further pages is on the way.
         """
@@ -245,26 +234,23 @@ class JetStreamBus:
                 return
 
     async def _read_there(self, stream: str, stem: str, page: list[int]) -> list[StoredEvent]:
-        """Read what there is of one page, in the connection's loop."""
-        async with self._pages:
+        async with self._bulk.pages:
             return await blobs.read_there(
-                next(self._reading), stream, [f"{stem}.{number}" for number in page], once=True
+                next(self._bulk.reading), stream, [f"{stem}.{number}" for number in page], once=True
             )
 
     async def _read_page(self, stream: str, download: Download, page: list[int]) -> Portion:
         """Read one page in the connection's loop, in its turn; a small blob takes nobody's."""
         if download.is_small:
             return await blobs.read_page(repeat(self._jetstream), self._connection, stream, download, page)
-        async with self._pages:
-            return await blobs.read_page(self._reading, self._connection, stream, download, page)
+        async with self._bulk.pages:
+            return await blobs.read_page(self._bulk.reading, self._connection, stream, download, page)
 
     async def fit(self, places: Places) -> int:
-        """Narrow the streams of this run at this broker; see `Bus`."""
         run, prefix = self._subjects.run, self._subjects.prefix
         return await self._connection.call(fit(self._jetstream, fitted_plan(run, places), prefix))
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Return what a stream keeps below a filter, by subject; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         try:
             return await self._connection.call(count_by_subject(self._jetstream, plan.name, subject_filter, more_than))
@@ -274,7 +260,6 @@ class JetStreamBus:
             raise reason.public(subject_filter) from reason
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Delete what matches and return the number; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         which = {"filter": subject_filter, **({"keep": keep} if keep else {})}
         purge = self._jetstream.api(f"STREAM.PURGE.{plan.name}", which)
@@ -294,7 +279,6 @@ class JetStreamBus:
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Write by compare-and-set and return the new revision; see `Bus`."""
         check_size(subject, data)
         plan = stream_of(self._plans, subject)
         return await self._connection.call(
@@ -302,25 +286,21 @@ class JetStreamBus:
         )
 
     async def get_record(self, subject: str) -> Record | None:
-        """Return the leader's record; see `Bus`."""
         plan = stream_of(self._plans, subject)
         found = await self._connection.call(last_record(self._jetstream, plan.name, subject))
         return None if found is None else found[0]
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Return all records that match, in subject order; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         return await self._connection.call(last_records(self._jetstream, plan.name, subject_filter))
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store once under `msg_id`; see `Bus`."""
         check_size(subject, data)
         stream_of(self._plans, subject)
         headers = {"Nats-Msg-Id": msg_id, **info_header(info)}
         await self._connection.call(self._jetstream.store(subject, data, headers))
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> QueueConsumer:
-        """Resume or create the durable consumer; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         name = token(durable, "durable name")
         consumer = await self._connection.call(
@@ -338,7 +318,6 @@ class JetStreamBus:
         return consumer
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Return stored messages in order; see `Bus`."""
         plan = stream_of(self._plans, subject_filter)
         return await self._connection.call(walk(self._jetstream, plan.name, subject_filter, after=after, limit=limit))
 
@@ -353,7 +332,6 @@ class JetStreamBus:
             self.stats.bytes_up += len(data)
 
     async def reach(self, timeout_s: float) -> bool:
-        """Return whether an echo comes back in time; see `Bus`."""
         try:
             await self._connection.call(self._connection.echo(timeout_s))
         except Unanswered:
@@ -363,7 +341,6 @@ class JetStreamBus:
     async def listen(
         self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
     ) -> BufferedSubscription:
-        """Hear core messages from now on, across reconnects; see `Bus`."""
         feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
         self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed, late_s_max))
         return feed
@@ -390,13 +367,11 @@ class JetStreamBus:
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:
-        """End a feed's subscription."""
         connection, key = self._feeds.pop(feed, (None, 0))
         if connection is not None:
             await self._connection.call(connection.unsubscribe(key))
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Send and return the first answer, or None; see `Bus`."""
         check_size(subject, data)
         try:
             asking = (

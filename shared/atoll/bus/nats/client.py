@@ -128,12 +128,10 @@ class WireClient(Client):
             self.wire.own(payload)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
-        """Forget who hears a subscription, too."""
         self._hearers.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Hand a message to who hears it, or do as nats-py does."""
         if not self._hand_over(sid, subject, reply, data, headers):
             await super()._process_msg(sid, subject, reply, data, headers)
 
@@ -158,7 +156,6 @@ class WireClient(Client):
         return True
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        """Read a header block by our rules."""
         return read_headers(headers)
 
     def _build_message(
@@ -199,7 +196,6 @@ class WireClient(Client):
         return [*self._reconnections, *self._closings, *(task for task in lasting if task is not None)]
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002  (nats-py's)
-        """Close as nats-py does, which begins this in tasks of its own, too."""
         with _present_in(self._closings):
             await super()._close(status, do_cbs)
 

@@ -64,7 +64,6 @@ class Answers:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: str) -> None:
-        """Wait for nothing yet."""
         self.subjects = f"{inbox}.*"
         self._loop = loop
         self._inbox = inbox
@@ -129,7 +128,6 @@ class AnswerOrder:
     """
 
     def __init__(self) -> None:
-        """Begin without requests."""
         self.answers = 0
         self._numbers = itertools.count()
         self._newest: list[int] = []
@@ -489,7 +487,6 @@ class Connection:
             self.complaints.note(error)
 
     def _mark_down(self) -> None:
-        """Fail everything that waits on the lost connection."""
         if self._up.is_set():
             _log.warning("bus.disconnected", bus=self._name, error=self.complaints.text)
             self.stats.lose(self.url, id(self), self.loop.time())
@@ -500,7 +497,6 @@ class Connection:
         self.lost = self.loop.create_future()
 
     def _mark_up(self) -> None:
-        """Allow requests again."""
         self.complaints.forget()
         self.admission.note_entry()
         self.stats.regain(id(self), self.loop.time())
@@ -512,7 +508,6 @@ class Connection:
         self._was_up = True
 
     async def _supervise(self) -> None:
-        """Replace the client whenever nats-py has closed it for good."""
         while True:
             await self._broken.wait()
             self._broken.clear()
@@ -583,7 +578,6 @@ class ConnectionLoop:
             raise
 
     async def _call_here(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any]) -> T:
-        """Do `work` in the caller's own task."""
         self._callers.add(task)
         try:
             return await work

@@ -131,7 +131,7 @@ class QueueConsumer:
         return self._turns.count
 
     async def drained(self) -> bool | None:
-        """Return whether the broker reports nothing queued and nothing unsettled; see `Consumer`."""
+        """Return whether the broker reports nothing queued and nothing unsettled."""
         try:
             return await self.connection.call(self._is_drained())
         except Unanswered:  # what came was no answer of JetStream's
@@ -168,7 +168,6 @@ class QueueConsumer:
             self._key = await self.connection.subscribe(f"{self._inbox}.*", self._hear)
 
     def _removal_error(self, reason: ApiRefusal) -> RecordConflict:
-        """Return the error for a queue that another reader has taken over meanwhile."""
         return RecordConflict("somebody else reads this queue", got=f"{self._config['durable_name']}: {reason}")
 
     async def _is_drained(self) -> bool:
@@ -190,7 +189,6 @@ class QueueConsumer:
         return 0 < before <= floor
 
     async def _next(self, timeout_s: float) -> QueueDelivery | None:
-        """Pull until a message comes or the time is up."""
         loop = self.connection.loop
         deadline = loop.time() + timeout_s
         patience = JetStreamPatience(self.connection)
@@ -258,7 +256,6 @@ class QueueConsumer:
                 raise Unanswered(f"pull answered {status}")
 
     def _hear(self, message: Msg) -> None:
-        """Keep what arrives, and wake who waits for it."""
         self._arrived.append(message)
         for wake in self._waiting:
             wake()
@@ -283,7 +280,6 @@ class QueueConsumer:
             self._waiting.discard(wake)
 
     async def _ask(self, left_s: float) -> PullRequest:
-        """Return the pull request that stands, or send one that stands for `left_s`."""
         now_s, lost = self.connection.loop.time(), self.connection.lost
         standing = self._standing
         if standing is not None and standing.lost is lost and now_s < standing.until_s:
@@ -312,7 +308,6 @@ class QueueConsumer:
         await self.say(reply, b"-NAK")
 
     async def _close(self) -> None:
-        """Unsubscribe, then return all held messages."""
         await self.connection.unsubscribe(self._key)
         await self._take(len(self._arrived))
         held = list(self.unsettled.values())

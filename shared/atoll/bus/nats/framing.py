@@ -58,7 +58,6 @@ class Framer:
     """Cuts one connection's bytes. Fill what `room` returns, give the count to `filled`, take from `take`."""
 
     def __init__(self) -> None:
-        """Start with a line."""
         self.waiting_bytes = 0
         self.frames: list[Frame] = []
         """Complete frames that are not taken yet."""
@@ -146,7 +145,6 @@ class Framer:
         raise frame if isinstance(frame, ProtocolError) else ProtocolError("nats: a message before the greeting")
 
     def _line(self, line: bytes) -> None:
-        """Keep a line, or begin the message that it announces."""
         if not line.startswith((b"MSG ", b"HMSG ", b"MSG\t", b"HMSG\t")):
             self.frames.append(line)
             self.waiting_bytes += len(line)
@@ -164,7 +162,6 @@ class Framer:
             self._refuse(f"{line[:80]!r}")
 
     def _message(self) -> None:
-        """Keep the message that is whole now."""
         header, payload, end = self._parts
         subject, sid, *reply = self._head
         if end != _END:
@@ -175,7 +172,6 @@ class Framer:
         self._sizes, self._parts = (), []
 
     def _refuse(self, what: str) -> None:
-        """Ignore everything from here on."""
         self.frames.append(ProtocolError(f"nats: {what}"))
         self._is_deaf, self._sizes, self._parts = True, (), []
 

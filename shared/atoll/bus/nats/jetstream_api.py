@@ -77,7 +77,6 @@ class ApiRefusal(Exception):
     """A refusal from JetStream."""
 
     def __init__(self, error: ApiError) -> None:
-        """Keep the three parts of a JetStream error."""
         self.code, self.err_code, self.description = error.code, error.err_code, error.description
         super().__init__(f"{self.code}/{self.err_code} {self.description}")
 
@@ -135,7 +134,6 @@ class JetStreamPatience:
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Start now."""
         self._connection = connection
         self._lost = connection.lost
         self._here_s = connection.loop.time()
@@ -369,7 +367,7 @@ async def put_record(
     expected: int | None,
     reconnects: int | None,
 ) -> int:
-    """Write `record` (subject, data) if its revision is `expected` and return the new revision; see `Bus`."""
+    """Write `record` (subject, data) if its revision is `expected` and return the new revision, as `Bus.put_record`."""
     (subject, data), connection = record, jetstream.connection
     nonce = secrets.token_hex(12)
     headers = {"Nats-Msg-Id": nonce, **headers}

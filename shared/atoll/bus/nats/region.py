@@ -22,6 +22,7 @@ The keeper makes mirror and outbox of a run when a process first asks for them. 
 `reconnects` counts lost connections to the leaf. A hub that loses power is not counted, so a process that writes heads from a
 region (a founder; synchronizers belong at the hub) relies on a hub that syncs before it answers, which is the default.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class RegionBus(ForwardingBus):
     def __init__(self, hub: JetStreamBus) -> None:
         """Use a bus that is connected to a leaf; it is closed with this one."""
         super().__init__(hub)
-        self._hub, self._leaf = hub, hub.nearby()
+        self._leaf = hub.nearby()
         self._connection = hub.connection
         self._far, self._near = JetStream(hub.connection), JetStream(hub.connection, nearby=True)
         self._domain = hub.connection.domain
@@ -103,7 +104,6 @@ class RegionBus(ForwardingBus):
             return self._is_kept
 
     async def _stream_info(self, stream: str) -> dict[str, Any]:
-        """Return what the leaf says of a stream of its own, nothing if there is none."""
         try:
             return await self._near.api(f"STREAM.INFO.{stream}")
         except ApiRefusal as reason:
@@ -124,15 +124,13 @@ class RegionBus(ForwardingBus):
         return subject.startswith(f"{self._subjects.prefix}.gl.")
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
-        """Return the whole blob; see `Bus`."""
         return await whole(self, Download(ref, size_bytes_max))
 
     def _stays(self, stem: str) -> bool:
-        """Return whether chunks under a stem stay at the leaf."""
         return self._folds and self._subjects.is_contribution(stem)
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield the missing pieces, from what the leaf keeps as far as it has them; see `Bus`."""
+        """Yield the missing pieces, from what the leaf keeps as far as it has them."""
         if self._stays(download.ref.stem):
             here = download.elsewhere(self._subjects.kept(self._domain, download.ref.stem))
             async with contextlib.aclosing(self._kept_pieces(here)) as pieces:
@@ -143,7 +141,7 @@ class RegionBus(ForwardingBus):
             async with contextlib.aclosing(self._mirror_pieces(download)) as pieces:
                 async for portion in pieces:
                     yield portion
-        async with contextlib.aclosing(self._hub.pieces(download)) as pieces:
+        async with contextlib.aclosing(self._inner.pieces(download)) as pieces:
             async for portion in pieces:
                 yield portion
 
@@ -191,32 +189,29 @@ class RegionBus(ForwardingBus):
         return subject.startswith((f"{self._subjects.prefix}.up.", f"{self._subjects.prefix}.ev."))
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store as `Bus.put_blob`, a contribution in the outbox if the hub is away."""
         upload = Upload.of(payload)
         if self._stays(stem) and await self._is_run_kept():
             await self._leaf.put_blob(self._subjects.kept(self._domain, stem), upload)
             return upload.ref(stem)
         if not self._may_wait(stem):
-            return await self._hub.put_blob(stem, upload)
+            return await self._inner.put_blob(stem, upload)
         later = self._subjects.outbox(self._domain, stem)
-        await self._send(lambda: self._hub.put_blob(stem, upload), lambda: self._leaf.put_blob(later, upload))
+        await self._send(lambda: self._inner.put_blob(stem, upload), lambda: self._leaf.put_blob(later, upload))
         return upload.ref(stem)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store as `Bus.publish`, in the outbox if the hub is away."""
         if not self._may_wait(subject):
-            await self._hub.publish(subject, data, msg_id=msg_id, info=info)
+            await self._inner.publish(subject, data, msg_id=msg_id, info=info)
             return
         later = self._subjects.outbox(self._domain, subject)
         await self._send(
-            lambda: self._hub.publish(subject, data, msg_id=msg_id, info=info),
+            lambda: self._inner.publish(subject, data, msg_id=msg_id, info=info),
             lambda: self._leaf.publish(later, data, msg_id=msg_id, info=info),
         )
 
     async def _send(
         self, directly: Callable[[], Coroutine[None, None, object]], later: Callable[[], Awaitable[object]]
     ) -> None:
-        """Send directly, or keep it for later as soon as the hub is away."""
         if not await self._order.must_wait():
             if not await self._is_run_kept():
                 await directly()
@@ -266,8 +261,8 @@ class RegionBus(ForwardingBus):
     # --- what the hub does ------------------------------------------------------------------------------------------
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Delete as `Bus.purge`, and from the mirror what we delete ourselves: of others' deletions it hears nothing."""
-        purged = await self._hub.purge(subject_filter, keep=keep)
+        """Delete also from the mirror, which hears nothing of deletions at the hub."""
+        purged = await self._inner.purge(subject_filter, keep=keep)
         if keep:
             return purged
         if self._stays(subject_filter) and await self._is_run_kept():
@@ -279,12 +274,11 @@ class RegionBus(ForwardingBus):
         return purged
 
     async def reach(self, timeout_s: float) -> bool:
-        """Return whether the hub answers; see `Bus`."""
         return await self._hub_answers(timeout_s) is True
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
-        """Listen as `Bus.listen`, once the hub knows that we do: an answer of it follows what we told it before."""
-        heard = await self._hub.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
+        """Listen once the hub knows that we do: an answer of it follows what we told it before."""
+        heard = await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         await self._hub_answers(ASK_S)
         return heard
 

@@ -162,7 +162,6 @@ class KeptRun:
         return sum(read_field(each, int, "state", "messages") for each in streams if each is not None)
 
     async def _forward(self) -> None:
-        """Send what waits, and return when nothing does."""
         sent = 0
         while window := await self._window():
             await all_of(self._send(message) for message in window)
@@ -236,7 +235,6 @@ class KeptRun:
 
 
 def _next(after: int, subject_filter: str) -> dict[str, Any]:
-    """Return the question for the first message after a number that matches a filter."""
     return {"seq": after + 1, "next_by_subj": subject_filter}
 
 
@@ -327,14 +325,12 @@ class RegionKeeper:
         return [named[1] for name in names if (named := _MIRROR.fullmatch(str(name)))]
 
     def _keep_run(self, run: str) -> KeptRun:
-        """Return a run that is kept from now on."""
         if run not in self._runs or self._runs[run][1].done():
             kept = KeptRun(run, self._connection, self._bulk)
             self._runs[run] = kept, asyncio.create_task(self._keep(kept))
         return self._runs[run][0]
 
     async def _keep(self, kept: KeptRun) -> None:
-        """Keep a run until it is over, whatever goes wrong with it, and forget it."""
         try:
             await kept.keep()
         except AtollError as reason:
@@ -352,7 +348,6 @@ class RegionKeeper:
         return begin
 
     async def _serve_run(self, message: Msg) -> None:
-        """Keep the run that somebody wants, and say whether it is ready."""
         kept = self._keep_run(message.subject.split(".")[1])
         kept.wanted_s = self._connection.loop.time()
         prepared = asyncio.create_task(kept.ready.wait())

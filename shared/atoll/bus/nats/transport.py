@@ -282,7 +282,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
         return self._resting is not None or self._framer.waiting_bytes > _READ_AHEAD_BYTES
 
     def _rested(self) -> None:
-        """End a rest."""
         self._resting = None
         self._continue()
 
@@ -305,7 +304,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._loop.call_soon(self._push)
 
     def _push(self) -> None:
-        """Give the loop as much as it takes, piece by piece."""
         self._scheduled = False
         if self._transport is None or self._over.done() or self._transport.is_closing():
             return
@@ -327,7 +325,6 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._loop.call_soon(self._transport.close)
 
     def _next_piece(self) -> Buffer:
-        """Return a slice of a large piece, or small neighbours joined."""
         first = self._queue.popleft()
         if len(first) >= _JOINED_BYTES:
             if len(first) > _SLICE_BYTES:
