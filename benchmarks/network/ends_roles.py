@@ -27,7 +27,6 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.open import open_jetstream
 from atoll.bus.streams import GIB, Places
 from atoll.client import driver, step_hook
 from atoll.client.driver import IslandDriver
@@ -145,7 +144,7 @@ def obey(
     """Do what is ordered, one after the other, until told to stop; answers go back by the same wire."""
 
     async def orders() -> None:
-        bus = await open_jetstream(scene.url, scene.bare, name="bare")
+        bus = await JetStreamBus.open(scene.url, scene.bare, name="bare")
         await bus.provision(8 * GIB)
         await bus.fit(Places((0,), 1, keeps_first=False))  # each round writes the same stems again
         wire.send("ready")
@@ -193,7 +192,7 @@ def be_shard(scene: EndsScene, wire: Connection, notes: Connection) -> None:
     compile_kernels(codecs_of(scene))
 
     async def opener() -> JetStreamBus:
-        return await open_jetstream(scene.url, scene.run, name="shard")
+        return await JetStreamBus.open(scene.url, scene.run, name="shard")
 
     home = LoopThread("shard")
     home.submit(serve_run(opener, scene.run, shard=0))

@@ -15,7 +15,8 @@ import pytest
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.open import open_bus, open_jetstream
+from atoll.bus.nats.bus import JetStreamBus
+from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.spread import SpreadBus
@@ -161,7 +162,7 @@ async def test_who_comes_later_finds_fragments_by_the_run_record(
     joiner = await opened()
     assert [await joiner.get_blob(ref, 1000) for ref in refs] == [b"x" * 1000] * 4
     assert [found.data for found in await joiner.get_records(s.head("*"))] == [b"0", b"1", b"2", b"3"]
-    bare = await open_jetstream(second.url, run, name="bare", options=OPTIONS)
+    bare = await JetStreamBus.open(second.url, run, name="bare", options=OPTIONS)
     assert [found.subject for found in await bare.get_records(s.head("*"))] == [s.head(1), s.head(3)]
     assert await bare.get_record(s.run_record) is None
     await bare.close()
@@ -241,7 +242,7 @@ async def test_a_broker_that_lost_the_run_says_so(opened: OpenBus, second: Embed
     bus, record, s = await opened(), spread_record(run, second.url), Subjects(run)
     await bus.provision(ROOM_BYTES, record.bulk)
     await bus.put_record(s.run_record, encode(record), expected=0)
-    bare = await open_jetstream(second.url, run, name="bare", options=OPTIONS)
+    bare = await JetStreamBus.open(second.url, run, name="bare", options=OPTIONS)
     await bare.remove_run()
     await bare.close()
     with pytest.raises(RunReplaced):

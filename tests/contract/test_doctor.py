@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from atoll.bus.nats.administration import BrokerProbe, LinkMeasured
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import stream_plan
@@ -113,7 +112,7 @@ async def test_a_node_of_the_broker_is_a_seat(deployed: Deployed) -> None:
 
 async def looked(url: str, run: str) -> LinkMeasured | None:
     """Return one look at the link to a broker."""
-    bus = await open_jetstream(url, run, name="test")
+    bus = await JetStreamBus.open(url, run, name="test")
     try:
         return await BrokerProbe(bus.connection).link()
     finally:
@@ -147,7 +146,7 @@ def test_a_link_is_measured_as_it_is(tmp_path: Path, run: str) -> None:
 async def test_the_link_of_a_region_is_measured_and_not_the_way_to_its_leaf(tmp_path: Path, run: str) -> None:
     """2 Mbit/s to the hub: what is measured is less than the relay carries, and most of it; a cut is told."""
     with RelayedRegion(tmp_path, bytes_s=250e3) as there:
-        bus = await open_jetstream(there.leaf.url, run, name="test")
+        bus = await JetStreamBus.open(there.leaf.url, run, name="test")
         slow, _ = await check_hub_link(BrokerProbe(bus.connection), 1 << 20)
         looks = [look for _ in range(LOOKS) if (look := await BrokerProbe(bus.connection).hub_link()) is not None]
         there.cut()
@@ -172,7 +171,7 @@ async def stored(bus: JetStreamBus, run: str) -> dict[str, object]:
 async def test_an_examination_leaves_no_trace(deployed: Deployed, service: str | None) -> None:
     """What is asked about a right is not stored: every stream is as it was."""
     operator = read_identity(deployed.out / "keys/identities/operator.toml").credentials()
-    bus = await open_jetstream(deployed.url, deployed.run, name="test", options=BusOptions(credentials=operator))
+    bus = await JetStreamBus.open(deployed.url, deployed.run, name="test", options=BusOptions(credentials=operator))
     before = await stored(bus, deployed.run)
     await examine(deployed.seat(service))
     after = await stored(bus, deployed.run)

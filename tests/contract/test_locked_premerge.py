@@ -11,8 +11,8 @@ import pytest
 
 from atoll.base.errors import AccessDenied, BlobGone, BrokerUnavailable, PeerMisbehaved
 from atoll.bus.interface import Bus, CoreMessage
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.jetstream_api import JetStream
-from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.keys.rights import Kind, premerger_of
 from atoll.wire.messages import decode, encode
@@ -160,7 +160,7 @@ async def test_nobody_does_more_than_its_kind(there: LockedRelayed, opened: Open
     """At the leaf: nobody claims a sum that is not its own, and a region's synchronizer is neither learner nor shard."""
     del opened  # the run is founded
     for name in ("a", EU):
-        bare = await open_jetstream(there.leaf.url, there.run, name=name, options=options_of(there, name))
+        bare = await JetStreamBus.open(there.leaf.url, there.run, name=name, options=options_of(there, name))
         api = JetStream(bare.connection)
         tried = {what: f"atoll.{there.run}.{subject}" for what, (who, subject) in FORBIDDEN.items() if who == name}
         for what, subject in tried.items():
@@ -186,7 +186,7 @@ async def test_a_shard_believes_the_synchronizer_of_the_region_that_it_asked(
     """Whoever runs the region's broker can put any message there: nobody's, another's, or an old one is not believed."""
     s, shard, region = Subjects(there.run), await opened("shard", there.hub), await opened(EU, there.leaf)
     feed = await region.listen(s.premerge("eu"))
-    broker = await open_jetstream(there.leaf.url, there.run, name="eu", options=options_of(there, "eu"))
+    broker = await JetStreamBus.open(there.leaf.url, there.run, name="eu", options=options_of(there, "eu"))
     signing = {name: there.identity(name).signatures() for name in ("a", US, EU)}
     founding = run_record(there.run).nonce
     answer = encode(RegionAnswer(done=True, norm=3.0))

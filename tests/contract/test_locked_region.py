@@ -18,9 +18,9 @@ from atoll.base.clock import SystemClock
 from atoll.base.errors import AccessDenied, PeerMisbehaved, RunReplaced
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import Bus, Record, Subscription
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
-from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.client.pushing import Pusher
 from atoll.keys.locked import LockedDoor, LockedRegion
@@ -101,7 +101,7 @@ async def test_nobody_writes_as_another_from_a_region(there: LockedRelayed, open
     """Neither directly nor by the outbox; and a reader hears heartbeats of the region at the hub."""
     s, learner, spy = Subjects(there.run), await opened("a", there.leaf), await opened("spy", there.hub)
     for subject in (s.contribution(0, 0, "b"), s.outbox("eu", s.contribution(0, 0, "b")), s.head(0)):
-        bare = await open_jetstream(
+        bare = await JetStreamBus.open(
             there.leaf.url, there.run, name="a", options=BusOptions(credentials=there.identity("a").credentials())
         )
         with pytest.raises(AccessDenied):
@@ -196,7 +196,7 @@ async def test_taps_show_what_a_region_sent_and_check_it(there: LockedRelayed, o
 async def test_what_the_region_writes_itself_is_not_believed(there: LockedRelayed, opened: Opened) -> None:
     """It may disturb what it carries. It cannot make a manifest of a learner."""
     s, shard = Subjects(there.run), await opened("shard", there.hub)
-    region = await open_jetstream(
+    region = await JetStreamBus.open(
         there.leaf.url, there.run, name="eu", options=BusOptions(credentials=there.identity("eu").credentials())
     )
     await region.publish(s.contribution(0, 0, "a"), b"forged", msg_id="m")
@@ -223,7 +223,7 @@ async def test_who_is_let_in_at_the_hub_is_let_in_at_the_region(there: LockedRel
 async def as_the_region(there: LockedRelayed) -> AsyncIterator[Connection]:
     """Connect to the leaf as who runs it: with every right there."""
     options = BusOptions(credentials=there.identity("eu").credentials(), patience_s=PATIENCE_S)
-    bus = await open_jetstream(there.leaf.url, there.run, name="eu", options=options)
+    bus = await JetStreamBus.open(there.leaf.url, there.run, name="eu", options=options)
     try:
         yield bus.connection
     finally:
@@ -300,7 +300,7 @@ async def test_a_reader_in_a_region_sees_how_full_all_streams_are_but_that_of_ch
     found = []
     for broker in (there.hub, there.leaf):
         options = BusOptions(credentials=there.identity("spy").credentials(), patience_s=PATIENCE_S)
-        spy = await open_jetstream(broker.url, there.run, name="spy", options=options)
+        spy = await JetStreamBus.open(broker.url, there.run, name="spy", options=options)
         found.append({state.kind for state in await spy.stream_states()})
         await spy.close()
     assert found[0] - found[1] == {"UPC"}

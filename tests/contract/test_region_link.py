@@ -18,7 +18,6 @@ from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream
 from atoll.bus.nats.region import RegionBus
-from atoll.bus.open import open_jetstream
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import BlobRef
@@ -63,7 +62,7 @@ class Regional:
 
     async def bus(self, broker: EmbeddedBroker, **options: Any) -> JetStreamBus:  # noqa: ANN401  (of the bus)
         """Open a bus at the hub, or one through the leaf."""
-        bus = await open_jetstream(broker.url, self.run, name="test", options=replace(OPTIONS, **options))
+        bus = await JetStreamBus.open(broker.url, self.run, name="test", options=replace(OPTIONS, **options))
         self._ends.push_async_callback(bus.close)
         return bus
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.bus.open import open_jetstream
+from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 from atoll.keys.identity import read_identity
 from support.whole_runs import DEADLINE_S, UNHURRIED, finish, report_of, start, wait_for_line
@@ -31,7 +31,7 @@ async def cluster_of(out: Path, run: str) -> list[dict[str, Any]]:
     """Return what the broker says of the nodes of the run's streams, that of global fragments first."""
     url = ",".join((out / "nats" / f"node-{node}" / "url").read_text(encoding="utf-8") for node in (1, 2, 3))
     operator = read_identity(out / "keys" / "identities" / "operator.toml")
-    bus = await open_jetstream(url, run, name="test", options=BusOptions(credentials=operator.credentials()))
+    bus = await JetStreamBus.open(url, run, name="test", options=BusOptions(credentials=operator.credentials()))
     try:
         plans = sorted(bus._plans, key=lambda plan: not plan.name.endswith("_GL"))
         told = [await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{plan.name}")) for plan in plans]

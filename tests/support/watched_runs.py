@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.base.clock import SystemClock
-from atoll.bus.nats.administration import StreamState
+from atoll.bus.interface import StreamState
 from atoll.wire.messages import Beat, LearnerState, event
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.http_server import RunCollector

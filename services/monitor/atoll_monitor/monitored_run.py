@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.clock import Clock
-from atoll.bus.nats.administration import StreamState
+from atoll.bus.interface import StreamState
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
 from atoll.run.view import RoundLine, RunView

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from atoll.base.errors import AtollError
 from atoll.base.logs import get
-from atoll.bus.open import open_jetstream
+from atoll.bus.open import open_managing_bus
 from atoll.bus.options import PORT, addresses
 from atoll.bus.server_info import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.keys.certificates import ends_at_s
@@ -41,7 +41,7 @@ async def poll_streams(watched: MonitoredRun, settings: Settings) -> None:
     """Keep `watched.streams` current, over a connection of its own; while nobody answers there are none."""
     while True:
         try:
-            bus = await open_jetstream(
+            bus = await open_managing_bus(
                 settings.broker.url, settings.run, name="monitor-streams", options=bus_options(settings)
             )
             try:

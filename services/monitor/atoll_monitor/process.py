@@ -29,7 +29,7 @@ from atoll.base.health import REACH_S, TOUCH_S, show_life
 from atoll.base.logs import configure, get
 from atoll.base.wording import few, redact
 from atoll.bus.interface import Bus
-from atoll.bus.open import open_bus, open_jetstream
+from atoll.bus.open import open_bus, open_managing_bus
 from atoll.run.record import read_run
 from atoll.run.saved import SavedRun
 from atoll.run.watch import Watch
@@ -269,7 +269,7 @@ async def describe_founding_wait(settings: Settings) -> str:
     url = redact(settings.broker.url)
     try:
         options = replace(bus_options(settings), patience_s=PATIENCE_S)
-        bus = await open_jetstream(settings.broker.url, settings.run, name="dashboard", options=options)
+        bus = await open_managing_bus(settings.broker.url, settings.run, name="dashboard", options=options)
     except AtollError:
         return f"no broker lets us in at {url} yet: the page waits for it, and for run {settings.run!r}"
     try:

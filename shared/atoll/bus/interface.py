@@ -14,19 +14,20 @@ Four kinds of traffic, and no other:
 Rules for implementers. Every wait is bounded by a time-out. Every call may raise `BusError` kinds, `BrokerUnavailable`
 or `StorageFull`, and nothing else. `info` is a small mapping that taps show in place of the payload. Methods are
 coroutines of the caller's event loop; the JetStream adapter does its network work in that loop, or in a thread of its
-own. The same contract suite runs against every implementation.
+own. The same contract suite (`tests/support/bus_contract.py`) runs against every implementation.
 """
 # ruff: noqa: D102  (each method of `ForwardingBus` is the one of `Bus`)
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, runtime_checkable
 
 from atoll.bus.streams import Places
 from atoll.wire.blobs import BlobRef, Download, Portion, Upload
 from atoll.wire.limits import Buffer, Info
+from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 
 STORED_AT: Final = "Nats-Time-Stamp"
@@ -266,6 +267,89 @@ class Bus(Protocol):
 
     async def close(self) -> None:
         """Disconnect from the broker; pending acknowledged work is already safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run as a broker keeps it: streams, messages, bytes on disk, the sum of the bounds.
+
+    `written_s` is when the newest message was stored, in seconds since the epoch, None if there is none.
+    """
+
+    run: str
+    streams: int
+    messages: int
+    size_bytes: int
+    bounds_bytes: int
+    written_s: float | None
+
+    def beside(self, other: StoredRun) -> StoredRun:
+        """Return this run with what another broker keeps of it."""
+        written = [at_s for at_s in (self.written_s, other.written_s) if at_s is not None]
+        return replace(
+            self,
+            streams=self.streams + other.streams,
+            messages=self.messages + other.messages,
+            size_bytes=self.size_bytes + other.size_bytes,
+            bounds_bytes=self.bounds_bytes + other.bounds_bytes,
+            written_s=max(written, default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """One stream; `kind` is the end of its name (`UPM` is the queue of contributions).
+
+    `size_bytes` and `bytes_max` are of one copy; `copies_current` are those that have everything, of `copies`.
+    """
+
+    kind: str
+    messages: int
+    size_bytes: int
+    bytes_max: int
+    copies: int
+    copies_current: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One answer: the name and version of a nats-server, what its operator has it say, and which nodes it is connected to."""
+
+    name: str
+    version: str
+    tags: tuple[str, ...]
+    peers: tuple[str, ...]
+    connections: int
+    up_s: float
+
+
+class ManagingBus(Bus, Protocol):
+    """A bus at one broker that also answers for that broker: what it keeps of its runs, and how its nodes do."""
+
+    @property
+    def subjects(self) -> Subjects:
+        """Return the subjects of this bus's run."""
+
+    def beside(self, run: str) -> ManagingBus:
+        """Return a bus for another run of the same broker on this connection; it lives as long as this one."""
+
+    async def stored_runs(self) -> list[StoredRun]:
+        """Return what the broker keeps of each of its runs, by name."""
+
+    async def stream_states(self) -> list[StreamState]:
+        """Return how full this run's streams are, of those that there are and that we may ask of."""
+
+    async def nodes(self, wait_s: float) -> list[NodeStatus]:
+        """Return what each node of a locked broker says of itself, by name; wait for more of them for `wait_s` at most.
+
+        For an operator. Raises `SettingsError` if the broker does not tell.
+        """
+
+    async def switch_taps(self, *, bodies: bool) -> int:
+        """Give the taps of this run bodies at this broker, or take them away; return how many streams that changed."""
+
+    async def remove_run(self) -> int:
+        """Delete all that the broker keeps of this bus's run; return how many streams that were."""
 
 
 class ForwardingBus:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.base.errors import SettingsError
-from atoll.bus.interface import Bus
+from atoll.bus.interface import Bus, ManagingBus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.nats.region import RegionBus
-from atoll.bus.options import ADDRESSES, DEFAULTS, BusOptions, is_address
+from atoll.bus.options import DEFAULTS, BusOptions
 from atoll.bus.regions import is_region
 from atoll.bus.signed import Founding, SignedBus
 from atoll.bus.spread import SpreadBus
@@ -19,22 +18,13 @@ async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAU
     stats, founding = BusStats(home=url), Founding()
 
     async def open_one(address: str) -> Bus:
-        broker = await open_jetstream(address, run, name=name, options=options, stats=stats)
+        broker = await JetStreamBus.open(address, run, name=name, options=options, stats=stats)
         bus: Bus = RegionBus(broker) if is_region(broker.connection.domain) else broker
         return bus if signatures is None else SignedBus(bus, run, signatures, founding)
 
     return SpreadBus(await open_one(url), run, open_one, own_addresses=options.bulk, signatures=signatures)
 
 
-async def open_jetstream(
-    url: str, run: str, *, name: str, options: BusOptions = DEFAULTS, stats: BusStats | None = None
-) -> JetStreamBus:
-    """Open a bus of one broker, which also manages that broker's runs; it neither signs nor checks."""
-    if not is_address(url):
-        raise SettingsError(
-            "this is not the address of a broker",
-            got=repr(url),
-            allowed=ADDRESSES,
-            todo="correct --broker, or broker.url",
-        )
-    return await JetStreamBus.open(url, run, name=name, options=options, stats=stats)
+async def open_managing_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> ManagingBus:
+    """Open a bus at one broker, which also manages that broker's runs; it neither signs nor checks."""
+    return await JetStreamBus.open(url, run, name=name, options=options)

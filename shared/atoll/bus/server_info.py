@@ -17,13 +17,13 @@ import json
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from atoll.base.parsing import parsed
+from atoll.bus.interface import NodeStatus
 
 LINE_BYTES_MAX: Final = 1 << 16
 WAIT_S: Final = 1.0
@@ -71,18 +71,6 @@ def greeting(host: str, port: int) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return said
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """One answer: the name and version of a nats-server, what its operator has it say, and which nodes it is connected to."""
-
-    name: str
-    version: str
-    tags: tuple[str, ...]
-    peers: tuple[str, ...]
-    connections: int
-    up_s: float
 
 
 def parse_node_status(data: bytes) -> NodeStatus | None:

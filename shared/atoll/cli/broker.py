@@ -40,9 +40,9 @@ from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
     from atoll.bus.cluster import ClusterNode
+    from atoll.bus.interface import NodeStatus
     from atoll.bus.options import Credentials
     from atoll.bus.regions import RegionSide, ServerLink
-    from atoll.bus.server_info import NodeStatus
     from atoll.keys.identity import HeldIdentity
     from atoll.keys.locked import LockedDoor, LockedRegion
     from atoll.keys.roll import RollStamp

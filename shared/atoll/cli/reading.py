@@ -21,8 +21,7 @@ import typer
 from atoll.cli.options import with_flags
 
 if TYPE_CHECKING:
-    from atoll.bus.interface import Bus
-    from atoll.bus.nats.bus import JetStreamBus
+    from atoll.bus.interface import Bus, ManagingBus
     from atoll.keys.rights import Kind
     from atoll.protocol.settings import ProtocolSettings
     from atoll.run.saved import SavedRun
@@ -188,11 +187,11 @@ async def reading_bus(settings: Settings, name: str, *, kinds: Sequence[Kind] = 
 
 
 @asynccontextmanager
-async def managing_bus(settings: Settings, name: str) -> AsyncIterator[JetStreamBus]:
+async def managing_bus(settings: Settings, name: str) -> AsyncIterator[ManagingBus]:
     """Yield a bus that also manages the broker's runs, and checks no signatures."""
-    from atoll.bus.open import open_jetstream  # noqa: PLC0415
+    from atoll.bus.open import open_managing_bus  # noqa: PLC0415
 
-    bus = await _open_patiently(settings, name, open_jetstream)
+    bus = await _open_patiently(settings, name, open_managing_bus)
     try:
         yield bus
     finally:

@@ -23,8 +23,7 @@ from atoll.cli.output import say
 from atoll.cli.reading import check_kind, managing_bus, settings_of
 
 if TYPE_CHECKING:
-    from atoll.bus.nats.administration import StoredRun
-    from atoll.bus.nats.bus import JetStreamBus
+    from atoll.bus.interface import ManagingBus, StoredRun
     from atoll.settings import Settings
 
 LISTEN_S: Final = 2.5
@@ -159,7 +158,7 @@ async def _rows(settings: Settings) -> list[RunRow]:
         return await asyncio.gather(*(row(stored) for stored in await bus.stored_runs()))
 
 
-async def _row(settings: Settings, bus: JetStreamBus, stored: StoredRun) -> RunRow:
+async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRow:
     from atoll.base.errors import AtollError, BrokerUnavailable  # noqa: PLC0415
     from atoll.run.heads import read_heads  # noqa: PLC0415
     from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
@@ -212,7 +211,7 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
             say(f"removed {run}: {as_size(size_bytes)}")
 
 
-async def _check_silent(bus: JetStreamBus, runs: list[str]) -> None:
+async def _check_silent(bus: ManagingBus, runs: list[str]) -> None:
     """Raise `InUse` if a process of these runs is still heard."""
     from atoll.base.errors import InUse  # noqa: PLC0415
 
@@ -225,7 +224,7 @@ async def _check_silent(bus: JetStreamBus, runs: list[str]) -> None:
         )
 
 
-async def _remove_elsewhere(settings: Settings, home: JetStreamBus, run: str, *, force: bool) -> int:
+async def _remove_elsewhere(settings: Settings, home: ManagingBus, run: str, *, force: bool) -> int:
     """Remove a run from the further brokers that keep fragments of it; return the bytes that they kept."""
     from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
 
@@ -260,13 +259,13 @@ async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
 
 
 @asynccontextmanager
-async def _further_brokers(settings: Settings, home: JetStreamBus) -> AsyncIterator[list[JetStreamBus]]:
+async def _further_brokers(settings: Settings, home: ManagingBus) -> AsyncIterator[list[ManagingBus]]:
     """Yield buses to the further brokers that keep fragments of a run, as its record says.
 
     Raises `BrokerUnavailable` if one of them does not answer within `AWAY_S`.
     """
     from atoll.base.errors import AtollError  # noqa: PLC0415
-    from atoll.bus.open import open_jetstream  # noqa: PLC0415
+    from atoll.bus.open import open_managing_bus  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
     from atoll.settings import bus_options  # noqa: PLC0415
 
@@ -278,12 +277,12 @@ async def _further_brokers(settings: Settings, home: JetStreamBus) -> AsyncItera
     async with AsyncExitStack() as opened:
         buses = []
         for url in () if record is None else settings.broker.bulk or record.bulk:
-            buses.append(await open_jetstream(url, home.subjects.run, name="runs", options=options))
+            buses.append(await open_managing_bus(url, home.subjects.run, name="runs", options=options))
             opened.push_async_callback(buses[-1].close)
         yield buses
 
 
-async def _listen_for_processes(bus: JetStreamBus) -> list[str]:
+async def _listen_for_processes(bus: ManagingBus) -> list[str]:
     """Return some processes of the run that said something within `LISTEN_S`."""
     subjects, names = bus.subjects, set[str]()
     feeds = [await bus.listen(subject) for subject in (subjects.beat("*"), subjects.presence("*"))]

@@ -28,7 +28,7 @@ from atoll.base.wording import counted, few
 from atoll.bus.interface import Bus, CoreMessage, Subscription
 from atoll.bus.nats.administration import BrokerProbe
 from atoll.bus.nats.bus import JetStreamBus
-from atoll.bus.open import open_bus, open_jetstream
+from atoll.bus.open import open_bus
 from atoll.bus.options import ADDRESSES, BusOptions, addresses, is_address
 from atoll.deploy.checks import (
     ExpectedDoor,
@@ -189,7 +189,7 @@ async def _examine_hub_link(
     settings = seat.loaded.settings
     options = BusOptions(patience_s=PATIENCE_S, total_s=PATIENCE_S, credentials=region.credentials())
     try:
-        raw = await open_jetstream(settings.broker.url, settings.run, name=DOCTOR, options=options)
+        raw = await JetStreamBus.open(settings.broker.url, settings.run, name=DOCTOR, options=options)
     except AtollError as error:
         todo = "nats-server.log in the store of this broker says why; is the hub's roll the newest one, and the region on it?"
         return [error_finding("hub", error, todo)], None
@@ -215,7 +215,7 @@ async def _check_clock(probe: BrokerProbe, run: str, context: ExaminationContext
 async def _open_buses(settings: Settings, options: BusOptions) -> AsyncIterator[tuple[JetStreamBus, Bus]]:
     """Yield a bus for questions of our own, and one that checks signatures and knows further brokers, as services have it."""
     async with AsyncExitStack() as opened:
-        raw = await open_jetstream(settings.broker.url, settings.run, name=DOCTOR, options=options)
+        raw = await JetStreamBus.open(settings.broker.url, settings.run, name=DOCTOR, options=options)
         opened.push_async_callback(raw.close)
         bus = await open_bus(settings.broker.url, settings.run, name=DOCTOR, options=options)
         opened.push_async_callback(bus.close)
@@ -257,7 +257,7 @@ async def compare_deployment(described: DeploymentDescription, out: Path, wait_s
         return findings
     options = replace(bus_options(settings), patience_s=PATIENCE_S, total_s=PATIENCE_S)
     try:
-        raw = await open_jetstream(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
+        raw = await JetStreamBus.open(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
         bus = await open_bus(settings.broker.url, described.run, name=DEPLOY_CHECK, options=options)
     except AtollError as error:
         return [*findings, error_finding("broker", error)]

@@ -17,7 +17,7 @@ import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,12 +26,12 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import AccessDenied, BusError, EnvironmentFault, PeerMisbehaved, SettingsError
 from atoll.base.retry import Unanswered, bounded
-from atoll.bus.interface import StoredCounts
+from atoll.bus.interface import NodeStatus, StoredCounts, StoredRun, StreamState
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import NOBODY, STATUS
 from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream
 from atoll.bus.regions import is_region
-from atoll.bus.server_info import NODES, NodeStatus, parse_node_status
+from atoll.bus.server_info import NODES, parse_node_status
 from atoll.bus.streams import StreamPlan, live_plan, stream_plan
 
 QUIET_S: Final = 0.3
@@ -39,33 +39,6 @@ QUIET_S: Final = 0.3
 NODES_MAX: Final = 64
 _NAME: Final = re.compile(r"atoll_([A-Za-z0-9_-]{1,64})_([A-Z]{2,3})")
 _KINDS: Final = frozenset(plan.name.rpartition("_")[2] for plan in (*stream_plan("r"), live_plan("r")))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """One run as a broker keeps it: streams, messages, bytes on disk, the sum of the bounds.
-
-    `written_s` is when the newest message was stored, in seconds since the epoch, None if there is none.
-    """
-
-    run: str
-    streams: int
-    messages: int
-    size_bytes: int
-    bounds_bytes: int
-    written_s: float | None
-
-    def beside(self, other: StoredRun) -> StoredRun:
-        """Return this run with what another broker keeps of it."""
-        written = [at_s for at_s in (self.written_s, other.written_s) if at_s is not None]
-        return replace(
-            self,
-            streams=self.streams + other.streams,
-            messages=self.messages + other.messages,
-            size_bytes=self.size_bytes + other.size_bytes,
-            bounds_bytes=self.bounds_bytes + other.bounds_bytes,
-            written_s=max(written, default=None),
-        )
 
 
 async def stored_runs(jetstream: JetStream) -> list[StoredRun]:
@@ -118,21 +91,6 @@ def _written_s(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise PeerMisbehaved("the broker gave no time", got=text) from error
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """One stream; `kind` is the end of its name (`UPM` is the queue of contributions).
-
-    `size_bytes` and `bytes_max` are of one copy; `copies_current` are those that have everything, of `copies`.
-    """
-
-    kind: str
-    messages: int
-    size_bytes: int
-    bytes_max: int
-    copies: int
-    copies_current: int
 
 
 async def stream_states(jetstream: JetStream, plans: Sequence[StreamPlan]) -> list[StreamState]:

@@ -4,7 +4,7 @@ Each public method checks its arguments in the caller's loop, runs the work in t
 modules below: `connection` (thread, supervisor, watchdog), `jetstream_api` (acknowledged publishing, batched reading,
 records), `blobs`, `consumers`, `provision`, `administration`.
 """
-# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus` or `ManagingBus`)
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from itertools import islice, repeat
 
 from nats.aio.msg import Msg
 
-from atoll.base.errors import AccessDenied, BrokerUnavailable
+from atoll.base.errors import AccessDenied, BrokerUnavailable, SettingsError
 from atoll.base.retry import Unanswered, ended
-from atoll.bus.interface import CoreMessage, Record, StoredCounts, StoredEvent
+from atoll.bus.interface import CoreMessage, NodeStatus, Record, StoredCounts, StoredEvent, StoredRun, StreamState
 from atoll.bus.nats import blobs
 from atoll.bus.nats.administration import (
-    StoredRun,
-    StreamState,
     count_by_subject,
     node_statuses,
     remove_run,
@@ -32,8 +30,7 @@ from atoll.bus.nats.connection import Connection, report_waiting
 from atoll.bus.nats.consumers import QueueConsumer, open_consumer
 from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, last_record, last_records, put_record, walk
 from atoll.bus.nats.provision import check_broker, fit, keep_live_stream, keep_together, provision, switch_taps
-from atoll.bus.options import DEFAULTS, BusOptions
-from atoll.bus.server_info import NodeStatus
+from atoll.bus.options import ADDRESSES, DEFAULTS, BusOptions, is_address
 from atoll.bus.streams import (
     Places,
     check_size,
@@ -83,7 +80,6 @@ class JetStreamBus:
 
     @property
     def subjects(self) -> Subjects:
-        """Return the subjects of this bus's run."""
         return self._subjects
 
     @classmethod
@@ -100,6 +96,13 @@ class JetStreamBus:
 
         Raises `BrokerUnavailable`: unreachable within `options.patience_s`, too old, no JetStream, max_payload too small.
         """
+        if not is_address(url):
+            raise SettingsError(
+                "this is not the address of a broker",
+                got=repr(url),
+                allowed=ADDRESSES,
+                todo="correct --broker, or broker.url",
+            )
         subjects = Subjects(run)
         connection = Connection(url, name, options, stats or BusStats())
         bus = cls(connection, subjects)
@@ -134,12 +137,10 @@ class JetStreamBus:
         await self._connection.call(provision(self._jetstream, plans, prefix, bodies=options.taps == "bodies"))
 
     async def switch_taps(self, *, bodies: bool) -> int:
-        """Give the taps of this run bodies at this broker, or take them away; return how many streams that changed."""
         prefix = self._subjects.prefix
         return await self._connection.call(switch_taps(self._jetstream, self._needed, prefix, bodies=bodies))
 
     def beside(self, run: str) -> JetStreamBus:
-        """Return a bus for another run of the same broker on this connection; it lives as long as this one."""
         return JetStreamBus(self._connection, Subjects(run))
 
     def nearby(self) -> JetStreamBus:
@@ -147,34 +148,21 @@ class JetStreamBus:
         return JetStreamBus(self._connection, self._subjects, self._bulk.nearby(), nearby=True)
 
     async def stored_runs(self) -> list[StoredRun]:
-        """Return what the broker keeps of each of its runs, by name."""
         return await self._connection.call(stored_runs(self._jetstream))
 
     async def stream_states(self) -> list[StreamState]:
-        """Return how full this run's streams are, of those that there are and that we may ask of.
-
-        Raises:
-            BrokerUnavailable: no answer came in time.
-        """
         try:
             return await self._connection.call(stream_states(self._jetstream, self._plans))
         except Unanswered as reason:
             raise BrokerUnavailable("the broker does not say how full its streams are", got=str(reason)) from reason
 
     async def nodes(self, wait_s: float) -> list[NodeStatus]:
-        """Return what each node of a locked broker says of itself; see `node_statuses`. For an operator.
-
-        Raises:
-            SettingsError: the broker does not tell.
-            BrokerUnavailable: the connection was lost.
-        """
         try:
             return await self._connection.call(node_statuses(self._connection, wait_s))
         except Unanswered as reason:
             raise BrokerUnavailable("the broker does not say what its nodes are", got=str(reason)) from reason
 
     async def remove_run(self) -> int:
-        """Delete all that the broker keeps of this bus's run; return how many streams that were."""
         return await self._connection.call(remove_run(self._jetstream, self._subjects.run))
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
