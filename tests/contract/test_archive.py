@@ -109,7 +109,6 @@ def test_a_store_gives_back_what_was_put(store_of: MakeStoreOf, kind: str) -> No
 
 
 def test_what_is_no_place_for_an_archive_is_refused() -> None:
-    """The message says what is allowed and repeats no secret."""
     for url in ("", "http://host/x", "s3://", "file://host/x"):
         with pytest.raises(SettingsError, match="no place for an archive"):
             open_archive(url)
@@ -492,7 +491,6 @@ async def test_a_damaged_object_is_passed_over_with_a_warning(founded: FoundedRu
 
 
 async def test_a_damaged_manifest_is_passed_over(founded: FoundedRun) -> None:
-    """Half a manifest makes its checkpoint nothing."""
     await founded.round()
     await founded.checkpoint()
     founded.later()

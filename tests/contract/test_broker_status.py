@@ -116,7 +116,6 @@ def test_a_node_with_an_old_roll_is_seen(cluster: LockedBroker) -> None:
 
 
 def test_a_node_that_is_away_is_a_line_of_its_own(cluster: LockedBroker) -> None:
-    """The others say who they still have."""
     await_well(cluster)
     lost = cluster.servers[0]
     lost.kill()

@@ -387,7 +387,6 @@ async def test_closing_that_is_cancelled_leaves_nothing_open(
 async def test_two_who_wait_at_one_queue_are_both_told_of_a_lost_connection(
     fragile: EmbeddedBroker, open_bus: OpenBus, run: str
 ) -> None:
-    """One that goes away does not take the other's notice with it."""
     bus, subjects = await open_bus(fragile.url), Subjects(run)
     queue = await bus.consume(subjects.contributions_of(0), durable="x")
     stays, goes = (asyncio.create_task(queue.next(SOON_S / 4)) for _ in range(2))
@@ -489,7 +488,6 @@ async def test_starters_may_race(broker: EmbeddedBroker, open_bus: OpenBus) -> N
 
 
 async def test_bounds_are_those_of_the_first_founder(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
-    """A run that exists with another bound is neither changed nor refused."""
     first = await open_bus(broker.url, bytes_max=64 * MIB)
     await open_bus(broker.url, bytes_max=32 * MIB)
 
@@ -498,7 +496,6 @@ async def test_bounds_are_those_of_the_first_founder(broker: EmbeddedBroker, ope
 
 
 async def test_streams_of_somebody_else_are_refused_by_name(broker: EmbeddedBroker, open_bus: OpenBus) -> None:
-    """What differs is named, with both values."""
     bus = await open_bus(broker.url, bytes_max=0)
     foreign = {"name": bus._plans[0].name, "subjects": list(bus._plans[0].subjects), "storage": "memory"}
     await bus._connection.call(bus._jetstream.api(f"STREAM.CREATE.{bus._plans[0].name}", foreign))
@@ -545,7 +542,6 @@ async def test_who_joins_needs_no_room_for_what_exists(tmp_path: Path, open_bus:
 
 
 async def test_nobody_there_is_said_in_time(open_bus: OpenBus) -> None:
-    """An unreachable broker is reported within the patience, with its address."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
@@ -561,7 +557,6 @@ async def test_an_old_broker_is_refused(open_bus: OpenBus) -> None:
 
 
 async def test_a_broker_for_small_messages_is_refused(open_bus: OpenBus) -> None:
-    """The error says both numbers."""
     async with GreetingServer("2.15.1", max_payload=MIB) as small:
         with pytest.raises(BrokerUnavailable, match=f"(?s){MIB}.*{MIB + 65536}"):
             await open_bus(small.url)

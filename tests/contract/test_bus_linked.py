@@ -60,7 +60,6 @@ def linked(broker: MemoryBroker, seed: int = 0, **shape: float) -> LinkedBus:
 
 
 def now_s() -> float:
-    """Return the virtual time."""
     return asyncio.get_running_loop().time()
 
 
@@ -82,7 +81,6 @@ def test_a_blob_takes_its_bytes_up_and_down_and_the_latency_of_four_legs() -> No
 
 
 def test_the_wire_of_a_simulated_bus_is_what_its_link_carries() -> None:
-    """Payload, and what every message and its answer weigh beside it."""
     size = 1_000_000
 
     async def main() -> BusStats:
@@ -201,8 +199,6 @@ def test_core_messages_are_lost_at_their_rate_in_a_cut_and_when_nobody_is_left()
 
 
 def test_a_question_waits_once_for_its_answer() -> None:
-    """What it takes to send it is part of the time it was given."""
-
     async def main() -> tuple[bytes | None, float]:
         broker = MemoryBroker()
         bus = linked(broker, latency_s=0.75)

@@ -37,7 +37,6 @@ OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, patience_s=2.0, total_s=4.0, try_s=
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
-    """A second nats-server."""
     with EmbeddedBroker(tmp_path_factory.mktemp("second")) as running:
         yield running
 
@@ -171,7 +170,6 @@ async def test_who_comes_later_finds_fragments_by_the_run_record(
 
 @pytest.mark.connected
 async def test_taps_of_all_fragments_are_heard(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
-    """Heads of either broker, in one feed."""
     bus, record, s = await opened(), spread_record(run, second.url), Subjects(run)
     await bus.provision(ROOM_BYTES, record.bulk)
     await bus.put_record(s.run_record, encode(record), expected=0)
@@ -227,7 +225,6 @@ async def test_another_number_of_own_addresses_is_an_error(opened: OpenBus, run:
 
 
 async def test_own_addresses_go_before_those_of_the_record(opened: OpenBus, second: EmbeddedBroker, run: str) -> None:
-    """The founder reaches the broker under a name that means nothing elsewhere."""
     founder, s = await opened(bulk=(second.url,)), Subjects(run)
     record = spread_record(run, "nats://inside.example:4222")
     await founder.provision(ROOM_BYTES, record.bulk)
@@ -283,7 +280,6 @@ async def test_signed_messages_travel_over_several_locked_brokers(tmp_path: Path
 
 
 async def found(url: str, record: RunRecord) -> None:
-    """Found a run."""
     bus = await open_bus(url, record.run, name="founder", options=OPTIONS)
     await bus.provision(ROOM_BYTES, record.bulk)
     await bus.put_record(record.subjects.run_record, encode(record), expected=0)
@@ -313,7 +309,6 @@ class SlowToClose(MemoryBus):
     """A bus that takes a turn of the loop, and more, to be closed."""
 
     async def close(self) -> None:
-        """Let others run first."""
         await asyncio.sleep(0.01)
         await super().close()
 

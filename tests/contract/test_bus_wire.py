@@ -46,7 +46,6 @@ OPTIONS = BusOptions(try_s=1.0, watch_s=0.2, echo_s=1.0, reconnect_s=0.1)
 
 @asynccontextmanager
 async def opened(url: str, run: str, options: BusOptions = OPTIONS) -> AsyncIterator[JetStreamBus]:
-    """Open one bus."""
     bus = await JetStreamBus.open(url, run, name="bus", options=options)
     await bus.provision(GIB)
     try:
@@ -160,7 +159,6 @@ async def test_a_lost_answer_is_asked_for_again_while_everything_else_moves(brok
 
 
 async def test_the_bytes_of_the_sockets_are_what_the_link_carries(broker: EmbeddedBroker, run: str) -> None:
-    """Payloads, protocol, acknowledgements and echoes of all connections, to the byte."""
     async with LinkProxy(broker.port) as link, opened(link.url, run, replace(OPTIONS, watch_s=60.0)) as bus:
         ref = await bus.put_blob(Subjects(run).global_stem(0, 1, "n"), bytes(5 * MIB + 17))
         await bus.get_blob(ref, 6 * MIB)
@@ -213,7 +211,6 @@ def server(folder: Path, config: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[WireClient]:  # noqa: ANN401  # passed on
-    """Connect one client."""
     made = WireClient(BusStats())
     await made.connect(
         url, **{"connect_timeout": 5, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, **options}
@@ -257,7 +254,6 @@ async def exchange(ours: WireClient, theirs: Client) -> None:
 
 
 async def test_messages_of_all_kinds_go_both_ways_beside_stock_nats_py(broker: EmbeddedBroker) -> None:
-    """Requests, questions to nobody, sizes and headers that are refused."""
     theirs = Client()
     await theirs.connect(broker.url)
     async with client(broker.url) as ours:

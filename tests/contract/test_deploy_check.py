@@ -129,7 +129,6 @@ async def test_services_that_are_missing_or_too_many_are_named(deployed: Deploye
 
 
 async def test_settings_versions_and_files_that_differ_are_told(deployed: Deployed) -> None:
-    """Of the run, of the services, of the rendered files."""
     text = deployed.file.read_text(encoding="utf-8")
     (deployed.out / "home/services/home-1/atoll.toml").write_text("run = 'x'\n", encoding="utf-8")
     deployed.file.write_text(

@@ -123,7 +123,6 @@ def placed(tmp_path: Path) -> Iterator[RegionDeployed]:
 async def test_a_region_runs_as_described_with_its_premerger_and_is_told_without(
     placed: RegionDeployed, tmp_path: Path
 ) -> None:
-    """Its learners are heard through the hub, and the synchronizer beside them answers there."""
     await placed.found()
     words = ["synchronizer", "--config", str(placed.out / f"home/services/{PREMERGER}/atoll.toml")]
     async with saying(placed.described.run, placed.out, placed.urls, LEARNERS):

@@ -231,7 +231,6 @@ async def test_a_host_that_nobody_knows(deployed: Deployed) -> None:
 
 
 async def test_a_port_that_nobody_has(deployed: Deployed) -> None:
-    """The machine answers that nobody listens."""
     [(_, what)] = await faults(deployed.seat("home-1", f"broker.url=tls://127.0.0.1:{free_port()}"))
 
     assert what == "nobody listens on this port"
@@ -287,7 +286,6 @@ def showing(folder: Path, shown: Certified) -> EmbeddedBroker:
 
 
 async def test_a_certificate_that_has_ended(deployed: Deployed, tmp_path: Path) -> None:
-    """The day is told, and how another one is made."""
     keys = deployed.out / "keys"
     authority = Certified(*((keys / f"authority.{kind}").read_text(encoding="utf-8") for kind in ("pem", "key")))
     with showing(tmp_path / "ended", ended(authority, "127.0.0.1")) as server:
@@ -310,7 +308,6 @@ async def test_a_clock_that_is_a_day_behind_is_no_other_authority(deployed: Depl
 async def test_an_authority_that_does_not_hold_yet_is_no_other_authority(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What OpenSSL says of it leads to the clock, too."""
     early = ssl.SSLCertVerificationError(1, "certificate is not yet valid")
     early.verify_code, early.verify_message = 9, "certificate is not yet valid"
     monkeypatch.setattr("atoll.deploy.checks._tls_error", lambda *_: early)
@@ -357,14 +354,12 @@ async def test_a_broker_of_another_authority(deployed: Deployed, tmp_path: Path)
 
 
 async def test_a_name_that_the_certificate_lacks(deployed: Deployed) -> None:
-    """The names that it has are told."""
     [(_, what)] = await faults(deployed.seat("home-1", f"broker.url=tls://localhost:{deployed.port}"))
 
     assert what == "its certificate is not for localhost, but for 127.0.0.1"
 
 
 async def test_a_key_that_is_revoked(deployed: Deployed, tmp_path: Path) -> None:
-    """Its holder is told whom to ask."""
     kept = tmp_path / "kept.toml"
     write_secret(kept, deployed.identity("home-3").read_text(encoding="utf-8"))
     KeyFolder(deployed.out / "keys").revoke("home-3", deployed.run, time.time())
@@ -397,7 +392,6 @@ async def test_a_key_whose_rights_are_others(deployed: Deployed) -> None:
 
 @pytest.mark.parametrize("by_s", [30.0, -30.0])
 async def test_a_clock_that_is_off_by_half_a_minute(deployed: Deployed, by_s: float) -> None:
-    """Which of the two is ahead is told."""
     [(about, what)] = await faults(deployed.seat(), replace(QUIET, clock=ShiftedClock(by_s)))
 
     assert about == "clock"
@@ -405,7 +399,6 @@ async def test_a_clock_that_is_off_by_half_a_minute(deployed: Deployed, by_s: fl
 
 
 async def test_a_broker_that_takes_small_messages_only(tmp_path: Path, run: str) -> None:
-    """Its bound and ours are told."""
     (tmp_path / "small.conf").write_text("max_payload: 1MB\n", encoding="utf-8")
     with EmbeddedBroker(tmp_path / "store", include=tmp_path / "small.conf") as server:
         found = await faults(seat_of_file(None, [f"run={run}", f"broker.url={server.url}"]))
@@ -495,7 +488,6 @@ async def test_a_key_that_others_may_read(deployed: Deployed) -> None:
 
 
 async def test_the_identity_of_another(deployed: Deployed) -> None:
-    """Of another learner, of another kind, of another run."""
     other = await faults(deployed.seat("home-1", f"broker.identity={deployed.identity('home-2')}"))
     shard = deployed.out / "hub/services/synchronizer-1/identity.toml"
     kind = await faults(deployed.seat("home-1", f"broker.identity={shard}"))
@@ -519,7 +511,6 @@ async def founded_openly(url: str, run: str, data: bytes) -> None:
 
 
 async def test_a_run_of_a_wire_version_that_we_do_not_speak(broker: EmbeddedBroker, run: str) -> None:
-    """Its version and ours are told, and that an upgrade helps."""
     record = encode(run_record(run)).replace(f'"schema":{SCHEMA_NEWEST}'.encode(), b'"schema":99')
     await founded_openly(broker.url, run, record)
     findings = failed(await examine(seat_of_file(None, [f"run={run}", f"broker.url={broker.url}"]), QUIET))
@@ -539,7 +530,6 @@ async def test_a_run_that_was_founded_with_other_settings(deployed: Deployed) ->
 
 
 async def test_a_run_with_fewer_copies_than_are_wanted(deployed: Deployed) -> None:
-    """It dies with its node, and its settings say that it does not."""
     [(about, what)] = await faults(deployed.seat("home-1", "broker.replicas=3"))
 
     assert about == "copies"
@@ -547,7 +537,6 @@ async def test_a_run_with_fewer_copies_than_are_wanted(deployed: Deployed) -> No
 
 
 async def test_fragments_on_other_brokers_than_we_know(broker: EmbeddedBroker, run: str, tmp_path: Path) -> None:
-    """Another number of them, or one that is away."""
     gone = f"nats://127.0.0.1:{free_port()}"
     with EmbeddedBroker(tmp_path / "bulk") as bulk:
         spread = msgspec.structs.replace(run_record(run), bulk=(bulk.url,), schema=2)
@@ -577,7 +566,6 @@ async def test_a_kernel_without_bbr_on_a_far_link(tmp_path: Path) -> None:
 
 
 def test_the_verb_leaves_with_3_and_says_what_to_do(deployed: Deployed) -> None:
-    """For a person, and as JSON for a program."""
     words = ("doctor", "--deployment", str(deployed.file), "--out", str(deployed.out), "--service", "home-1")
     well = atoll(*words)
     wrong = atoll(*words, "--set", "protocol.fragments=8")

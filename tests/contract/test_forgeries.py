@@ -76,7 +76,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedPair]:
 
 @pytest.fixture
 def locked(pair: LockedPair) -> LockedBroker:
-    """The broker."""
     return pair.locked
 
 

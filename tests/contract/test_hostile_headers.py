@@ -58,7 +58,6 @@ def stranger(broker: EmbeddedBroker) -> Iterator[HostileConnection]:
 
 @pytest.mark.connected
 async def test_stored_headers_end_no_batch(bus: JetStreamBus, stranger: HostileConnection, run: str) -> None:
-    """Records and events behind them are read, and those with them."""
     s = Subjects(run)
     for number, header in enumerate(HOSTILE):
         stranger.put(HostileMessage(s.member(f"m{number:02}"), b"{}", block=header))
@@ -102,7 +101,6 @@ async def test_queued_headers_are_deliveries_like_others(
 async def test_no_header_passes_a_locked_door_and_does_harm(
     tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes on, and everything that lies behind is read."""
     s = Subjects(run)
     with LockedBroker(tmp_path) as locked:
         locked.add(run, "m")
@@ -133,7 +131,6 @@ async def test_no_header_passes_a_locked_door_and_does_harm(
 async def test_a_message_with_any_header_stops_no_listener(
     bus: JetStreamBus, stranger: HostileConnection, run: str
 ) -> None:
-    """What comes behind it is heard on the same connection."""
     s = Subjects(run)
     feed = await bus.listen(s.beat("*"))
     before = bus.stats.reconnects
@@ -194,5 +191,4 @@ def test_the_broker_speaks_on_the_first_line_only() -> None:
 
 @pytest.mark.parametrize("block", HOSTILE)
 def test_no_header_raises(block: bytes) -> None:
-    """Whatever the bytes are."""
     assert isinstance(read_headers(block), dict)

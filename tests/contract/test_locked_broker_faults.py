@@ -67,7 +67,6 @@ def one_key_for_two(keys: KeyFolder) -> None:
 
 
 def damaged(keys: KeyFolder) -> None:
-    """Leave half a roll."""
     keys.roll_path.write_text(keys.roll_path.read_text(encoding="utf-8")[:100], encoding="utf-8")
 
 

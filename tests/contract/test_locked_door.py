@@ -325,7 +325,6 @@ async def test_a_key_ends_and_a_new_one_takes_its_place_meanwhile(locked: Locked
 
 @pytest.mark.usefixtures("founded")
 async def test_a_key_that_has_expired_opens_nothing(locked: LockedBroker) -> None:
-    """The broker looks at the clock, and not only at the roll."""
     until_s = time.time() + 4.0  # three nodes on a busy machine take some of it before they let the key in
     locked.add(RUN, "short", until_s=until_s)
     bus = await locked.bus(RUN, locked.identity(RUN, "short"), try_s=1.0)
@@ -336,7 +335,6 @@ async def test_a_key_that_has_expired_opens_nothing(locked: LockedBroker) -> Non
 
 
 async def test_a_broker_with_another_certificate_is_refused(locked: LockedBroker, tmp_path: Path) -> None:
-    """A certificate of the same authority for another host is none for this one."""
     with LockedBroker(tmp_path) as other:
         other.keys.certify(["hub.example.org"])
         other.follow()

@@ -174,7 +174,6 @@ async def test_nobody_does_more_than_its_kind(there: LockedRelayed, opened: Open
 
 
 async def test_a_premerger_enters_its_own_region_only(there: LockedRelayed, opened: Opened) -> None:
-    """That of another region stays outside, as shards do."""
     for name in (US, "shard"):
         with pytest.raises(AccessDenied):
             await opened(name, there.leaf)

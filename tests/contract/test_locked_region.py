@@ -370,7 +370,6 @@ def test_the_seed_of_a_region_is_in_a_file_of_its_own(tmp_path: Path, run: str) 
 
 
 def test_a_region_founds_only_if_it_is_told_so(run: str) -> None:
-    """As a learner does."""
     everything = f"{Subjects(run).prefix}.gl.>"
     assert everything not in region_publishes(rights_of("region", run, "eu"))
     assert everything in region_publishes(rights_of("region", run, "eu", founds=True))

@@ -122,7 +122,6 @@ def test_the_reader_of_a_client_asks_the_transport_and_gives_the_parser_what_it_
 
 
 def test_our_transport_is_a_whole_one() -> None:
-    """Nothing that nats-py asks of a transport is left out."""
     asked = {name for name in vars(Transport) if not name.startswith("_")} | {"__bool__"}
 
     assert asked <= set(vars(SocketTransport))

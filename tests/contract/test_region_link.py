@@ -87,7 +87,6 @@ class Regional:
         return await self.kept("GL") is None and await self.kept("OUT") is None
 
     async def frame(self, bus: JetStreamBus, version: int) -> BlobRef:
-        """Publish a version at the hub."""
         ref = await bus.put_blob(self.subjects.global_stem(0, version, "n"), noise(FRAME_BYTES, version))
         await bus.put_record(self.subjects.head(0), b"%d" % version, expected=None)
         return ref
@@ -101,7 +100,6 @@ class Regional:
 
 @pytest.fixture
 async def regional(tmp_path: Path, run: str) -> AsyncIterator[Regional]:
-    """Nothing runs yet."""
     async with AsyncExitStack() as ends:
         yield Regional(tmp_path, run, ends)
 
@@ -209,7 +207,6 @@ async def test_what_the_hub_has_already_does_not_hold_up_the_outbox(regional: Re
 
 
 async def test_what_waits_outlives_the_broker_of_the_region(regional: Regional) -> None:
-    """It is on its disk, and a keeper that begins goes on with it."""
     shard = await regional.begin()
     learner = await regional.learner()
     await regional.push(learner, 0)
@@ -237,7 +234,6 @@ async def test_a_mirror_that_does_not_get_on_is_not_waited_for(
 
 
 async def test_frames_that_the_mirror_has_are_read_during_a_cut(regional: Regional) -> None:
-    """By whoever knows of them."""
     writer = await regional.begin()
     learner, other = await regional.learner(), await regional.learner()
     ref = await regional.frame(writer, 0)
@@ -250,7 +246,6 @@ async def test_frames_that_the_mirror_has_are_read_during_a_cut(regional: Region
 async def test_a_region_follows_a_run_that_is_founded_anew_and_forgets_one_that_is_removed(
     regional: Regional, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the new frames, and then nothing."""
     monkeypatch.setattr(region_keeper, "LOOK_AT_HUB_S", 0.1)
     writer = await regional.begin()
     learner = await regional.learner()
@@ -278,7 +273,6 @@ async def test_a_run_that_nobody_wants_is_given_up(regional: Regional, monkeypat
 
 
 async def test_a_leaf_without_a_keeper_is_a_way_to_the_hub(regional: Regional) -> None:
-    """It keeps nothing, and says so when the hub is away."""
     writer = await regional.begin(keeper=False)
     learner = await regional.learner(total_s=1.0)
     ref = await regional.frame(writer, 0)
@@ -289,7 +283,6 @@ async def test_a_leaf_without_a_keeper_is_a_way_to_the_hub(regional: Regional) -
 
 
 async def test_who_comes_while_the_hub_is_away_is_told_so(regional: Regional) -> None:
-    """The leaf answers, and its hub does not."""
     await regional.begin()
     await regional.link.cut()
     with pytest.raises(BrokerUnavailable, match="leaf of a region"):

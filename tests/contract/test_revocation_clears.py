@@ -12,7 +12,6 @@ from support.locked_brokers import LockedBroker
 
 
 async def test_revoking_removes_what_was_stored(tmp_path: Path) -> None:
-    """Chunks and queued messages of the revoked one go, those of others stay."""
     run = unique_run()
     s = Subjects(run)
     with LockedBroker(tmp_path) as locked:

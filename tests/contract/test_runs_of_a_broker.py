@@ -95,7 +95,6 @@ async def test_taps_get_bodies_and_lose_them_while_a_run_lives(
 
 
 async def test_a_run_is_listed_with_its_size_and_removed_whole(bus: JetStreamBus, run: str) -> None:
-    """Another run beside it stays, also one whose name begins with the same letters."""
     other, began_s = bus.beside(f"{run}_2"), time.time()
     for each in (bus, other):
         await each.provision(GIB)

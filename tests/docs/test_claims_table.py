@@ -38,14 +38,12 @@ def test_no_stranger_lies_at_the_cost_of_others() -> None:
 
 
 def test_a_field_without_a_row_is_found_however_deep_it_lies() -> None:
-    """The walk follows tables, lists and structs."""
     faults = fields_without_a_row((*ROOTS, OF_A_LEARNER))
 
     assert faults == ["Boast.tokens has no row", "Envelope.boasts has no row"]
 
 
 def test_a_row_of_a_field_that_there_is_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that is renamed or gone takes its row along."""
     rows = dict(CLAIMS)
     rows[Head] = (*rows[Head], row("fame", "", "", Cost.NOBODY))
     monkeypatch.setattr(docs_claims, "CLAIMS", rows)
@@ -55,7 +53,6 @@ def test_a_row_of_a_field_that_there_is_not_is_found(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("cost", [Cost.RUN, Cost.OTHERS])
 def test_a_lie_of_a_learner_that_costs_others_is_found(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
-    """Also inside another message."""
     rows = dict(CLAIMS)
     rows[Envelope], rows[Boast] = (row("boasts", "", "", Cost.CLAIMANT),), (row("tokens", "", "", cost),)
     monkeypatch.setattr(docs_claims, "CLAIMS", rows)

@@ -85,7 +85,6 @@ def selects(tree: ast.Module) -> set[str]:
 
 
 def _called(node: ast.Call) -> set[str]:
-    """Return what one call selects."""
     called = node.func
     name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
     home = called.value.id if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) else ""
@@ -109,7 +108,6 @@ def listed() -> list[str]:
 
 
 def test_every_place_that_selects_code_is_on_the_page() -> None:
-    """And the page names none where there is nothing of the kind."""
     found = {name: what for name, tree in modules() if (what := selects(tree))}
     ours = {name for name, what in found.items() if what == {LOOKED_UP} and name in OUR_NAMES}
 
@@ -143,7 +141,6 @@ def test_every_place_that_selects_code_is_on_the_page() -> None:
     ],
 )
 def test_a_place_that_nobody_has_judged_is_found(text: str) -> None:
-    """Whatever it calls it by."""
     assert selects(ast.parse(text))
 
 
@@ -151,5 +148,4 @@ def test_a_place_that_nobody_has_judged_is_found(text: str) -> None:
     "text", ["getattr(error, 'errno', None)", "re.compile('a')", "loop.run(work)", "data.load(told)"]
 )
 def test_other_calls_are_none(text: str) -> None:
-    """A fixed attribute, and methods of other things that have such a name."""
     assert selects(ast.parse(text)) == set()

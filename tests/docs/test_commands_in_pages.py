@@ -48,13 +48,11 @@ def trouble(command: str, options: dict[str, set[str]], targets: set[str]) -> st
 
 @pytest.fixture(scope="module")
 def options() -> dict[str, set[str]]:
-    """The options of every verb."""
     return {verb: docs_commands.options_of(command) | {"--help"} for verb, command in docs_commands.verbs()}
 
 
 @pytest.fixture(scope="module")
 def targets() -> set[str]:
-    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 

@@ -26,7 +26,6 @@ def shown(section: str) -> tuple[set[str], list[str]]:
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])
 def test_shown_lines_are_in_the_example(section: str) -> None:
-    """Every section links an example and shows lines of it."""
     there, lines = shown(section)
 
     assert lines
@@ -48,7 +47,6 @@ def test_leaves_have_the_rules_that_the_page_says() -> None:
 
 
 def test_the_page_has_every_convention() -> None:
-    """Names and types, in the row of their library."""
     rows = {
         row.split(" | ")[0].strip("| "): set(re.findall(r"\w+", row))
         for row in RULES_SECTION.splitlines()

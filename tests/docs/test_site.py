@@ -48,7 +48,6 @@ def test_every_setting_is_explained(reference: dict[str, str]) -> None:
 
 
 def test_no_setting_is_explained_that_is_gone() -> None:
-    """What a default follows from is told of settings and sections that there are."""
     names = {setting.name for setting in every_setting()}
     sections = {f"{name.rpartition('.')[0]}.*" for name in names} | {f"{name.split('.')[0]}.*" for name in names}
 
@@ -67,7 +66,6 @@ def test_every_setting_that_the_command_knows_is_on_the_page(reference: dict[str
 
 
 def test_every_verb_and_option_is_on_the_page(reference: dict[str, str]) -> None:
-    """Each verb has a section, each option a row."""
     page = reference["docs/reference/commands.md"]
     verbs = dict(docs_commands.verbs())
     options = {
@@ -113,7 +111,6 @@ def test_the_taps_are_published_as_the_code_reads_them(reference: dict[str, str]
 
 
 def test_every_log_event_is_on_the_page(reference: dict[str, str]) -> None:
-    """The events that operators look for are found in the source, with their fields."""
     events = {event.event: event for event in docs_log_events.every_event(ROOT)}
 
     assert {"learner.joined", "shard.serving", "round.committed", "checkpoint.saved"} <= events.keys()
@@ -148,7 +145,6 @@ def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
 
 
 def test_docstrings_become_markdown() -> None:
-    """Entries that go over several lines stay together, sections become lists."""
     text = """One.
 
     Attributes:

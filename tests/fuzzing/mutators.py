@@ -63,7 +63,6 @@ def mutated_json(data: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(value: Any, chance: random.Random) -> Any:  # noqa: ANN401, PLR0911  (any JSON; a choice a line)
-    """Return JSON values with one of them changed."""
     if isinstance(value, dict) and value and chance.random() < 0.9:
         name = chance.choice(list(value))
         act = chance.random()
@@ -98,7 +97,6 @@ def _absurd(value: Any, chance: random.Random) -> Any:  # noqa: ANN401
 
 
 def mutated_bytes(data: bytes, chance: random.Random) -> bytes:
-    """Return damaged bytes."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 8))):
         act, at = chance.randrange(5), chance.randrange(len(changed) + 1)

@@ -74,7 +74,6 @@ class Target:
 
 
 def decoders(run: RunRecord) -> dict[str, Target]:
-    """Return every decoder."""
     found = {f"message {kind}": Target(_decoding(kind), seeds) for kind, seeds in _messages(run).items()}
     found |= {f"frame {codec}": _frame(codec) for codec in CODECS}
     arrays = {"m": np.ones((3, 4), np.float32), "count": np.int64(3) * np.ones((), np.int64)}
@@ -108,7 +107,6 @@ def _decoding(kind: str) -> Callable[[bytes], object]:
 
 
 def _messages(run: RunRecord) -> dict[str, tuple[bytes, ...]]:
-    """Return an honest message of every kind."""
     blob = BlobRef(run.subjects.global_stem(0, 1, "1.a"), 1, 10, "0" * 32)
     delta = messages.Delta(1, "1.a", 1, 10, "0" * 32)
     included = messages.Included("a", 1, 1, 0, 10, 1, 100.0, 0)
@@ -183,17 +181,14 @@ class _OneObject:
         self.data = b""
 
     def put(self, path: str, data: bytes) -> None:
-        """Keep an object."""
         del path
         self.data = data
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
-        """Return it."""
         del path, size_bytes_max
         return self.data
 
     def names(self, prefix: str) -> list[Name]:
-        """Return nothing."""
         del prefix
         return []
 
@@ -262,7 +257,6 @@ def _events(run: RunRecord) -> tuple[bytes, ...]:
 
 
 def _stored(data: bytes) -> str:
-    """Return the subject of an event."""
     one = decode(messages.Event, data)
     return f"ev.{one.kind}.{one.who}"
 
@@ -317,7 +311,6 @@ class Scene:
         self.intake._pending.contributions.clear()
 
     async def close(self) -> None:
-        """End."""
         await self.driver.stop()
         await self.lender.stop()
         await self.intake.close()

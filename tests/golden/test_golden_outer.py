@@ -40,7 +40,6 @@ def trajectory(spec: str, lr: float, momentum: float) -> list[list[float]]:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_trajectory_is_the_recorded_one(case: str) -> None:
-    """Ten steps along a constant pseudo-gradient give the recorded values."""
     found = trajectory(*CASES[case])
     if os.environ.get("ATOLL_REWRITE_GOLDEN") == "1":
         recorded = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
@@ -53,5 +52,4 @@ def test_the_trajectory_is_the_recorded_one(case: str) -> None:
 
 
 def test_nothing_else_is_recorded() -> None:
-    """The file holds exactly the cases of this module."""
     assert list(json.loads(GOLDEN.read_text(encoding="utf-8"))) == list(CASES)

@@ -30,7 +30,6 @@ def compared(folder: Path, model: ModelSettings, read_as: ModelSettings | None =
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_our_logits_are_those_of_transformers(folder: Path) -> None:
-    """Every dimension comes from the folder's own configuration."""
     assert compared(folder, model_settings({"config": str(folder)}, vocab=None)) <= TOLERANCE
 
 
@@ -44,7 +43,6 @@ def test_our_logits_are_those_of_transformers(folder: Path) -> None:
     ],
 )
 def test_what_the_tensors_do_not_say_makes_other_logits(family: str, change: dict[str, float]) -> None:
-    """So the comparison notices a number that is not read."""
     folder = next(folder for folder in FOLDERS if folder.name == family)
     model = model_settings({"config": str(folder)}, vocab=None)
 

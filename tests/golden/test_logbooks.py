@@ -85,7 +85,6 @@ def test_there_are_logbooks() -> None:
 
 @pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.stem)
 def test_a_logbook_reads_as_it_did(book: Path) -> None:
-    """What the machines say is what the file says."""
     text = book.read_text(encoding="utf-8")
     got = played(text)
     if os.environ.get("ATOLL_REWRITE_GOLDEN") == "1":

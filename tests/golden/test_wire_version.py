@@ -35,7 +35,6 @@ def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
 
 
 def test_version_1_is_spoken() -> None:
-    """Whoever ends support for it removes its fixtures, and says so in the changelog."""
     assert SCHEMA_OLDEST <= 1 <= SCHEMA_NEWEST
 
 
@@ -66,7 +65,6 @@ def test_a_field_that_is_new_is_passed_over(name: str) -> None:
 )
 @pytest.mark.parametrize("name", [name for name, text in GOLDEN.items() if "schema" in json.loads(text)])
 def test_another_version_is_refused_by_number(name: str, schema: int, todo: str) -> None:
-    """With what is spoken, and who is to be upgraded."""
     told = json.dumps({**json.loads(GOLDEN[name]), "schema": schema}).encode()
     with pytest.raises(
         PeerMisbehaved, match=f"a {kind_of(name).__name__} of a wire version that this Atoll does not speak"

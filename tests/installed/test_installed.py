@@ -192,7 +192,6 @@ def test_a_loop_of_ones_own_is_merged_by_a_base_install(
 
 
 def test_numba_is_found_where_the_extra_brings_it(installed: Install) -> None:
-    """The compiled kernels are those that a process with much to do takes."""
     text = "from atoll.codec.formats import BF16\nfrom atoll.codec.kernels import fast_kernels\nprint(fast_kernels(BF16).name)"
 
     assert installed(extra="synchronizer").program(text).strip() == "fast"
@@ -205,7 +204,6 @@ def test_numba_is_found_where_the_extra_brings_it(installed: Install) -> None:
 def test_text_is_prepared_with_the_extra_that_it_needs(
     extra: str, words: tuple[str, ...], installed: Install, tmp_path: Path
 ) -> None:
-    """A vocabulary of byte pairs, and a table."""
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     if extra == "parquet":
         installed(extra=extra).program(TABLE, str(tmp_path / "a.parquet"))

@@ -39,7 +39,6 @@ PICTURES = os.environ.get("PICTURES", "")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all pages."""
     with chromium() as running:
         yield running
 

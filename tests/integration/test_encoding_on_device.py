@@ -54,7 +54,6 @@ def one_step(encode: str, codec: str) -> tuple[dict[str, bytes], str]:
 
 @pytest.mark.parametrize("codec", ["bf16", "int4"])
 def test_a_run_has_the_same_bits_wherever_pseudo_gradients_are_made(codec: str) -> None:
-    """The shards accept the norms that are claimed, and merge the same."""
     host, device = one_step("host", codec), one_step("device", codec)
     assert (host[1], device[1]) == ("host", "device")
     assert host[0] == device[0]
@@ -65,7 +64,6 @@ class Counting:
     """What a learner does where: fragments placed on its device, encoded there, and read on the host to be pushed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Listen."""
         self.placed: list[int] = []
         self.encoded: list[int] = []
         self.read: list[int] = []
@@ -132,7 +130,6 @@ def test_a_learner_without_room_or_arrays_of_jax_pushes_from_the_host(
 
 
 def test_who_asks_for_the_device_in_vain_is_warned(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line at the join says where pseudo-gradients are made, and why."""
     said: list[tuple[str, str, dict[str, str]]] = []
     for level in ("info", "warning"):
         monkeypatch.setattr(

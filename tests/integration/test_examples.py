@@ -35,7 +35,6 @@ def test_commands_stand_before_their_explanation() -> None:
 
 
 def test_two_islands_find_what_neither_sees(reader: Reader) -> None:
-    """Both end with the slope that goes through both places."""
     [command] = lines_of("two_islands.py")
     said = reader.type("tour", command).finish(reader.deadline_s)
     slopes = [float(number) for number in re.findall(r"'(?:left|right)': ([\d.]+)", said)]

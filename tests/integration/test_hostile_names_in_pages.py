@@ -46,7 +46,6 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all pages."""
     with chromium() as running:
         yield running
 
@@ -68,11 +67,9 @@ class HostileScene(RunScene):
     """A run whose learners, shards and reasons are HTML."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state with hostile names."""
         return cast("dict[str, Any]", hostile(json.loads(msgspec.json.encode(super().state()))))
 
     def curves(self) -> dict[str, Any]:
-        """Return the curves with hostile names."""
         return cast("dict[str, Any]", hostile(json.loads(msgspec.json.encode(super().curves()))))
 
 
@@ -151,7 +148,6 @@ def test_the_page_of_a_run_shows_names_as_text(browser: Browser) -> None:
 
 
 def test_the_report_of_a_run_shows_names_as_text(browser: Browser, tmp_path: Path) -> None:
-    """It is a file that people open and send around."""
     settings = {"protocol.fragments": 1, "protocol.shards": 1, HOSTILE[0]: HOSTILE[1], "seed": 0}
     facts = Facts(run=HOSTILE[0], settings=settings, sessions=[], validation={}, data_hash=HOSTILE[1])
     view = run_of_names().view

@@ -35,12 +35,10 @@ class LoopWorld:
     """One in-memory broker, without shards, and the islands that join its run."""
 
     def __init__(self) -> None:
-        """Share one loop."""
         self.home = LoopThread("world")
         self.broker = MemoryBroker()
 
     async def bus(self) -> Bus:
-        """Open one more bus."""
         return MemoryBus("r", self.broker)
 
     def join(self, learner: str = "a", params: Any = PARAMS) -> IslandHandle:  # noqa: ANN401
@@ -173,7 +171,6 @@ def test_a_checkpoint_of_another_tree_is_refused_by_its_leaf(
     like: Any,  # noqa: ANN401
     named: str,
 ) -> None:
-    """The loop begins fresh, and the file stays."""
     live(world, tmp_path, 1)
     island = world.join()
     with capture_logs() as said:
@@ -213,7 +210,6 @@ def test_numbers_that_are_not_those_of_the_tree_are_not_adopted(plain: dict[str,
 # A read that fails leaves other reads of Orbax's to end after its event loop; TensorStore tells nobody of it, loudly.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_torn_checkpoint_is_skipped_for_the_one_before(world: LoopWorld, tmp_path: Path) -> None:
-    """With a warning that names it."""
     live(world, tmp_path, 2)
     newest = max((path for path in tmp_path.glob("*/a/*") if path.name.isdigit()), key=lambda path: int(path.name))
     for path in [path for path in (newest / "state").rglob("d/*") if path.is_file()]:
@@ -256,7 +252,6 @@ def test_without_a_checkpoint_only_the_optimizer_is_borrowed(world: LoopWorld, t
 
 
 def test_the_newest_few_stay_and_the_last_is_written_when_the_island_leaves(world: LoopWorld, tmp_path: Path) -> None:
-    """An island that leaves in good order, before any was due."""
     live(world, tmp_path, 5, kept=3)
     assert len([path for path in tmp_path.glob("*/a/*") if path.name.isdigit()]) == 3
     island = world.join()
@@ -319,7 +314,6 @@ def test_a_state_that_is_not_finite_is_not_kept(world: LoopWorld, tmp_path: Path
 def test_what_cannot_be_kept_is_refused_at_once(
     world: LoopWorld, tmp_path: Path, given: dict[str, Any], named: str
 ) -> None:
-    """Not after the first interval, and not at the restart."""
     island = world.join()
     with pytest.raises(SettingsError) as refused:
         island.checkpoints(tmp_path, **given)
@@ -357,7 +351,6 @@ def test_an_error_in_the_loop_leaves_a_whole_checkpoint(
 
 
 def test_a_folder_that_cannot_be_is_refused_at_once(world: LoopWorld, tmp_path: Path) -> None:
-    """A file stands there."""
     (tmp_path / "file").write_text("x")
     island = world.join()
     with pytest.raises(SettingsError, match="cannot hold checkpoints"):

@@ -38,7 +38,6 @@ class LendingWorld:
     """A run on one in-memory broker, all islands on one loop."""
 
     def __init__(self, run: str) -> None:
-        """Open nothing yet."""
         self.run = run
         self.broker = MemoryBroker()
         self.home = LoopThread("world")
@@ -127,7 +126,6 @@ async def _events(world: LendingWorld, kind: str) -> list[Event]:
 
 
 def test_a_peer_that_has_hardly_trained_or_does_not_share_lends_nothing(world: LendingWorld) -> None:
-    """The joiner waits a moment for offers, and starts fresh."""
     with world.join("newborn") as newborn, world.join("silent") as silent, world.join("joiner") as joiner:
         stepped(newborn, LENDING_STEPS_MIN - 1)
         silent.step(silent.params, tokens=10, loss=1.0)
@@ -166,7 +164,6 @@ def said(**fields: Any) -> Answer:  # noqa: ANN401
 
 
 async def garbage(bus: Bus, run: RunRecord, subjects: Subjects) -> bytes:
-    """Return what is no message."""
     del bus, run, subjects
     return b"\xff\x00 garbage"
 

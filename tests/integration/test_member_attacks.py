@@ -39,7 +39,6 @@ class LockedWorld(MemoryWorld):
     """A run inside one process, on a locked broker; shards and honest learners have its operator's key."""
 
     def __init__(self, locked: LockedBroker, run: str, protocol: ProtocolSettings) -> None:
-        """Let the attackers in."""
         self.locked = locked
         locked.add(run, INTRUDER)
         locked.add(run, PREMERGER, "premerger")

@@ -131,7 +131,6 @@ def test_an_island_of_numpy_arrays_needs_no_jax() -> None:
 
 
 def test_a_process_that_loads_jax_after_it_joined_goes_on(tmp_path: Path) -> None:
-    """The island keeps to the walk that it joined with."""
     program = tmp_path / "late.py"
     program.write_text(
         """
@@ -171,7 +170,6 @@ home.stop()
 
 
 def joined(home: LoopThread, params: Any, **changes: Any) -> IslandHandle:  # noqa: ANN401
-    """Join a run in memory."""
     broker = MemoryBroker()
 
     async def opened() -> Bus:
@@ -204,8 +202,6 @@ def test_only_arrays_that_may_change_in_place_are_copied(monkeypatch: pytest.Mon
 
 
 def test_arrays_of_another_framework_are_named_with_what_to_do() -> None:
-    """They have a dtype and a shape, and no kernel of ours reads them."""
-
     class Tensor:
         dtype, shape = "torch.float32", (3,)
 

@@ -98,7 +98,6 @@ def archived(store: CheckpointStore, manifests: list[Manifest]) -> dict[int, lis
 
 
 def start_shards(island: IslandProcess, suffix: str, *words: str) -> None:
-    """Start one process per shard."""
     for shard in range(SHARDS):
         island.start(f"shard-{shard}{suffix}", "synchronizer", "--shard", str(shard), *words)
 

@@ -140,7 +140,6 @@ async def test_a_checkpoint_of_another_run_is_refused_by_name(island: IslandProc
 
 
 async def run_record(island: IslandProcess) -> RunRecord:
-    """Return the run record."""
     bus = await open_bus(island.url, island.run, name="reader")
     try:
         record = await bus.get_record(Subjects(island.run).run_record)

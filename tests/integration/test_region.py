@@ -39,7 +39,6 @@ class AddingRegion:
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[RelayedRegion]:
-    """A hub and a region."""
     with RelayedRegion(tmp_path / "brokers") as running:
         yield running
 

@@ -169,7 +169,6 @@ def flip(rounds: RoundStore, made: RetainedRound) -> None:
 
 
 def lose(rounds: RoundStore, made: RetainedRound) -> None:
-    """Remove a contribution."""
     frame = made.folds[0].frame
     assert frame is not None
     rounds.object_store.remove([rounds.place(frame)])
@@ -185,7 +184,6 @@ def exchange(rounds: RoundStore, made: RetainedRound) -> None:
 
 
 def weigh(rounds: RoundStore, made: RetainedRound) -> None:
-    """Let a contribution count double."""
     rewritten(rounds, made, folds=first_fold(made, weight=2.0 * made.folds[0].weight))
 
 
@@ -404,7 +402,6 @@ def test_the_command_replays_a_run_or_one_round(retained: tuple[RunRecord, Path]
     ],
 )
 def test_a_mistake_is_told(retained: tuple[RunRecord, Path], words: tuple[str, ...], said: str) -> None:
-    """What was got, what is allowed, what to do."""
     code, told = asked(*(str(retained[1]) if word == "FOLDER" else word for word in words))
 
     assert code != 0

@@ -26,7 +26,6 @@ class OwnLoops:
     """Two loops and a shard of one run, as processes; every one is waited for."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        """Name a new run."""
         self.folder, self.url, self.run = folder, url, unique_run()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -42,7 +41,6 @@ class OwnLoops:
             )
 
     def begin(self, life: str) -> None:
-        """Start the shard and both loops."""
         self.start(f"shard-{life}", "-m", "atoll.cli", "synchronizer", "--run", self.run)
         for learner in ("a", "b"):
             words = (str(LOOP), self.url, self.run, learner, str(self.folder / "checkpoints"))
@@ -67,7 +65,6 @@ class OwnLoops:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """End everything by SIGKILL."""
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():

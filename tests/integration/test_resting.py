@@ -31,7 +31,6 @@ def test_after_the_run_services_rest_also_those_that_are_started_again(island: I
 
 
 def test_a_wrong_setting_ends_a_container_in_json(island: IslandProcess) -> None:
-    """Who reads the logs of containers reads one line for each."""
     process = island.start("learner", "learner", "--set", "nonsense=1")
     assert process.wait(DEADLINE_S) == 2
     (line,) = island.log("learner").read_text(encoding="utf-8").splitlines()

@@ -34,7 +34,6 @@ class ShippedHub:
     """nats-server with `hub.conf`: only its addresses and its folder are this test's."""
 
     def __init__(self, folder: Path) -> None:
-        """Take two free ports."""
         with EmbeddedBroker(folder / "one") as one, EmbeddedBroker(folder / "two") as two:
             self.port, self.http = one.port, two.port
         text = CONFIGURATION.read_text(encoding="utf-8")
@@ -52,7 +51,6 @@ class ShippedHub:
 
     @property
     def url(self) -> str:
-        """Return its address."""
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -71,7 +69,6 @@ class ShippedHub:
         raise AssertionError(self._log.read_text(encoding="utf-8"))
 
     def stop(self) -> None:
-        """Stop it in good order."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(DEADLINE_S)
@@ -88,7 +85,6 @@ class OwnLoop:
     """A loop and the synchronizer of its run; the loop steps when it is told to."""
 
     def __init__(self, url: str, run: str, folder: Path) -> None:
-        """Found the run and start its synchronizer."""
         self.url, self.run = url, run
         self.island = atoll.join(
             url, run=run, learner="a", params={"w": np.zeros((64, 8), np.float32)}, protocol=PROTOCOL
@@ -118,7 +114,6 @@ class OwnLoop:
 
 
 def verb(log: Any, *words: str) -> subprocess.Popen[bytes]:  # noqa: ANN401  (a file)
-    """Start a verb."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     command = [sys.executable, "-m", "atoll.cli", *words]
     return subprocess.Popen(command, env=environment | {"ATOLL_LOG__FORMAT": "json"}, stdout=log, stderr=log)
@@ -139,7 +134,6 @@ def listed(url: str) -> set[str]:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[ShippedHub]:
-    """A hub that runs."""
     made = ShippedHub(tmp_path)
     made.start()
     yield made

@@ -55,7 +55,6 @@ class LeasingIsland:
     """An island that leases its data and reads it at once."""
 
     def __init__(self, broker: LockedBroker, run: str, name: str) -> None:
-        """Join."""
         self.params = {"w": np.zeros((8, 4), np.float32)}
         protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4)
         identity = broker.keys.path / "identities" / run / f"{name}.toml"

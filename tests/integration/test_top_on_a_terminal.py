@@ -34,7 +34,6 @@ class TopTerminal:
     """`atoll top` on a terminal of 60 columns and 20 lines."""
 
     def __init__(self, *words: str) -> None:
-        """Start it."""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
         self._theirs = theirs
@@ -56,7 +55,6 @@ class TopTerminal:
         self.said = b""
 
     def press(self, keys: bytes) -> None:
-        """Type."""
         os.write(self._ours, keys)
 
     def ended(self) -> int:
@@ -71,7 +69,6 @@ class TopTerminal:
         return termios.tcgetattr(self._theirs) == self.before and HIDDEN in self.said
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -127,7 +124,6 @@ def test_a_run_is_watched_with_keys_and_left(run_dir: Path, corpus: Path) -> Non
 
 
 def test_a_broker_that_nobody_reaches_is_named_and_no_picture_is_drawn() -> None:
-    """The usual error, on a terminal too."""
     with terminal("--run", unique_run(), "--broker", "nats://127.0.0.1:1", "--set", "broker.patience_s=1") as top:
         assert top.ended() == 3
         assert b"nats://127.0.0.1:1" in top.said

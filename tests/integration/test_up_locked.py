@@ -119,7 +119,6 @@ def change(path: Path) -> bool:
 
 
 def test_secrets_stay_in_the_folder_of_keys(run_dir: Path, corpus: Path) -> None:
-    """No command line, no log and no report shows a seed."""
     process = start(run_dir, corpus, "--learners", "1", *UNHURRIED, "--tokens", "0", "--set", "run=quiet")
     wait_for_line(run_dir / "logs" / "shard-0.jsonl", "round.committed", 1)
     seeds = [

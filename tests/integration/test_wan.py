@@ -79,7 +79,6 @@ def test_three_regions_train_over_lossy_links(island: IslandProcess, there: Wan)
 
 
 def test_a_region_that_is_cut_trains_on_and_is_current_soon_after(island: IslandProcess, there: Wan) -> None:
-    """The others' rounds go on meanwhile, and what it trained has its fate."""
     there.cut("b")
     island.wait_for("b", "bus.disconnected")  # by the watchdog, or by the system where something waits to be sent
     steps = len(island.lines("b", "learner.progress"))

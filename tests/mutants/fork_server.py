@@ -94,7 +94,6 @@ class ForkServer:
             self._end_some(running)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the first test that fails."""
         if report.failed and not self._failed:
             self._failed = report.nodeid
 
@@ -171,7 +170,6 @@ class ForkServer:
         return sorted(chosen if entering else range(len(self._took_s)), key=self._took_s.__getitem__)
 
     def _try(self, mutant: Mutant, items: list[pytest.Item], writer: int) -> None:
-        """Play the tests against a mutant in this fork, and end it."""
         os.setsid()
         _hush()
         said = "survived\n"
@@ -295,7 +293,6 @@ def _body(value: object) -> object:
 
 
 def _set_defaults(function: FunctionType, tree: ast.Module, line: int) -> None:
-    """Give a function the defaults that its mutant's parameters have."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -312,7 +309,6 @@ def _set_defaults(function: FunctionType, tree: ast.Module, line: int) -> None:
 
 
 def _functions(files: set[str]) -> dict[tuple[str, int, str], list[FunctionType]]:
-    """Return all functions of these files that live in this process."""
     wanted = {str(Path(file).resolve()) for file in files}
     found: dict[tuple[str, int, str], list[FunctionType]] = {}
     for thing in gc.get_objects():
@@ -335,7 +331,6 @@ def _with_next(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pyte
 
 
 def _hush() -> None:
-    """Let nothing of this fork be seen."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)

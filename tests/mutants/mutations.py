@@ -209,7 +209,6 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _changed(node: ast.AST, **fields: object) -> ast.AST:
-    """Return a copy of a node with other fields."""
     other = copy.copy(node)
     for name, value in fields.items():
         setattr(other, name, value)

@@ -32,7 +32,6 @@ def reason_of(verdict: Verdict, reasons: Iterable[dict[str, str]]) -> str:
 
 
 def package_rows(packages: dict[str, Any]) -> list[str]:
-    """Return the table of scores."""
     rows = ["| package | mutants | tried | killed | score |", "|---|---:|---:|---:|---:|"]
     total: dict[str, int] = {"mutants": 0, "tried": 0, "killed": 0}
     for name, got in packages.items():

@@ -31,7 +31,6 @@ class Results:
     """The verdicts so far, on disk."""
 
     def __init__(self, *, fresh: bool) -> None:
-        """Read what is known."""
         self.known: dict[str, dict[str, Any]] = {}
         if OUT.exists() and not fresh:
             self.known = json.loads(OUT.read_text(encoding="utf-8"))["mutants"]
@@ -39,7 +38,6 @@ class Results:
         self.tried = 0
 
     def note(self, package: str, mutant: Mutant, verdict: MutantVerdict) -> None:
-        """Keep a verdict."""
         self.tried += 1
         self.known[mutant.name] = {
             "package": package,
@@ -60,7 +58,6 @@ class Results:
             self.write({})
 
     def write(self, scores: dict[str, Any]) -> None:
-        """Write everything."""
         OUT.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"packages": scores, "mutants": self.known}, indent=1)
         OUT.write_text(text + "\n", encoding="utf-8")

@@ -25,16 +25,13 @@ class KeptPieces:
     """Pieces in memory, the sender's side of a blob."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """Keep them."""
         self.pieces = pieces
         self.size_bytes_max = sum(map(len, pieces))
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.pieces)
 
     def piece(self, number: int) -> bytes:
-        """Return one."""
         return self.pieces[number]
 
 
@@ -42,7 +39,6 @@ class Arriving:
     """A broker that hands pieces over in an order of its own; `places` says which piece it believes to be which."""
 
     def __init__(self, pieces: Sequence[bytes], order: Sequence[int], places: Sequence[int]) -> None:
-        """Say what is handed over."""
         self._pieces, self._order, self._places = pieces, order, places
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:

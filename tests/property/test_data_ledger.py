@@ -60,7 +60,6 @@ class LeaserLife:
 
     @property
     def progress(self) -> Progress:
-        """Return what it tells the ledger."""
         return {key: (read, windows(key)) for key, read in self.read.items()}
 
 
@@ -78,7 +77,6 @@ class Leasers(RuleBasedStateMachine):
     """Learners that come and go over one ledger."""
 
     def __init__(self) -> None:
-        """Begin with a run of a few blocks."""
         super().__init__()
         self.ledger = DataLedger(blocks=BLOCKS)
         self.lives: dict[str, LeaserLife] = {}
@@ -421,7 +419,6 @@ def test_whatever_can_be_read_has_a_successor(
 
 
 def test_what_a_dead_holder_had_read_to_its_end_does_not_return() -> None:
-    """It is finished, also where its holder did not live to strike it."""
     whole = DataGrant(0, 0, 4, "a", 1, read=8, of=8, counted=1)
     after = bury(DataLedger(blocks=4, next_position=4, grants=(whole,)), [("a", 1)])
 

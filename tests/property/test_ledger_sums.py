@@ -40,7 +40,6 @@ def copied(ledger: Ledger) -> Ledger:
 
 
 def plain(ledger: Ledger) -> dict[str, Account]:
-    """Return its accounts."""
     return copied(ledger).accounts
 
 
@@ -76,7 +75,6 @@ def test_a_settlement_is_the_sum_of_all_accounts_and_names_each_that_is_wrong() 
 
 
 def test_a_run_that_adds_up_is_exact_and_one_token_more_is_not() -> None:
-    """Each of the sums that a learner that left is asked for."""
     right = {"trained": 10, "pushed": 12, "superseded": 5, "refused_local": 3, "merged": 8, "merged_late": 2}
     for field in ("", *right):
         ledger = Ledger()
@@ -127,7 +125,6 @@ def test_a_ledger_in_pages_is_the_same_ledger(page: int) -> None:
 
 
 def test_two_ledgers_are_absorbed_reports_by_maximum_and_fates_by_sum() -> None:
-    """What is learnt alone takes over reports and leaves fates alone."""
     for seed in SEEDS:
         one, other = drawn(seed), drawn(seed + 100, learners=5)
         learnt, absorbed = copied(one), copied(one)
@@ -200,7 +197,6 @@ def test_beyond_a_bound_of_ranges_the_oldest_hole_counts_as_settled() -> None:
 
 
 def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
-    """Fates, offences, measures, settled pushes, and the newest reports of everybody."""
     for seed in SEEDS:
         chance, reports = random.Random(seed), drawn(seed)
         ledger, due = FragmentLedger(), Ledger(run_tokens=0)

@@ -96,7 +96,6 @@ class IslandAtRandom:
     """A learner's machine, and what is on its way from and to it."""
 
     def __init__(self, seed: int) -> None:
-        """Draw a run and the versions that the learner joins at."""
         self.chance = random.Random(seed)
         adoption, ending = (
             self.chance.choice(["overwrite", "blend", "carry"]),
@@ -112,7 +111,6 @@ class IslandAtRandom:
         self.now_s = 0.0
 
     def tell(self, fact: Fact) -> list[Command]:
-        """Hand a fact over and compare."""
         actions = self.island.handle(fact)
         self.model.see(fact, actions)
         self.model.check(self.island)
@@ -122,7 +120,6 @@ class IslandAtRandom:
         return actions
 
     def act(self) -> None:
-        """Let one thing happen."""
         chance, fragment = self.chance, self.chance.randrange(2)
         self.now_s += chance.choice([0.0, 0.05, 0.3, 1.0])
         anchor, kind = self.island.intervals[fragment].anchor, self.chance.randrange(20)
@@ -167,7 +164,6 @@ class IslandAtRandom:
             self.tell(FragmentFetched(at_s=self.now_s, fragment=asked.fragment, version=version))
 
     def end(self) -> None:
-        """Drain, settle everything, and leave."""
         self.tell(DrainOrdered(at_s=self.now_s))
         while self.pushes:
             fragment, push = self.pushes.pop(0)
@@ -191,7 +187,6 @@ def test_a_learner_answers_as_its_model_whatever_it_hears(seeds: range) -> None:
 
 
 def test_a_learner_refuses_facts_that_cannot_be() -> None:
-    """Going back, a step after the last one, and what is told to shards."""
     island = Island(agreed(), {0: 3, 1: 3})
     island.handle(StepDone(at_s=0.0, tokens=1))
     with pytest.raises(ProtocolMisuse, match="went back"):
@@ -207,7 +202,6 @@ class ShardAtRandom:
     """A shard's machine, and contributions from learners of unequal speed, most of them reasonable."""
 
     def __init__(self, seed: int) -> None:
-        """Draw a run and the versions that its owner finds."""
         self.chance = chance = random.Random(seed)
         self.settings = agreed(
             fragments=4,
@@ -236,7 +230,6 @@ class ShardAtRandom:
         self.arrived: list[ContributionArrived] = []
 
     def tell(self, fact: Fact) -> list[Command]:
-        """Hand a fact over and compare."""
         actions = self.shard.handle(fact)
         self.watch.see(actions)
         self.rounds.see(fact, actions)
@@ -253,7 +246,6 @@ class ShardAtRandom:
         return actions
 
     def act(self) -> None:
-        """Let one thing happen."""
         chance, kind = self.chance, self.chance.randrange(20)
         name = chance.choice(NAMES)
         if kind < 4:
@@ -369,7 +361,6 @@ def test_a_shard_decides_as_its_models_whatever_it_is_offered(seeds: range) -> N
 
 
 def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_predecessor_was_told() -> None:
-    """Silence counts from its own beginning, whatever its clock says."""
     told = Ledger(run_tokens=400)
     told.reported("a", 1, 500, 0, 0, 0)
     shard = Shard(agreed(tokens_target=400), 0, {0: 0, 1: 0}, ledger=told)
@@ -380,7 +371,6 @@ def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_pred
 
 
 def test_a_shard_refuses_facts_that_cannot_be() -> None:
-    """What is told to learners, and what it did not ask for."""
     shard = Shard(agreed(), 0, {0: 0, 1: 0})
     with pytest.raises(ProtocolMisuse, match="does not know"):
         shard.handle(StepDone(at_s=0.0, tokens=1))
@@ -394,7 +384,6 @@ class CandidateModel:
     """One candidate for a lease, from what it has seen and when."""
 
     def __init__(self, lease_s: float) -> None:
-        """Wait."""
         self.lease_s, self.seen, self.looks_s = lease_s, -1, list[float]()
         self.epoch, self.standing, self.renewed_s, self.never = 0, "waiting", 0.0, True
 
@@ -427,7 +416,6 @@ class CandidateModel:
         self.looks_s = []
 
     def written(self, at_s: float) -> None:
-        """Own it from now on."""
         self.standing, self.renewed_s = "owning", at_s
 
 
@@ -469,7 +457,6 @@ def test_a_candidate_takes_and_renews_a_lease_as_its_model(seeds: range) -> None
 
 
 def test_a_candidate_refuses_what_it_did_not_ask_for() -> None:
-    """A lease that it has not tried to take, and facts of other machines."""
     tenure = Tenure(3.0)
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         tenure.handle(LeaseWritten(at_s=0.0, revision=1))

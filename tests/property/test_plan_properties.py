@@ -142,7 +142,6 @@ def test_the_required_bandwidth_is_what_is_required(asked: Question) -> None:
 @few
 @given(questions())
 def test_bytes_of_all_rounds_together_do_not_depend_on_the_number_of_fragments(asked: Question) -> None:
-    """But for headers, manifests and heads."""
     halves = msgspec.structs.replace(asked.protocol, fragments=2 * asked.protocol.fragments)
     whole, split = (traffic(each).up * each.protocol.fragments for each in (asked, replace(asked, protocol=halves)))
 

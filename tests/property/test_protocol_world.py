@@ -36,7 +36,6 @@ class ProtocolFaults(RuleBasedStateMachine):
         ending=st.sampled_from([("apart", 0), ("together", 0), ("together", 60)]),
     )
     def begin(self, quorum: int, adoption: str, age_max: int, grace_gamma: float, ending: tuple[str, int]) -> None:
-        """Choose the run's settings."""
         chosen: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
         chosen |= {"quorum": quorum, "adoption": adoption, "age_max": age_max, "grace_gamma": grace_gamma}
         chosen |= {"ending": ending[0], "tokens_target": ending[1]}
@@ -51,7 +50,6 @@ class ProtocolFaults(RuleBasedStateMachine):
     @precondition(lambda self: self.world.lives)
     @rule(index=INDEX)
     def die(self, index: int) -> None:
-        """A learner is killed."""
         if index == 0:
             self.world.die(min(self.world.lives))
 
@@ -67,7 +65,6 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(for_s=st.sampled_from([0.1, 0.5, 1.0, 4.0, 60.0]))
     def wait(self, for_s: float) -> None:
-        """Time passes, sometimes in a jump."""
         self.world.tick(for_s)
 
     @rule(index=INDEX, again=st.booleans())
@@ -77,7 +74,6 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(index=INDEX, spoil=st.sampled_from(["", "", "", "not_finite"]))
     def read(self, index: int, spoil: str) -> None:
-        """The aggregator finishes with something."""
         self.world.read(index, spoil)
 
     @rule(index=INDEX, lose=st.booleans())
@@ -108,13 +104,11 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def commit(self, index: int) -> None:
-        """A commit becomes durable."""
         self.world.commit(index)
 
     @precondition(lambda self: self.world.lives)
     @rule(index=INDEX)
     def drain(self, index: int) -> None:
-        """A learner leaves in good order."""
         if index < 2:
             self.world.drain(min(self.world.lives))
 

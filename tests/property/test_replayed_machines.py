@@ -88,7 +88,6 @@ def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: li
 
 
 def test_a_dump_of_a_tenure_and_of_a_balance_replays() -> None:
-    """The two machines of a synchronizer process beside its shards."""
     tenure = FactRecorder("tenure-0", Tenure(3.0), 2)
     seen = [tenure.handle(LeaseSeen(at_s=float(n), revision=7, epoch=4)) for n in range(6)]
     seen.append(tenure.handle(LeaseWritten(at_s=6.0, revision=8)))
@@ -160,7 +159,6 @@ def test_a_machine_that_breaks_by_a_bug_of_any_kind_is_told_to_its_last_line() -
 
 
 def test_a_dump_whose_last_facts_are_missing_says_how_many() -> None:
-    """The bound on its size cuts off the end, which matters most."""
     recorder = FactRecorder("shard-0", Shard(SETTINGS, 0, dict.fromkeys(range(3), 0)))
     for second in range(5):
         recorder.handle(TimerFired(at_s=float(second), name="due/0"))

@@ -39,11 +39,9 @@ class Plain:
     """
 
     def init(self, params: Vector) -> State:
-        """Return no momentum yet."""
         return {MOMENTUM: np.zeros(params.size, np.float32), LATEST: params}
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
-        """Take one step."""
         momentum = (MOMENTUM_SHARE * state[MOMENTUM] + pseudo_gradient).astype(np.float32)
         moved: Vector = (params - LR * (pseudo_gradient + MOMENTUM_SHARE * momentum)).astype(np.float32)
         return moved, {MOMENTUM: momentum, LATEST: moved}

@@ -21,7 +21,6 @@ class MemoryArchive:
     """Objects by path."""
 
     def __init__(self, loop: ProcessLoop, dice: random.Random) -> None:
-        """Begin empty."""
         self.where = "memory"
         self.away = False
         self._loop = loop
@@ -42,19 +41,16 @@ class MemoryArchive:
             raise ArchiveUnavailable("the archive is away")
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an object."""
         self._here()
         self._objects[path] = (bytes(data), self.time())
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
-        """Return an object."""
         self._here()
         if path not in self._objects or len(self._objects[path][0]) > size_bytes_max:
             raise CheckpointError("no such object", got=path)
         return self._objects[path][0]
 
     def names(self, prefix: str) -> list[Name]:
-        """Return what lies under a prefix."""
         self._here()
         return [
             Name(path, len(data), at_s)
@@ -63,7 +59,6 @@ class MemoryArchive:
         ]
 
     def remove(self, paths: list[str]) -> None:
-        """Remove objects."""
         self._here()
         for path in paths:
             self._objects.pop(path, None)

@@ -49,14 +49,12 @@ class Beliefs:
     """Watches the shards of one world."""
 
     def __init__(self, world: World) -> None:
-        """Know no round yet."""
         self.world = world
         self._began_s: dict[tuple[int, str, int], float] = {}
         self._samples: list[tuple[MovingAverage, float]] = []
 
     @contextlib.contextmanager
     def sampled(self) -> Iterator[None]:
-        """See what enters an average."""
         add, note = MovingAverage.add, self._sample
 
         def noted(self: MovingAverage, sample: float) -> float:
@@ -132,7 +130,6 @@ class Beliefs:
         return self._reachable_s(None, learner.joined_s) > HEARD_S and not session.driver.machine.draining
 
     def _check_pace(self, step_s: float | None) -> None:
-        """The pace of an honest fleet is one of its learners'."""
         world = self.world
         if step_s is None or any(world.tally[kind] for kind in UNHEARD):
             return

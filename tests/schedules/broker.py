@@ -32,7 +32,6 @@ class NoLeader(NoAnswer):
     """The stream of this request has no leader: its nodes elect one."""
 
     def __init__(self, stream: WatchedStream) -> None:
-        """Keep the stream."""
         super().__init__(stream.plan.name)
         self.stream = stream
 
@@ -58,11 +57,9 @@ class TrueClock:
         self._loop = loop
 
     def monotonic(self) -> float:
-        """Return the true time."""
         return self._loop.now_s
 
     def wall(self) -> float:
-        """Return the true time."""
         return self._loop.now_s
 
 
@@ -74,7 +71,6 @@ class WatchedStream(MemoryStream):
     """While the stream has no leader: what the former one had told a follower of, and which the next one will commit."""
 
     def store(self, subject: str, *known: Any, **more: Any) -> int:  # noqa: ANN401  (as `MemoryStream.store`)
-        """Store, with a leader."""
         self._led()
         return super().store(subject, *known, **more)
 
@@ -84,7 +80,6 @@ class WatchedStream(MemoryStream):
         return super().last(subject)
 
     def select(self, subject_filter: str, after: int = 0) -> list[StoredMessage]:
-        """Return what matches, with a leader."""
         self._led()
         return super().select(subject_filter, after)
 
@@ -101,7 +96,6 @@ class WatchedStream(MemoryStream):
         self.broker.witness.stored(kept)
 
     def purge(self, subject_filter: str, keep: int = 0) -> int:
-        """Show what goes, then remove it."""
         self._led()
         for kept in self.purged(subject_filter, keep):
             self.broker.witness.purged(kept)
@@ -127,7 +121,6 @@ class ScheduleBroker(MemoryBroker):
     """What all buses of a schedule share."""
 
     def __init__(self, loop: ProcessLoop, witness: Witness, tally: Counter[str], stream_bytes_max: int = GIB) -> None:
-        """Begin empty and up."""
         super().__init__(stream_bytes_max=stream_bytes_max, clock=TrueClock(loop))
         self.loop = loop
         self.witness = witness
@@ -210,7 +203,6 @@ class ScheduleBroker(MemoryBroker):
             self.give_back(stream, place, sequence)
 
     def give_back(self, stream: WatchedStream, place: QueuePlace, sequence: int) -> None:
-        """Deliver a message again."""
         kept = stream.kept.get(sequence)
         place.out.discard(sequence)
         if kept is not None:
@@ -278,7 +270,6 @@ class ScheduleBroker(MemoryBroker):
                 place.out.clear()
 
     def lose_all(self, run: str) -> None:
-        """Lose the whole store."""
         for stream in self.streams.values():
             for place in stream.places.values():
                 place.gone = True

@@ -203,7 +203,6 @@ def figures_of(done: Campaign) -> list[Figure]:
 
 
 def progress(total: int, rate: float, tally: Counter[str]) -> str:
-    """Return one line of progress."""
     return (
         f"{total} schedules, {rate:.1f} per s; "
         f"{tally['callbacks']} callbacks, {tally['commits']} commits, {tally['tenures']} tenures"

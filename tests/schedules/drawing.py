@@ -69,7 +69,6 @@ def settings_of(dice: random.Random, *, hostile: bool = False) -> ProtocolSettin
 
 
 def plan_of(dice: random.Random) -> Plan:
-    """Draw the rest."""
     return Plan(
         storm_s=dice.choice(STORMS_S),
         chunk_bytes=dice.choice((WHOLE, 1024, 1024)),

@@ -96,7 +96,6 @@ class Happening:
     who: float
 
     def told(self) -> str:
-        """Return it in a line."""
         return f"{self.number:>3} at {self.at_s:6.2f} s: {self.kind} for {self.for_s:.2f} s, {self.strong:g}, {self.who:.2f}"
 
 

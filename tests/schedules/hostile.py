@@ -38,7 +38,6 @@ class HostilePeers:
     """The hostile peers of one world."""
 
     def __init__(self, world: World) -> None:
-        """Send nothing yet."""
         self.world = world
         self._dice = random.Random(f"{world.seed}/hostile")
         self._numbers = itertools.count(1)
@@ -74,7 +73,6 @@ class HostilePeers:
         return sent
 
     def _lie(self, run: RunRecord) -> HostileMessage:
-        """Return a message of a member that lies."""
         dice, s = self._dice, run.subjects
         if not self._stream(s.member(LIAR)).subjects(s.member(LIAR)):
             member = Member(learner=LIAR, incarnation=1, nonce="z", host="z", pid=1, claimed_at_s=0.0)
@@ -139,6 +137,5 @@ class HostilePeers:
 
 
 def _nth(messages: Iterator[HostileMessage], number: int) -> HostileMessage:
-    """Return one of the first messages."""
     *_, last = itertools.islice(messages, number + 1)
     return last

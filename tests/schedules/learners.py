@@ -49,12 +49,10 @@ class Corpus:
     """Blocks of tokens that say where they are from: (epoch, place, offset) as one number."""
 
     def __init__(self, blocks: int) -> None:
-        """Have so many blocks in every epoch."""
         self.blocks = blocks
         self.block_tokens = BLOCK_TOKENS
 
     def check_trainable(self, sequence: int) -> None:
-        """Accept any sequence of ours."""
         assert sequence <= self.block_tokens
 
     def blocks_at(self, seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -63,7 +61,6 @@ class Corpus:
         return epoch * self.blocks + positions
 
     def window(self, block: int, at: int, tokens: int) -> npt.NDArray[np.int32]:
-        """Return tokens of a block."""
         return np.arange(at, at + tokens, dtype=np.int32) + block * BLOCK_TOKENS
 
 
@@ -126,7 +123,6 @@ class Learner:
     # --- what is checked ----------------------------------------------------------------------------------------------
 
     def _watch(self, session: Session) -> None:
-        """Look at every frame on its way to the training loop."""
         driver = session.driver
         take_ready = driver.take_ready
 
@@ -152,7 +148,6 @@ class Learner:
             )
 
     def _check_adopted(self, boundary: StepHook, taken: list[AdoptableFragment]) -> None:
-        """After an overwrite the learner's values are those of the version."""
         if self.world.settings.adoption != "overwrite":
             return
         layout = self.world.layout

@@ -114,7 +114,6 @@ class ScheduleFeed(BufferedSubscription):
     """A subscription of a process."""
 
     def __init__(self, bus: ScheduleBus, len_max: int) -> None:
-        """Hear what the network lets through."""
         super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
         self._bus = bus
 
@@ -128,7 +127,6 @@ class ScheduleDelivery:
     """A queued message in a reader's hands."""
 
     def __init__(self, consumer: ScheduleConsumer, kept: StoredMessage, *, redelivered: bool) -> None:
-        """Wrap what the broker handed out."""
         self.subject, self.data, self.sequence, self.redelivered = kept.subject, kept.data, kept.sequence, redelivered
         self._consumer = consumer
 
@@ -152,12 +150,10 @@ class ScheduleDelivery:
         consumer.bus.say(consumer.settle, self.sequence)
 
     async def hold(self) -> None:
-        """Ask for more time."""
         consumer = self._consumer
         consumer.bus.say(consumer.bus.broker.hold, consumer.stream, consumer.place, self.sequence)
 
     async def release(self) -> None:
-        """Give it back."""
         consumer = self._consumer
         consumer.unsettled.pop(self.sequence, None)
         consumer.bus.say(consumer.bus.broker.give_back, consumer.stream, consumer.place, self.sequence)
@@ -219,7 +215,6 @@ class ScheduleConsumer:
         self._news.set()
 
     async def arrived(self, most: int) -> list[ScheduleDelivery]:
-        """Return messages that are here already."""
         found: list[ScheduleDelivery] = []
         while self._arrived and len(found) < most:
             kept, before = self._arrived.popleft()
@@ -436,15 +431,12 @@ class ScheduleBus(MemoryBus):
         download.verify()
 
     async def fit(self, places: Places) -> int:
-        """Narrow the run's streams."""
         return await self.request(lambda: self._broker.fit(self._run, places))
 
     async def count_stored(self, subject_filter: str, *, more_than: int) -> StoredCounts:
-        """Count what a stream keeps."""
         return await self.request(lambda: self._on(subject_filter).count_stored(subject_filter, more_than))
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Delete what matches."""
         return await self.request(lambda: self._on(subject_filter).purge(subject_filter, keep))
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -479,8 +471,6 @@ class ScheduleBus(MemoryBus):
         return revision
 
     async def get_record(self, subject: str) -> Record | None:
-        """Return a record."""
-
         def effect() -> Record | None:
             kept = self._on(subject).last(subject)
             return None if kept is None else Record(subject, kept.data, kept.sequence)
@@ -488,8 +478,6 @@ class ScheduleBus(MemoryBus):
         return await self.request(effect)
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Return all records that match."""
-
         def effect() -> list[Record]:
             stream = self._on(subject_filter)
             found = [kept for subject in stream.subjects(subject_filter) if (kept := stream.last(subject)) is not None]
@@ -507,7 +495,6 @@ class ScheduleBus(MemoryBus):
         self._count_up(data)
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> ScheduleConsumer:  # type: ignore[override]
-        """Read a work queue."""
         name, removed = token(durable, "durable name"), False
 
         def effect() -> tuple[WatchedStream, QueuePlace]:
@@ -524,8 +511,6 @@ class ScheduleBus(MemoryBus):
         return consumer
 
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Return stored messages in order."""
-
         def effect() -> list[StoredEvent]:
             found = self._on(subject_filter).select(subject_filter, after)[:limit]
             return [StoredEvent(kept.sequence, kept.subject, kept.data) for kept in found]
@@ -585,7 +570,6 @@ class ScheduleBus(MemoryBus):
         self._count_drop()
 
     async def hush(self, feed: BufferedSubscription) -> None:
-        """Stop filling a feed."""
         self.broker.feeds.pop(feed, None)
 
     async def close(self) -> None:

@@ -35,7 +35,6 @@ class Process(ProcessTasks):
     """One process: alive or dead, frozen or not, with a monotonic and a wall clock of its own."""
 
     def __init__(self, name: str, loop: ProcessLoop, ahead_s: float = 0.0, rate: float = 1.0) -> None:
-        """Be alive, with no task."""
         super().__init__()
         self.name = name
         self.loop = loop
@@ -50,7 +49,6 @@ class Process(ProcessTasks):
 
     @property
     def alive(self) -> bool:
-        """Return whether its tasks still run."""
         return not self.dead
 
     def reading(self, now_s: float) -> float:
@@ -58,23 +56,18 @@ class Process(ProcessTasks):
         return now_s * self.rate + self._ahead_s
 
     def monotonic(self) -> float:
-        """Return what its monotonic clock shows."""
         return self.reading(self.loop.now_s)
 
     def wall(self) -> float:
-        """Return what its wall clock shows."""
         return WALL_S + self.loop.now_s * self.rate + self._wall_ahead_s
 
     def jump(self, by_s: float) -> None:
-        """Move the monotonic clock ahead."""
         self._ahead_s += by_s
 
     def step_wall(self, by_s: float) -> None:
-        """Set the wall clock, either way."""
         self._wall_ahead_s += by_s
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Take a task in."""
         self.tasks[task] = None
         task.add_done_callback(self._forget, context=OUTSIDE)
 
@@ -82,12 +75,10 @@ class Process(ProcessTasks):
         self.tasks.pop(task, None)
 
     def kill(self) -> None:
-        """Die here and now."""
         self.dead, self.frozen = True, False
         self.backlog.clear()
 
     def freeze(self) -> None:
-        """Stop, as under SIGSTOP."""
         self.frozen = self.alive
 
     def thaw(self) -> None:
@@ -113,7 +104,6 @@ class ProcessLoop(VirtualLoop):
     """A virtual loop with processes. `dice` decides how long work in threads takes."""
 
     def __init__(self, dice: random.Random) -> None:
-        """Begin at time zero."""
         super().__init__()
         self._dice = dice
         self.callbacks = 0
@@ -121,7 +111,6 @@ class ProcessLoop(VirtualLoop):
 
     @property
     def now_s(self) -> float:
-        """Return the true time."""
         return self._now_s
 
     def time(self) -> float:
@@ -152,7 +141,6 @@ class ProcessLoop(VirtualLoop):
         return self._arm(self._now_s + delay_s, callback, args, OUTSIDE)
 
     def go_on(self, handles: list[asyncio.Handle]) -> None:
-        """Run callbacks that had waited."""
         self._ready.extend(handles)
 
     def _arm(
@@ -221,7 +209,6 @@ class ProcessLoop(VirtualLoop):
 
 
 def _settle(done: asyncio.Future[Any], worked: asyncio.Future[Any]) -> None:
-    """Pass on what a thread has made."""
     error = worked.exception()
     if done.done():
         return

@@ -58,7 +58,6 @@ class Safety:
     """Watches one run at its broker. After `rebuilt` it begins anew with what the archive held."""
 
     def __init__(self, run: str, tally: Counter[str]) -> None:
-        """Know nothing yet."""
         self.subjects = Subjects(run)
         self.tally = tally
         self.broker: ScheduleBroker
@@ -104,7 +103,6 @@ class Safety:
             self._see_data(decode(DataLedger, kept.data))
 
     def purged(self, kept: StoredMessage) -> None:
-        """Check a message that somebody removes."""
         stem = kept.subject.rpartition(".")[0]
         require(stem not in self.named, "what a head names is never deleted", (kept.subject, self.named[stem]))
         kind = stem[self._tail :].split(".")
@@ -485,7 +483,6 @@ class SetBack:
     """The witness of a store that was restored from an older copy, under processes that have `had` later versions of it."""
 
     def __init__(self, subjects: Subjects, had: dict[int, int]) -> None:
-        """Know which version of each fragment was visible before."""
         self._subjects = subjects
         self._had = had
 

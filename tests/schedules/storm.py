@@ -38,7 +38,6 @@ class FaultStorm:
     """The faults of one world, from `begin` to `heal`."""
 
     def __init__(self, world: World, happenings: list[Happening]) -> None:
-        """Plan nothing yet."""
         self.world = world
         self.happenings = happenings
         self.drift = DRIFT if any(each.kind.startswith("clock") for each in happenings) else 0.0
@@ -73,13 +72,11 @@ class FaultStorm:
         }
 
     def begin(self) -> None:
-        """Let happen what was drawn."""
         self._raging = True
         for happening in self.happenings:
             self.world.loop.at(happening.at_s, self._happen, happening)
 
     def heal(self) -> None:
-        """End every fault."""
         self._raging = False
         world = self.world
         world.network.link_faults = LinkFaults()
@@ -148,7 +145,6 @@ class FaultStorm:
         self._cut(happening, process, (UP, DOWN))
 
     def _cut_learner(self, happening: Happening) -> None:
-        """A learner alone loses its link to the broker."""
         learner = self._learner(happening)
         self._cut(happening, None if learner is None else learner.process, (UP, DOWN))
 
@@ -223,7 +219,6 @@ class FaultStorm:
             self.world.network.elect(stream, self.world.broker)
 
     def _damage(self, happening: Happening) -> None:
-        """A bit of a contribution flips on the broker's disk."""
         stream = next(s for name, s in self.world.broker.streams.items() if name.endswith("_UPC"))
         chunks = sorted(stream.kept)
         if chunks:
@@ -233,7 +228,6 @@ class FaultStorm:
             stream.kept[kept.sequence] = replace(kept, data=bytes(data))
 
     def _send_hostile(self, happening: Happening) -> None:
-        """A peer begins to send what no correct peer sends."""
         self.world.hostile.begin(happening.kind, max(0.2, happening.strong))
 
     def _archive_away(self, happening: Happening) -> None:

@@ -75,6 +75,5 @@ def tuned(chunk_bytes: int, nonce: Callable[[int], str], store: Any) -> Iterator
 
 
 def _production() -> list[Any]:
-    """Return the modules of production that are loaded."""
     rooms = ("atoll.", "atoll_synchronizer.", "atoll_learner.")
     return [module for name, module in list(sys.modules.items()) if name.startswith(rooms)]

@@ -105,7 +105,6 @@ class HostProcess:
     """One synchronizer process."""
 
     def __init__(self, process: Process, bus: ScheduleBus, identity: Identity) -> None:
-        """Not begun yet."""
         self.process = process
         self.bus = bus
         self.identity = identity
@@ -125,7 +124,6 @@ class World:
     def __init__(
         self, seed: int, settings: ProtocolSettings, plan: Plan, happenings: list[Happening], log: list[str] | None
     ) -> None:
-        """Found nothing yet."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)
         self.run = RUN
@@ -191,7 +189,6 @@ class World:
     # --- what processes ask -------------------------------------------------------------------------------------------
 
     def params(self, dice: random.Random) -> dict[str, Any]:
-        """Return somebody's first parameters."""
         rows, numbers = self.plan.rows, np.random.default_rng(dice.getrandbits(32))
         shapes = {"e": (rows // 3, 4), "w": (rows, 9), "x": (5,), "y": ()}
         return {name: numbers.integers(-9, 10, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -220,14 +217,12 @@ class World:
         self.check(len(marks) == 1 and min(marks) > 0.0, "what is lent is the state of one step", sorted(marks)[:4])
 
     def joined(self, learner: Learner) -> None:
-        """Remember a life, for the settlement."""
         learner.joined = True
         learner.joined_s = self.loop.now_s
         self.tally["lives"] += 1
         self.lives.append(learner)
 
     def left(self, learner: Learner) -> None:
-        """Note a learner that said goodbye."""
         self.tally["farewells"] += 1
         self.note(learner.process.name, "has left")
 
@@ -255,7 +250,6 @@ class World:
         return host
 
     def start_region(self) -> None:
-        """Start the synchronizer of the region."""
         process, bus, _ = self._process("region")
         self.region = process
         self._spawn(process, bus, self._fold(process, bus), lambda _: None)
@@ -506,7 +500,6 @@ class World:
         self.loop.after(2.0 * RESTART_S, self._keep_learners)
 
     def _keep_hosts(self) -> None:
-        """Start a synchronizer process again some time after one has ended."""
         if self.behind:
             return
         there = [host for host in self.hosts if host.process.alive]
@@ -518,7 +511,6 @@ class World:
         self.loop.after(RESTART_S * (0.25 + self.dice.random()), self._keep_hosts)
 
     def _keep_region(self) -> None:
-        """Start the region's synchronizer again some time after it has ended."""
         if not self.draining and (self.region is None or not self.region.alive):
             self.start_region()
         self.loop.after(RESTART_S * (0.25 + self.dice.random()), self._keep_region)
@@ -560,7 +552,6 @@ class World:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Compare the ledgers of both sides, and with what the world knows."""
         whole, told = Ledger(), Ledger()
         ledgers = self.safety.durable.fragment_ledger
         close_together(ledgers, self.settings.fragments)
@@ -619,7 +610,6 @@ class World:
             require(account.trained <= island.tokens, "nothing is counted that was not trained", (name, account))
 
     def _check_data(self) -> None:
-        """What counts as read was read, and who left holds nothing."""
         ledger = self.safety.data
         if ledger is None:
             return
@@ -657,7 +647,6 @@ class World:
             require(not stems, "nothing is left that no head names", sorted(stems)[:4])
 
     def bury(self) -> None:
-        """Let go of everything."""
         for process in self.processes:
             process.kill()
             process.bury()

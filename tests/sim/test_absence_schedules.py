@@ -102,7 +102,6 @@ def test_a_run_whose_quorum_never_comes_is_not_told_to_train() -> None:
 @pytest.mark.second_tier
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_mistake_about_absences_is_caught(name: str) -> None:
-    """By the promise that it breaks."""
     first, promise = PLANTED[name]
     mutant = MUTANTS[name]
     with planted(name):

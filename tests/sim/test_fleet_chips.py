@@ -170,7 +170,6 @@ def test_slices_are_taken_in_together_and_not_too_often() -> None:
 
 
 def test_a_learner_that_lost_every_slice_is_down_until_some_return() -> None:
-    """It neither steps nor counts as up, and comes back to life."""
     fleet = FleetParameters(mtbi_days=0.05, return_s=3000.0, slice_chips=64)
     lived = simulate(Job(fleet, "2", 256, 2.0, 0))
 
@@ -199,7 +198,6 @@ def test_the_whole_mechanism_follows_its_closed_form(chips: int) -> None:
 
 
 def test_uptime_is_one_less_the_chance_that_all_stall() -> None:
-    """Learners stall independently of each other."""
     lived = simulate(Job(FleetParameters(), "2", 2_400_000, 4.0, 0))
 
     assert lived.uptime == pytest.approx(1.0 - lived.stalled**2, abs=0.006)
@@ -234,13 +232,11 @@ def test_cost_goes_with_failures_and_not_with_chips() -> None:
 
 @pytest.mark.parametrize(("slices", "mean"), [(1, 0.0), (2, 0.5642), (10, 1.5388), (100, 2.5076)])
 def test_the_slowest_of_many_has_the_known_mean(slices: int, mean: float) -> None:
-    """Order statistics of the normal distribution, from tables."""
     assert slowest_mean(slices) == pytest.approx(mean, abs=0.004)
 
 
 @given(u=st.floats(1e-9, 1.0 - 1e-9), slices=st.integers(1, 10**9))
 def test_more_slices_are_slower(u: float, slices: int) -> None:
-    """Finite and monotone, up to a thousand million slices."""
     one, more = slowest(slices, u), slowest(10 * slices, u)
 
     assert math.isfinite(more)
@@ -261,7 +257,6 @@ def test_return_times_have_the_mean_that_was_asked_for(shape: float, exponent: f
 
 
 def test_purposes_have_streams_of_their_own() -> None:
-    """The same name is the same stream, another name another."""
     assert stream(1, "a").random() == stream(1, "a").random() != stream(1, "b").random()
     assert stream(2, "a").random() != stream(1, "a").random()
     assert speeds(1, 0.5, stream(0, "x")) == [1.0]
@@ -272,7 +267,6 @@ def test_purposes_have_streams_of_their_own() -> None:
 
 
 def test_a_table_is_the_same_for_any_number_of_workers() -> None:
-    """And in the order of its rows and columns."""
     arguments = (FleetParameters(), (RIGID, "4"), (150_000, 600_000))
     alone = cells.table(*arguments, seeds=range(3), days=0.2, workers=1)
     together = cells.table(*arguments, seeds=range(3), days=0.2, workers=3)
@@ -298,7 +292,6 @@ def test_a_learner_of_fewer_slices_is_less_slowed_by_its_slowest() -> None:
 
 
 def test_an_interval_is_students() -> None:
-    """Half-width t s / sqrt(n)."""
     found = cells.spread([1.0, 2.0, 3.0])
 
     assert found.mean == 2.0
@@ -310,7 +303,6 @@ def test_an_interval_is_students() -> None:
 
 @pytest.mark.parametrize(("freedom", "t"), [(11, 2.2010), (12, 2.1788), (15, 2.1314), (20, 2.0860), (60, 2.0003)])
 def test_an_interval_beyond_the_table_is_students_too(freedom: int, t: float) -> None:
-    """Within a thousandth of the quantiles in tables."""
     values = [float(i) for i in range(freedom + 1)]
     half = cells.spread(values).half
 

@@ -173,7 +173,6 @@ def test_a_worker_that_is_killed_is_told_of() -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    """A dash, not a width of nothing."""
     done = atoll("sim", "goodput", "--rows", "2", "--chips", "10k", "--seeds", "1", "--days", "0.1")
 
     assert done.stdout.count("± -") == 2

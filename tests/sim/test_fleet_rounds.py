@@ -239,7 +239,6 @@ def test_help_that_comes_and_goes_saves_what_it_could() -> None:
 
 
 def test_help_comes_in_waves() -> None:
-    """Each wave brings helpers of its own."""
     quick = Exchange(fragments=6, interval_steps=6, parameters=1e8)
     (row,) = scavenge(CALM, quick, Budget(learners=2, steps=300, waves=3), (1.0,), 0)
 

@@ -115,7 +115,6 @@ def test_no_honest_token_is_refused_at_defaults(scene: str) -> None:
 
 
 def tiny(vector: Vector) -> Vector:
-    """Send next to nothing."""
     return np.float32(1e-6) * vector
 
 

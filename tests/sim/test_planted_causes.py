@@ -74,7 +74,6 @@ def test_a_slow_link_is_named(simulate: Simulate) -> None:
 
 
 def test_a_learner_of_which_nothing_arrives_is_named(simulate: Simulate) -> None:
-    """Its line up carries hardly its heartbeats."""
     dead = """[sim.links.learner-3]\nlatency_s = 0.001\nup_mbit_s = 0.04\n"""
     out = simulate(config=dead, protocol__tokens_target=TOKENS, **WIDE).out
 
@@ -83,7 +82,6 @@ def test_a_learner_of_which_nothing_arrives_is_named(simulate: Simulate) -> None
 
 
 def test_a_slow_learner_is_named(simulate: Simulate) -> None:
-    """It steps at a quarter of the others' speed, over a link like theirs."""
     out = planted(simulate, BY_KIND["slow learner"])
 
     assert found(out) == {("slow learner", "learner-2")}
@@ -95,7 +93,6 @@ def test_a_slow_learner_is_named(simulate: Simulate) -> None:
 
 
 def test_a_quarantined_learner_is_named_with_its_offences(simulate: Simulate) -> None:
-    """It sends ten times what it should, and is isolated for its outliers."""
     out = planted(simulate, BY_KIND["quarantine"])
 
     assert ("quarantine", "learner-4") in found(out)

@@ -90,7 +90,6 @@ def test_an_heir_that_does_not_know_how_old_lives_are_is_caught() -> None:
 
 @pytest.mark.second_tier
 def test_a_schedule_is_decided_by_its_seed_alone() -> None:
-    """Another process with another hash seed writes the identical log."""
     ours = play(11, log=True)
     program = "import sys; from schedules.schedule import play; sys.stdout.write('\\n'.join(play(11, log=True).log))"
     root = Path(__file__).parents[1]
@@ -116,7 +115,6 @@ def test_a_mutant_is_caught(name: str) -> None:
 
 
 def test_a_mutant_is_gone_after_its_block() -> None:
-    """Production is as it was."""
     target, attribute, _ = MUTANTS["no fence"].patches[0]
     before = getattr(target, attribute)
     with planted("no fence"):
@@ -148,7 +146,6 @@ def test_a_failure_is_told_with_what_it_needs_and_how_to_see_it_again() -> None:
 
 
 def test_what_a_failure_needs_is_found() -> None:
-    """Two of twelve happenings break it, and only together."""
     happenings = [Happening(number, "ab"[number % 2], 0.0, 1.0, 0.0, 0.0) for number in range(12)]
 
     assert minimised(happenings, lambda only: {3, 8} <= only) == {3, 8}
@@ -178,7 +175,6 @@ def test_streams_lose_their_leaders_and_nothing_breaks() -> None:
 
 
 def test_happenings_are_drawn_from_the_seed_and_vary() -> None:
-    """Most kinds are absent from most schedules, and none from all."""
     lists = [draw(seed).happenings for seed in range(200)]
 
     assert {each.kind for one in lists for each in one} == set(KINDS)
@@ -188,7 +184,6 @@ def test_happenings_are_drawn_from_the_seed_and_vary() -> None:
 
 
 def test_a_process_that_crashes_does_not_tidy_up_and_one_that_freezes_goes_on() -> None:
-    """At the very callback that was drawn."""
     made: Any = ProcessLoop
     loop, said = made(random.Random(0)), list[str]()
     frozen, doomed = Process("frozen", loop), Process("doomed", loop, rate=2.0)
@@ -284,7 +279,6 @@ def test_a_happening_that_a_seed_lacks_is_named(capsys: pytest.CaptureFixture[st
     "wrong", [["--minutes", "0"], ["--schedules", "0"], ["--seed", "x"], ["--seed", "-1"], ["--nonsense"]]
 )
 def test_wrong_arguments_leave_with_2(wrong: list[str]) -> None:
-    """As everywhere in the house."""
     with pytest.raises(SystemExit) as left:
         campaign.main(wrong)
 

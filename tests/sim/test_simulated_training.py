@@ -262,7 +262,6 @@ def test_a_run_that_cannot_end_well_fails_and_says_what_it_knows(
 
 @pytest.mark.second_tier
 def test_a_run_in_which_nobody_ever_trains_fails(simulate: Simulate) -> None:
-    """There is nothing to report, and that is an error."""
     with pytest.raises(AtollError, match="nothing was trained"):
         simulate(learners=2, config=killed("learner-1,learner-2", 0.0), protocol__tokens_target=20_000)
 
@@ -287,8 +286,6 @@ def test_without_a_target_the_model_is_measured_once_in_an_interval(simulate: Si
 
 
 def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
-    """The end of the shorter one does not end the longer."""
-
     async def main() -> list[bool]:
         kills = [
             {"who": "broker", "at_s": at_s, "return_s": for_s} for at_s, for_s in ((1000.001, 9.0), (1000.002, 1.0))
@@ -351,7 +348,6 @@ def test_a_run_that_is_there_is_not_overwritten(plain: SimulationResult) -> None
     ],
 )
 def test_wrong_settings_are_refused_by_name(told: str, said: str, tmp_path: Path) -> None:
-    """What was got, what is allowed, what to do."""
     with pytest.raises(SettingsError, match=said):
         plan_run(UpRequest(out=tmp_path / "run", assignments=(told,)))
 

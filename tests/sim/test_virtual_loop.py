@@ -74,8 +74,6 @@ def test_a_deadline_is_met_to_the_instant() -> None:
 
 
 def test_what_is_given_to_a_thread_is_done_here_and_now() -> None:
-    """No thread, no virtual time, and errors reach whoever awaits them."""
-
     def fail() -> None:
         raise ValueError("as it should")
 
@@ -89,8 +87,6 @@ def test_what_is_given_to_a_thread_is_done_here_and_now() -> None:
 
 
 def test_cancelling_ends_a_wait_and_runs_its_finally() -> None:
-    """A cancelled task ends at the moment it is cancelled at."""
-
     async def main() -> tuple[list[float], float]:
         loop, ended = asyncio.get_running_loop(), list[float]()
 

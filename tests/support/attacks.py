@@ -42,12 +42,10 @@ Attack = Callable[[RunRecord], Iterator[HostileMessage]]
 
 
 def as_json(**fields: Any) -> bytes:  # noqa: ANN401  (any JSON)
-    """Return a message."""
     return json.dumps({**fields, "schema": 1}).encode()
 
 
 def beat(run: RunRecord, learner: str, **changes: Any) -> bytes:  # noqa: ANN401
-    """Return a heartbeat."""
     fields: dict[str, Any] = {
         "learner": learner,
         "incarnation": 1,
@@ -187,7 +185,6 @@ class HostileConnection:
     """A connection to a NATS broker that publishes and never waits for an answer."""
 
     def __init__(self, url: str) -> None:
-        """Connect."""
         address = urlsplit(url)
         self._socket = socket.create_connection((address.hostname or "127.0.0.1", address.port or 4222), timeout=10.0)
         self._socket.sendall(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"name":"hostile"}\r\n')
@@ -216,7 +213,6 @@ class HostileConnection:
             said += data
 
     def close(self) -> None:
-        """Disconnect."""
         self._socket.close()
 
     def _drain(self) -> None:

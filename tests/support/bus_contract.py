@@ -21,7 +21,6 @@ class BusContract(BlobContract, RecordContract, QueueContract, EventLogContract,
     """All of it, and what concerns every call."""
 
     async def test_it_is_a_bus(self, make_bus: MakeBus) -> None:
-        """The adapter has every method of the interface."""
         assert isinstance(await make_bus(), Bus)
 
     async def test_oversized_messages_are_refused_at_home(self, make_bus: MakeBus, run: str) -> None:

@@ -38,7 +38,6 @@ class BlobContract:
 
     @pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 12_345])
     async def test_a_blob_comes_back_whole(self, make_bus: MakeBus, run: str, size: int) -> None:
-        """Every size, also none, survives the way there and back, read by another bus."""
         writer, reader = await make_bus(), await make_bus()
         data = noise(size)
 
@@ -162,7 +161,6 @@ class BlobContract:
             await bus.get_blob(BlobRef(f"{stem[:-2]}.*", 1, 100, ref.digest), 1000)
 
     async def test_a_full_stream_says_so(self, make_bus: MakeBus, run: str, full_at_bytes: int) -> None:
-        """What does not fit is refused, and what lay there before stays readable."""
         bus, subjects = await make_bus(), Subjects(run)
         ref = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), noise(MIB))
 
@@ -190,7 +188,6 @@ class RecordContract:
         assert (head, b"", third) == (record.subject, record.data, record.revision)
 
     async def test_a_stale_expectation_is_a_conflict(self, make_bus: MakeBus, run: str) -> None:
-        """A zombie that knows an old revision, or none, changes nothing."""
         bus, zombie, head = await make_bus(), await make_bus(), Subjects(run).head(0)
         old = await bus.put_record(head, b"a", expected=0)
         await bus.put_record(head, b"b", expected=old)
@@ -238,7 +235,6 @@ class QueueContract:
     """Acknowledged messages, each consumed once."""
 
     async def test_an_acknowledged_message_is_delivered_once(self, make_bus: MakeBus, run: str) -> None:
-        """Order is kept, ack removes, and another consumer of the same name finds nothing."""
         bus, subjects = await make_bus(), Subjects(run)
         for i in range(5):
             await bus.publish(subjects.contribution(0, i, "a"), str(i).encode(), msg_id=f"m{i}")
@@ -374,7 +370,6 @@ class QueueContract:
         assert consumer.turns == before + 1
 
     async def test_a_reader_that_gave_up_takes_no_news_from_the_next(self, make_bus: MakeBus, run: str) -> None:
-        """It was cancelled while it waited."""
         bus, subjects = await make_bus(), Subjects(run)
         consumer = await bus.consume(subjects.contributions_of(0), durable="shard-0")
         first = asyncio.create_task(consumer.next(10 * SOON_S))
@@ -390,7 +385,6 @@ class QueueContract:
         assert delivery is not None
 
     async def test_a_broker_that_is_there_is_reached(self, make_bus: MakeBus) -> None:
-        """An answer means that what was sent before has come through."""
         assert await (await make_bus()).reach(SOON_S)
 
     async def test_a_released_message_comes_again(self, make_bus: MakeBus, run: str) -> None:
@@ -425,7 +419,6 @@ class QueueContract:
         await bus.publish(mine, b"2", msg_id="m2")
 
     async def test_an_id_is_stored_once(self, make_bus: MakeBus, run: str) -> None:
-        """Publishing again under the same id is acknowledged and changes nothing."""
         bus, subjects = await make_bus(), Subjects(run)
 
         for _ in range(3):

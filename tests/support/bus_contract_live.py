@@ -46,7 +46,6 @@ class EventLogContract:
         assert [entry for entry in whole if int(entry.data) % 2] == odd
 
     async def test_the_event_log_cannot_be_cut(self, make_bus: MakeBus, run: str) -> None:
-        """Events are append-only."""
         bus, subjects = await make_bus(), Subjects(run)
         await bus.publish(subjects.event("a", "b"), b"x", msg_id="m")
 
@@ -94,7 +93,6 @@ class CoreMessageContract:
         assert await beats.next(NEVER_S) is None
 
     async def test_a_slow_listener_loses_the_oldest(self, make_bus: MakeBus, run: str) -> None:
-        """Beyond the bound the newest stay, in order, and the loss is counted."""
         bus, subjects = await make_bus(), Subjects(run)
         feed, last = await bus.listen(subjects.beat("a"), len_max=3), await bus.listen(subjects.beat("end"))
 
@@ -190,7 +188,6 @@ class CoreMessageContract:
 
 
 async def _next(feed: Subscription) -> tuple[str, bytes]:
-    """Return subject and body of the next message."""
     message = await feed.next(SOON_S)
     assert message is not None
     return message.subject, message.data

@@ -12,7 +12,6 @@ class JumpingClock:
     """How wrong a wall clock is that somebody sets at every reading; code that measures by it waits for ever, or not at all."""
 
     def __init__(self) -> None:
-        """Begin at the first jump."""
         self._jumps_s = itertools.cycle(JUMPS_S)
 
     def jump_s(self) -> float:
@@ -29,7 +28,6 @@ class HandClock:
         self._jumping = JumpingClock()
 
     def monotonic(self) -> float:
-        """Return seconds."""
         return self.now_s
 
     def wall(self) -> float:

@@ -21,7 +21,6 @@ def collecting() -> Iterator[tuple[str, list[Any]]]:
         """Keeps what it is sent."""
 
         def do_POST(self) -> None:
-            """Take a batch."""
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = zlib.decompress(body, wbits=31)

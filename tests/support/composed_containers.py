@@ -63,7 +63,6 @@ class ComposedContainers:
         return dict(found[0]) if found else {}
 
     def is_running(self, service: str) -> bool:
-        """Return whether a service's container runs."""
         return bool(self.state(service).get("State", {}).get("Running"))
 
     def is_healthy(self, service: str) -> bool:

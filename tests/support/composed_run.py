@@ -73,7 +73,6 @@ class ComposedRun:
         return [sys.executable, "-m", "atoll.cli", *(self._moved(service, word) for word in (*asked, *ports))]
 
     def environment(self, service: str) -> dict[str, str]:
-        """Return what a service is told."""
         told = {name: str(value) for name, value in COMPOSE["services"][service].get("environment", {}).items()}
         ours = {name: self._moved(service, value) for name, value in told.items()}
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
@@ -114,7 +113,6 @@ class ComposedRun:
             assert time.monotonic() < deadline_s, self.log(service)
 
     def log(self, service: str) -> str:
-        """Return what a service has said."""
         return (self.folder / f"{service}.log").read_text(encoding="utf-8", errors="replace")
 
     def stop(self, *services: str) -> dict[str, int]:

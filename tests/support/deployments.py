@@ -53,7 +53,6 @@ class Deployed:
 
     @property
     def url(self) -> str:
-        """Return the broker's address."""
         return f"tls://127.0.0.1:{self.port}"
 
     def seat(self, service: str | None = "home-1", *changes: str) -> Seat:

@@ -149,11 +149,9 @@ class Terminal:
     interrupted: bool = False
 
     def said(self) -> str:
-        """Return its output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
         self.interrupted = True
         os.killpg(self.process.pid, signal.SIGINT)
 
@@ -169,7 +167,6 @@ class PrivateNetwork:
     """A network namespace with a loopback and nothing else; `prefix` puts a command into it, or is empty where none can be."""
 
     def __init__(self) -> None:
-        """Make the namespace, held by a process that waits."""
         self._holder = subprocess.Popen(
             ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", LOOPBACK_UP],  # noqa: S607  (wherever it is)
             stdin=subprocess.PIPE,
@@ -183,7 +180,6 @@ class PrivateNetwork:
 
     @classmethod
     def possible(cls) -> bool:
-        """Return whether the system allows one."""
         if shutil.which("unshare") is None:
             return False
         network = cls()
@@ -191,7 +187,6 @@ class PrivateNetwork:
         return bool(network.prefix)
 
     def close(self) -> None:
-        """Let the namespace go."""
         self._holder.communicate()
 
 

@@ -392,7 +392,6 @@ class DoorWitness:
         return f"{len(wrong)} messages on {target}" if wrong else ""
 
     async def _answered(self, intruder: Client, subject: str, body: bytes) -> str:
-        """Ask, and return the answer."""
         inbox = intruder.new_inbox()
         async with _listening(intruder, inbox) as answers:
             await intruder.publish(subject, body, reply=inbox)

@@ -48,7 +48,6 @@ class TurnedClock(SystemClock):
         self.now_s = 1_000_000.0
 
     def wall(self) -> float:
-        """Return what the test has set."""
         return self.now_s
 
 
@@ -73,7 +72,6 @@ class BrokenObjectStore:
         self.inner.put(path, data)
 
     def get(self, path: str, size_bytes_max: int) -> bytes:
-        """Read."""
         return self.inner.get(path, size_bytes_max)
 
     def names(self, prefix: str) -> list[Name]:
@@ -140,17 +138,14 @@ class FoundedRun:
 
     @property
     def run(self) -> str:
-        """Return the run id."""
         return self.record.run
 
     @property
     def bus(self) -> MemoryBus:
-        """Return one more bus."""
         return MemoryBus(self.run, self.broker)
 
     @property
     def checkpoint_store(self) -> CheckpointStore:
-        """Return the run's checkpoints."""
         return CheckpointStore(self.object_store, self.run, self.signatures)
 
     async def found(self) -> None:
@@ -168,7 +163,6 @@ class FoundedRun:
             await self.serve(shard, epoch=1)
 
     async def serve(self, shard: int, epoch: int) -> None:
-        """Begin a tenure of a shard."""
         protocol = self.record.protocol
         outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, protocol.outer)
         self.stores[shard] = ShardStore(self.bus, self.record, shard, outer)

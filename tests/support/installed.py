@@ -35,11 +35,9 @@ class Installed:
 
     @property
     def python(self) -> str:
-        """Return its interpreter."""
         return str(self.folder / "bin" / "python")
 
     def atoll(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the program that was installed."""
         return self.run(str(self.folder / "bin" / "atoll"), *words, cwd=cwd)
 
     def program(self, text: str, *words: str) -> str:
@@ -148,7 +146,6 @@ def index(uv: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
     from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415  (every test loads this plugin)
 
     (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])

@@ -70,7 +70,6 @@ class IslandProcess:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def log(self, name: str) -> Path:
-        """Return where a service's output goes."""
         return self.folder / f"{name}.log"
 
     def start(self, name: str, *words: str, **settings: str) -> subprocess.Popen[bytes]:
@@ -122,7 +121,6 @@ class IslandProcess:
         return said
 
     def stop(self) -> None:
-        """End what still runs."""
         for process in self._processes.values():
             process.kill()
             process.wait(DEADLINE_S)
@@ -192,7 +190,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Somebody's broker."""
     with EmbeddedBroker(tmp_path_factory.mktemp("nats")) as broker:
         yield broker.url
 

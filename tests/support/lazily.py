@@ -14,7 +14,6 @@ class LazyModule:
     """Stands for the module of a name."""
 
     def __init__(self, name: str) -> None:
-        """Load nothing yet."""
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401  (whatever the module has)

@@ -45,7 +45,6 @@ class LinkProxy:
 
     @property
     def url(self) -> str:
-        """Return where clients connect."""
         if self._server is None:
             raise RuntimeError("the proxy is not open")
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -66,7 +65,6 @@ class LinkProxy:
         self._swallowed.add(direction)
 
     async def cut(self) -> None:
-        """Close every connection and accept none."""
         self._cut = True
         for writer in list(self._writers):
             writer.transport.abort()
@@ -122,7 +120,6 @@ class GreetingServer:
     """
 
     def __init__(self, version: str, max_payload: int = 4 << 20, *, leaves: bool = False) -> None:
-        """Prepare the greeting."""
         self.greeted, self._leaves = 0, leaves
         self._info = {
             "server_id": "X",
@@ -137,7 +134,6 @@ class GreetingServer:
 
     @property
     def url(self) -> str:
-        """Return where clients connect."""
         if self._server is None:
             raise RuntimeError("the server is not open")
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"

@@ -49,7 +49,6 @@ class LockedBroker:
 
     @property
     def url(self) -> str:
-        """Return the addresses of all nodes."""
         return ",".join(server.url for server in self.servers)
 
     def add(self, run: str, name: str, kind: Kind = "learner", **more: Any) -> Path:  # noqa: ANN401  (as `KeyFolder.add`)
@@ -59,7 +58,6 @@ class LockedBroker:
         return path
 
     def identity(self, run: str, name: str) -> HeldIdentity:
-        """Return an identity of the roll."""
         return read_identity(self.keys.path / "identities" / run / f"{name}.toml")
 
     def follow(self) -> None:
@@ -76,7 +74,6 @@ class LockedBroker:
         self.follow()
 
     def said(self) -> list[str]:
-        """Return the log of each server."""
         return [server.log_path.read_text(encoding="utf-8", errors="replace") for server in self.servers]
 
     async def bus(self, run: str, identity: HeldIdentity, **options: Any) -> JetStreamBus:  # noqa: ANN401  (of the bus)

@@ -72,7 +72,6 @@ class LockedRelayed(RelayedRegion):
         return self.keys.path / "identities" / self.run / f"{name}.toml"
 
     def identity(self, name: str) -> HeldIdentity:
-        """Return one of the roll."""
         return read_identity(self.identity_path(name))
 
     def follow(self) -> None:

@@ -97,7 +97,6 @@ class Attacker:
     async def join(
         cls, bus: Bus, run: RunRecord, learner: str, connect: Connect | None = None, region: Bus | None = None
     ) -> Attacker:
-        """Claim a member record."""
         return cls(bus, run, await claim(bus, run.subjects, learner, SystemClock()), connect, region)
 
     @property
@@ -121,16 +120,13 @@ class Attacker:
         await self.beat()
 
     async def write(self, subject: str, data: bytes) -> None:
-        """Write a record, whatever was there."""
         record = await self.bus.get_record(subject)
         await self.bus.put_record(subject, data, expected=record.revision if record else 0)
 
     async def beat(self, **lies: Any) -> None:  # noqa: ANN401
-        """Send a heartbeat."""
         await self.bus.tell(self.run.subjects.beat(self.name), lied(self.report(), lies))
 
     async def leave(self, **lies: Any) -> None:  # noqa: ANN401
-        """Queue a farewell for each shard."""
         for shard in range(self.run.protocol.shards):
             said = lied(msgspec.structs.replace(self.report(), state="left"), lies)
             place = self.run.subjects.farewell(shard, self.name)
@@ -210,7 +206,6 @@ class Attacker:
                 await client.flush()
 
     def report(self) -> Beat:
-        """Return an honest heartbeat."""
         return Beat(
             learner=self.name,
             incarnation=self.member.incarnation,
@@ -235,15 +230,12 @@ class Segments:
 
     @property
     def size_bytes_max(self) -> int:
-        """Return how many bytes they are."""
         return sum(map(len, self.pieces))
 
     def __len__(self) -> int:
-        """Return the number of pieces."""
         return len(self.pieces)
 
     def piece(self, number: int) -> bytes:
-        """Return one."""
         return self.pieces[number]
 
 
@@ -437,7 +429,6 @@ def _foreign_stem(manifest: Contribution) -> str:
 
 
 async def _junk_manifests(attacker: Attacker) -> None:
-    """Send what is no manifest where manifests are queued."""
     for body in (
         b"",
         b"\x00" * 200,
@@ -455,7 +446,6 @@ async def _junk_manifests(attacker: Attacker) -> None:
 
 
 async def _in_other_place(attacker: Attacker) -> None:
-    """Queue the manifest of a fragment where those of another are."""
     fragments = attacker.run.protocol.fragments
     await attacker.push_all(fragment=lambda manifest: (manifest.fragment + 1) % fragments)
 
@@ -619,7 +609,6 @@ async def _flood_of_beats(attacker: Attacker) -> None:
 
 
 async def _flood_of_lives(attacker: Attacker) -> None:
-    """Claim many lives by one record, and speak for each."""
     last = attacker.member.incarnation + FLOOD
     attacker.member = msgspec.structs.replace(attacker.member, incarnation=last)
     await attacker.write(attacker.run.subjects.member(attacker.name), msgspec.json.encode(attacker.member))
@@ -768,7 +757,6 @@ def _changed_grant(grant: DataGrant) -> DataGrant:
 
 
 def _all_of(there: DataLedger, attacker: Attacker) -> tuple[DataGrant, ...]:
-    """Return the lease of a whole epoch."""
     return (DataGrant(there.epoch, 0, there.blocks, attacker.name, attacker.member.incarnation),)
 
 
@@ -818,14 +806,12 @@ EVENTS: Final = (
 
 
 def _answer(**fields: Any) -> Callable[[Attacker], bytes]:  # noqa: ANN401
-    """Return what says this of whatever was asked."""
     return lambda attacker: lied(
         RegionAnswer(done=True), {name: lie(attacker) if callable(lie) else lie for name, lie in fields.items()}
     )
 
 
 def _sum(attacker: Attacker, region: str = REGION) -> BlobRef:
-    """Return where a sum is not."""
     return BlobRef(attacker.run.subjects.partial_stem(region, 0, 1, "ab"), 1, 1000, "0" * 64)
 
 

@@ -43,7 +43,6 @@ def until(what: str, found: Callable[[], bool]) -> None:
 
 
 def answer_of(url: str) -> str:
-    """Return what an address answers."""
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  (ours)
         return str(answer.read().decode())
 
@@ -64,7 +63,6 @@ class MonitorProcess:
         self.url = str(lines[0]["url"])
 
     def health(self) -> int:
-        """Return the status of /healthz."""
         try:
             with urllib.request.urlopen(f"{self.url}/healthz", timeout=10) as answer:  # noqa: S310  (ours)
                 return int(answer.status)
@@ -140,7 +138,6 @@ class SteadyRun:
         self._parts[name].wait(DEADLINE_S)
 
     def stop(self) -> None:
-        """End every part."""
         for name in self._parts:
             self.kill(name)
 

@@ -94,7 +94,6 @@ def adam(rate: float = 1e-3) -> Update:
 
 
 def sgd(rate: float = 0.1) -> Update:
-    """Return plain gradient descent."""
     return lambda gradient: np.float32(-rate) * gradient
 
 
@@ -102,7 +101,6 @@ class SmallClassifier:
     """Two layers of weights in one flat vector: its layout, its values at first, its gradient."""
 
     def __init__(self, fragments: int, seed: int = 0) -> None:
-        """LearnerPlan the layout and draw the first values."""
         self.shapes = ((FEATURES, FEATURES), (FEATURES, CLASSES))
         tensors = [TensorSpec(f"w{number}", shape, "float32") for number, shape in enumerate(self.shapes)]
         self.layout: Layout = plan_layout(tensors, fragments)
@@ -180,7 +178,6 @@ class NumericFleet:
     """A run of learners with plans, for as long as `run` is told."""
 
     def __init__(self, plans: dict[str, LearnerPlan], **settings: object) -> None:
-        """Found the run."""
         agreed = {"fragments": 2, "interval_steps": 50, "shards": 1, "codec_up": "f32", "codec_down": "f32"} | settings
         self.settings = msgspec.convert(agreed, ProtocolSettings).check()
         self.model = SmallClassifier(self.settings.fragments)

@@ -71,7 +71,6 @@ class Podman:
     """The engine in a folder. It keeps images between runs; `clear` takes containers, networks and volumes away."""
 
     def __init__(self, folder: Path) -> None:
-        """Write the engine's settings."""
         self.folder = folder.absolute()
         (self.folder / "networks").mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(bytes(self.folder)).hexdigest()[:8]
@@ -117,7 +116,6 @@ class Podman:
         archive.unlink()
 
     def build(self, repository: Path, image: str, target: str) -> None:
-        """Build a target of the Dockerfile."""
         file = repository / "infra/docker/Dockerfile"
         words = ("build", "--network", "host", "--target", target, "-t", image, "-f", file, repository)
         self.run("podman", *words, timeout_s=1800.0)

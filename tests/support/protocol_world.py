@@ -114,7 +114,6 @@ class ProtocolWorld:
     paces: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Start with nobody there."""
         self.heads = dict.fromkeys(range(self.settings.fragments), 0)
         self.shard = Shard(self.settings, 0, dict(self.heads))
         self.watch = invariants.ShardWatch()
@@ -193,7 +192,6 @@ class ProtocolWorld:
         life.ready.clear()
 
     def beat(self, name: str) -> None:
-        """A learner's heartbeat reaches the shard."""
         life = self.lives[name]
         self._tell_shard(self._beat(life, training=not life.island.draining))
 
@@ -291,7 +289,6 @@ class ProtocolWorld:
                 self._execute(self.lanes[wanted.fragment].pop(0))
 
     def drain(self, name: str) -> None:
-        """A learner is asked to leave."""
         self._tell(self.lives[name], DrainOrdered(at_s=self.now_s))
 
     def heal(self) -> Settlement:
@@ -488,7 +485,6 @@ class ProtocolWorld:
 
 
 def _reports(fragment_ledger: FragmentLedger) -> Ledger:
-    """Return what learners reported of themselves by these ledgers."""
     told = Ledger(run_tokens=fragment_ledger.run_tokens)
     for name, report in fragment_ledger.reports.items():
         learner, _, incarnation = name.rpartition("/")

@@ -158,7 +158,6 @@ class _Round:
 
 
 def _name_of(life: Any) -> str:  # noqa: ANN401  (a key, or a fact of a learner)
-    """Return the life that something is of, as a ledger names it."""
     return f"{life.learner}/{life.incarnation}"
 
 
@@ -166,7 +165,6 @@ class RoundModel:
     """Times and decisions of one owner's rounds; averages are taken over all samples each time, from the beginning."""
 
     def __init__(self, settings: ProtocolSettings, versions: Mapping[int, int]) -> None:
-        """Start with the versions that the owner found."""
         self._settings = settings
         self._rounds = {fragment: _Round(version) for fragment, version in versions.items()}
         self._learners: dict[str, _Heard] = {}
@@ -309,7 +307,6 @@ class RoundModel:
         return 0 < limit <= sum(self._offences[name, incarnation, p] for p in self._rounds)
 
     def _see_merged(self, key: PushKey) -> None:
-        """Forgive one offence for every eight merges in a row."""
         life = key.learner, key.incarnation, key.fragment
         self._clean[life] += 1
         if self._offences[life] and self._clean[life] % FORGIVEN == 0:
@@ -332,7 +329,6 @@ class RoundModel:
         }
 
     def live(self, *, isolated: bool = False) -> set[str]:
-        """Return those of them that train."""
         return {name for name in self.present(isolated=isolated) if self._learners[name].training}
 
     def step_s(self) -> float | None:
@@ -452,7 +448,6 @@ class _Lengths:
     """How much of each contribution counts, and which is too long for a run that isolates, from all lengths that were read."""
 
     def __init__(self, settings: ProtocolSettings) -> None:
-        """Start with nobody's length."""
         self._settings = settings
         self._newest: dict[str, int] = {}
         self._left: set[tuple[str, int]] = set()
@@ -555,7 +550,6 @@ class FateModel:
         """An heir has measures that no model has seen."""
 
     def see(self, fact: Fact, actions: Iterable[Command]) -> None:
-        """Follow a fact and its commands."""
         actions = list(actions)
         if isinstance(fact, ContributionArrived):
             self._take(fact)
@@ -746,7 +740,6 @@ class IslandModel:
     """One incarnation of a learner, step by step."""
 
     def __init__(self, settings: ProtocolSettings, anchors: Mapping[int, int]) -> None:
-        """Start with the versions that it adopted as it joined."""
         self._settings = settings
         self._own = {fragment: _Own(version, version) for fragment, version in anchors.items()}
         self._tokens: list[int] = []
@@ -755,7 +748,6 @@ class IslandModel:
         self._left = False
 
     def see(self, fact: Fact, actions: Iterable[Command]) -> None:
-        """Follow a fact and its commands."""
         actions = list(actions)
         if self._left:
             require(not actions, "a learner that left does nothing more", actions)
@@ -803,7 +795,6 @@ class IslandModel:
         return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
 
     def _told_of(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
-        """Take a fact of one fragment."""
         wanted: list[object] = []
         if isinstance(fact, CallHeard):
             wanted = self._called(fragment, own, fact)
@@ -956,7 +947,6 @@ class IslandModel:
 
 
 def _told(action: Command) -> object:
-    """Return what matters of a learner's command."""
     if isinstance(action, Push):
         told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens
         return ("push", *told, action.final, action.onward)
@@ -969,7 +959,6 @@ class HeadModel:
     """The visible heads of a run, whoever writes them; every write that succeeded is seen, in its order."""
 
     def __init__(self) -> None:
-        """Start before the first version."""
         self._seen: dict[int, tuple[int, int, int]] = {}
 
     def see(self, fragment: int, version: int, epoch: int, tokens_merged: int, included: Iterable[int]) -> None:

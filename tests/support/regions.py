@@ -85,16 +85,13 @@ class RelayedRegion:
         return self
 
     def new_leaf(self) -> EmbeddedBroker:
-        """Return the region's broker."""
         return leaf(self.folder / "eu", self.link.url)
 
     def __exit__(self, *error: object) -> None:
         self._ends.close()
 
     def cut(self) -> None:
-        """Cut the link."""
         self._home.submit(self.link.cut()).result(CALL_S)
 
     def heal(self) -> None:
-        """Let it carry again."""
         self._home.loop.call_soon_threadsafe(self.link.heal)

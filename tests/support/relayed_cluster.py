@@ -23,7 +23,6 @@ class RelayedNode(ClusteredBroker):
     """A node whose peers reach it through relays only."""
 
     def _more_config(self) -> str:
-        """Have it announce an address that leads nowhere."""
         return super()._more_config().replace("no_advertise: true,", f'no_advertise: true, advertise: "{UNREACHABLE}",')
 
 
@@ -80,7 +79,6 @@ class RelayedCluster:
 
     @property
     def url(self) -> str:
-        """Return the addresses of all nodes."""
         return ",".join(node.url for node in self.nodes)
 
     @contextmanager

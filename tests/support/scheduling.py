@@ -63,7 +63,6 @@ class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Gives a worker all tests of a group at once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """Return the group of a test."""
         return group_of(nodeid)
 
 

@@ -9,7 +9,6 @@ class ShiftedClock:
     """A wall clock that is wrong by so many seconds."""
 
     def __init__(self, by_s: float) -> None:
-        """Shift it."""
         self._by_s = by_s
 
     def wall(self) -> float:
@@ -17,5 +16,4 @@ class ShiftedClock:
         return time.time() + self._by_s
 
     def monotonic(self) -> float:
-        """Return a true one."""
         return time.monotonic()

@@ -17,13 +17,11 @@ class SigningOffice:
     """A folder of keys that makes identities for tests."""
 
     def __init__(self, folder: Path, run: str = RUN) -> None:
-        """Make the keys."""
         self.run = run
         self.keys = KeyFolder(folder)
         self.keys.create(["127.0.0.1"], time.time())
 
     def identity(self, name: str, kind: Kind = "learner", run: str = "", *, until_s: float = 0.0) -> HeldIdentity:
-        """Return a new identity."""
         return read_identity(self.keys.add(name, kind, run or self.run, time.time(), until_s=until_s))
 
     def signatures(self, name: str, kind: Kind = "learner", run: str = "") -> IdentitySignatures:

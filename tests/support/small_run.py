@@ -13,7 +13,6 @@ from atoll.wire.messages import RunRecord
 
 
 async def founded(broker: MemoryBroker, run: str) -> RunRecord:
-    """Found it."""
     bus = MemoryBus(run, broker)
     protocol = msgspec.convert({"fragments": 1, "shards": 1}, ProtocolSettings)
     layout = plan_layout([TensorSpec("w", (4,), "float32")], 1)

@@ -25,13 +25,11 @@ class SteppedRun:
             self.history.samples = notes(notes_kept)
 
     def log(self, kind: str, who: str, at_s: float, **fields: Any) -> None:  # noqa: ANN401
-        """Write an event."""
         self.history.take(f"ev.{kind}.{who}", encode(event(kind, who, at_s, **fields)))
 
     def join(
         self, who: str, at_s: float = 10.0, *, incarnation: int = 1, took_s: float = 10.0, start_s: float = 0.0
     ) -> None:
-        """Let a learner join."""
         self.log("joined", who, at_s, incarnation=incarnation, took_s=took_s, start_s=start_s)
 
     def round(

@@ -83,7 +83,6 @@ class ShapedWay:
     """One way of a wire; without a wire everything passes at once, and is counted."""
 
     def __init__(self, wire: Wire | None, seed: int) -> None:
-        """Begin empty."""
         self._wire = wire
         self._dice = random.Random(seed)  # losses, not secrets
         self._free_s = 0.0
@@ -92,7 +91,6 @@ class ShapedWay:
         self.cut = False
 
     def take(self, packet: bytes, now_s: float) -> None:
-        """Queue a packet, or drop it."""
         wire = self._wire
         if self.cut or (wire is not None and self._free_s - now_s > wire.queue_s):
             self.carried.dropped += 1
@@ -109,13 +107,11 @@ class ShapedWay:
             self._flying.append((self._free_s + wire.delay_s, packet))
 
     def due(self, now_s: float) -> Iterator[bytes]:
-        """Yield the packets that have arrived."""
         while self._flying and self._flying[0][0] <= now_s:
             yield self._flying.popleft()[1]
 
     @property
     def next_s(self) -> float:
-        """Return when the next packet arrives."""
         return self._flying[0][0] if self._flying else float("inf")
 
 

@@ -25,7 +25,6 @@ class SetClock(SystemClock):
         self.now_s = 100.0
 
     def monotonic(self) -> float:
-        """Return what the test has set."""
         return self.now_s
 
 
@@ -36,7 +35,6 @@ def watched_run() -> tuple[MonitoredRun, SetClock]:
 
 
 def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training", step: int = 10) -> Beat:
-    """Return a heartbeat."""
     return Beat(
         learner=learner,
         incarnation=incarnation,
@@ -56,7 +54,6 @@ def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training"
 
 
 def take_round(watched: MonitoredRun, fragment: int, version: int, at_s: float, **more: object) -> None:
-    """Have a round told."""
     contributors = [{"learner": "a", "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for age in (0, 2)]
     fields: dict[str, object] = {
         "fragment": fragment,

@@ -52,7 +52,6 @@ def git(folder: Path, *words: str) -> str:
 
 
 def test_a_wheel_of_a_checkout_tells_its_commit(sources: Path, tmp_path: Path) -> None:
-    """The head's, marked where the tree was edited."""
     git(sources, "init", "-q")
     git(sources, "add", ".")
     git(sources, "commit", "-q", "-m", "all")
@@ -79,7 +78,6 @@ def test_a_wheel_without_git_tells_what_its_builder_named_or_that_it_does_not_kn
 
 
 def test_a_checkout_is_asked_itself() -> None:
-    """Where these tests run from one, as they do."""
     if not (ROOT / ".git").exists():
         pytest.skip("these sources are no checkout")
     assert commit().removesuffix(EDITED) == git(ROOT, "rev-parse", "HEAD")

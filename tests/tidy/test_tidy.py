@@ -103,7 +103,6 @@ def opens_with_a_docstring(text: str) -> list[str]:
 
 
 def has_short_functions(text: str) -> list[str]:
-    """A function fits one screen."""
     functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     spans = [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions]
     return [f"{name} has {span} lines" for name, span in spans if span > FUNCTION_LINES_MAX]
@@ -265,7 +264,6 @@ def test_module_names_say_something() -> None:
 
 @pytest.mark.parametrize("rule", [has_no_loose_ends, names_nobodys_folder], ids=lambda rule: rule.__name__)
 def test_texts_keep_the_rule(rule: Rule) -> None:
-    """Code, documents and configuration have no loose ends and name nobody's folders."""
     texts = {path: text_of(path) for path in project_files(*TEXT_SUFFIXES)}
     found = {str(path.relative_to(ROOT)): rule(text) for path, text in texts.items()}
 
@@ -273,21 +271,18 @@ def test_texts_keep_the_rule(rule: Rule) -> None:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    """Over the whole tree, tests and benchmarks included."""
     texts = {str(path.relative_to(ROOT)): text_of(path) for path in project_files(".py")}
 
     assert shared_class_names(texts) == {}
 
 
 def test_a_class_name_that_means_two_things_is_found() -> None:
-    """Wherever the two stand, nested ones too."""
     assert shared_class_names({"a": "class A: ...\nclass B: ...", "b": "def f():\n    class A: ..."}) == {
         "A": ["a", "b"]
     }
 
 
 def test_every_module_lies_in_a_room() -> None:
-    """Beside the rooms of the kernel there is its version."""
     loose = {path.name for path in (ROOT / "shared" / "atoll").glob("*.py")}
 
     assert loose == {"__init__.py"}

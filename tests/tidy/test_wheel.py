@@ -66,14 +66,12 @@ def test_who_simulates_asks_for_it() -> None:
 
 @pytest.mark.parametrize("words", [("--help",), ("config",), ("up", "--help"), ("tap", "--help"), ("sim", "--help")])
 def test_the_command_line_answers_without_any_extra(words: tuple[str, ...]) -> None:
-    """Every verb is listed, and what trains nothing works."""
     done = bare(*words)
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_verb_that_needs_an_extra_names_it(tmp_path: Path) -> None:
-    """One sentence and what to install, no traceback."""
     done = bare("data", "prepare", str(tmp_path / "a.parquet"), "--out", str(tmp_path / "out"))
 
     assert done.returncode == 2

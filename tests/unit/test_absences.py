@@ -80,7 +80,6 @@ def test_a_learner_is_still_gone_when_the_others_have_gone_on_for_a_minute(told:
 
 
 def test_any_event_of_a_learner_is_a_sign_of_it(told: SteppedRun) -> None:
-    """Where samples are rare, its traffic is still told."""
     told.log("moved", "a", 70.0, role="learner", moved={}, incarnation=1)
     for who in "bc":
         sample(told, 110.0, who)
@@ -121,7 +120,6 @@ def test_what_was_lost_is_known_once_every_shard_has_closed_its_ledger(told: Ste
 
 
 def test_a_learner_that_dies_again_and_again_is_told_with_its_newest_absences(told: SteppedRun) -> None:
-    """The others are counted."""
     for life in range(2, NAMED_MAX + 4):
         told.join("a", 40.0 * life, incarnation=life, took_s=5.0)
     found = [each for each in gone(told) if each.culprit == "a"]
@@ -131,7 +129,6 @@ def test_a_learner_that_dies_again_and_again_is_told_with_its_newest_absences(to
 
 
 def test_that_nothing_of_it_was_merged_is_a_consequence(told: SteppedRun) -> None:
-    """It died before its first contribution."""
     told.join("late", 41.0)
     for version in range(5, 12):
         told.round(version)

@@ -30,7 +30,6 @@ class Away(MemoryBus):
     enough: asyncio.Event
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Yield some of it."""
         async for portion in super().pieces(download):
             self.pieces_read += 1
             if self.pieces_read >= 2 * READS_AT_ONCE:

@@ -67,7 +67,6 @@ def words(rule: dict[str, Any]) -> str:
 
 
 def test_both_have_the_same_rules() -> None:
-    """Names in their order, severities, waits, and what they say."""
     theirs = rules_of_prometheus()
 
     assert [(each["alert"], each["labels"]["severity"]) for each in theirs] == [(r.name, r.severity) for r in RULES]

@@ -46,7 +46,6 @@ def promtool(*words: str) -> subprocess.CompletedProcess[str]:
     ids=" ".join,
 )
 def test_prometheus_takes_the_rules_and_their_tests_hold(words: tuple[str, ...]) -> None:
-    """What fires, when, with which text, and what does not."""
     done = promtool(*words)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,7 +64,6 @@ def test_every_alert_fires_and_ends_in_a_test() -> None:
 
 
 def test_every_alert_says_how_bad_it_is_and_what_it_is() -> None:
-    """A person is woken by the text."""
     for rule in rules().values():
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"]

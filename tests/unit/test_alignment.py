@@ -21,7 +21,6 @@ def cosine(a: Vector, b: Vector) -> float:
 
 
 def mean(*vectors: Vector) -> Vector:
-    """Return the plain mean."""
     merged: Vector = np.stack(vectors).mean(axis=0, dtype=np.float32)
     return merged
 
@@ -35,7 +34,6 @@ def round_of(*vectors: Vector) -> list[Alignment]:
 
 
 def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
-    """Return random numbers."""
     return np.random.default_rng(seed).standard_normal(elements, dtype=np.float32)
 
 
@@ -46,7 +44,6 @@ def mixed(common: Vector, own: Vector) -> Vector:
 
 
 def test_a_sample_tells_the_cosine_of_the_whole() -> None:
-    """Within five standard deviations of a random direction's."""
     common = drawn(0)
     vectors = [mixed(common, drawn(seed)) for seed in (1, 2, 3)]
     merged = mean(*vectors)
@@ -70,7 +67,6 @@ def test_a_bad_island_is_told_by_the_others_and_not_by_its_length(lie: str, low:
 
 
 def test_a_small_fragment_is_compared_whole_and_a_large_one_in_runs_of_the_same_places() -> None:
-    """The runs lie within the fragment and do not meet."""
     assert sampled_runs(0) == []
     assert sampled_runs(2 * SAMPLE) == [(0, 2 * SAMPLE)]
     runs = sampled_runs(2 * SAMPLE + 1)

@@ -6,7 +6,6 @@ from atoll.bus.nats.connection import OVERTAKEN, AnswerOrder
 
 
 def test_a_request_is_overtaken_by_many_later_ones_and_by_no_earlier_one() -> None:
-    """Answers to what was sent before it say nothing."""
     order = AnswerOrder()
     before = [order.begin() for _ in range(2 * OVERTAKEN)]
     ours = order.begin()
@@ -23,7 +22,6 @@ def test_a_request_is_overtaken_by_many_later_ones_and_by_no_earlier_one() -> No
 
 
 def test_waiting_ends_when_nothing_moves_or_it_is_overtaken() -> None:
-    """On a slow link a request waits for as long as bytes move."""
     order, moving = AnswerOrder(), [True]
     ours = order.begin()
     due = order.while_due(ours, lambda: moving[0])

@@ -32,13 +32,11 @@ def test_a_delivery_is_known_by_the_subject_on_which_it_is_settled(reply: str, a
 
 @pytest.mark.parametrize("answer", [{}, {"seq": "7"}, {"seq": None}, {"state": 5}, {"state": {"last_seq": -1.5}}])
 def test_an_answer_that_lacks_its_parts_is_no_answer(answer: dict[str, object]) -> None:
-    """The request is sent again, as if nothing had come."""
     with pytest.raises(Unanswered):
         read_field(answer, int, "seq") if "state" not in answer else read_field(answer, int, "state", "last_seq")
 
 
 def test_an_answers_parts_are_found_by_name() -> None:
-    """At any depth."""
     assert read_field({"seq": 7, "state": {"last_seq": 9}}, int, "state", "last_seq") == 9
 
 
@@ -66,7 +64,6 @@ async def test_each_request_hears_its_own_answer_and_only_the_first() -> None:
 
 
 async def test_a_lost_connection_fails_what_waits_and_nothing_later() -> None:
-    """The next request goes to the next connection."""
     box = waiting()
     _, before = box.expect()
     box.lose()
@@ -79,7 +76,6 @@ async def test_a_lost_connection_fails_what_waits_and_nothing_later() -> None:
 
 
 async def test_an_answer_is_awaited_for_as_long_as_something_moves() -> None:
-    """Each time-out asks, and the first that sees nothing move is the end."""
     box, moves = waiting(), iter([True, True, False])
     subject, answer = box.expect()
 

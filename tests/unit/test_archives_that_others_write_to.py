@@ -169,8 +169,6 @@ async def test_show_tells_with_an_identity_what_a_rebuilding_sees(
 async def test_what_is_removed_while_it_is_looked_at_is_no_junk(
     founded: FoundedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another shard retires its manifests whenever it likes."""
-
     class Slow(BrokenObjectStore):
         def get(self, path: str, size_bytes_max: int) -> bytes:
             self.inner.remove([path])
@@ -243,7 +241,6 @@ async def test_a_name_with_odd_characters_is_nobodys(
 
 
 def test_odd_names_of_an_object_store_are_listed_or_said() -> None:
-    """A key that is no path of ours hides no other."""
     store = S3Archive(MemoryStore(), "memory")
     store.put("demo/shard-0/%2e%2e", b"1")
     store.put("demo/shard-0/" + "a" * 64, b"1")
@@ -393,7 +390,6 @@ def test_a_store_follows_no_link_and_leaves_no_folder(tmp_path: Path, capsys: py
 
 
 async def test_only_objects_are_swept(founded: FoundedRun) -> None:
-    """What somebody laid beside them stays, however old it is."""
     folder = Path(founded.object_store.where) / RUN / "shard-0"
     (folder / "below").mkdir()
     orphan, notes, deep = folder / ("b" * 64), folder / "NOTES", folder / "below" / ("c" * 64)
@@ -422,7 +418,6 @@ async def test_an_object_that_is_no_object_ends_no_process(founded: FoundedRun, 
 
 
 async def test_a_manifest_is_bounded_before_it_is_read(founded: FoundedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """An enormous one is refused by its size."""
     path = manifest_path(founded, FAR)
     founded.object_store.put(path, b"")
     os.truncate(Path(founded.object_store.where) / path, MANIFEST_BYTES_MAX + (1 << 40))

@@ -45,7 +45,6 @@ PARAMS = {"w": np.zeros((4, 2), np.float32)}
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_by_its_name(changes: dict[str, Any], named: str) -> None:
-    """With what was got, what is allowed and what to do."""
     given = {"broker": "nats://127.0.0.1:1", "run": "r", "learner": "a", "params": PARAMS} | changes
     broker = given.pop("broker")
     with pytest.raises(SettingsError) as refused:
@@ -90,7 +89,6 @@ def test_further_brokers_may_be_any_sequence() -> None:
     ],
 )
 def test_a_setting_of_a_run_of_a_wrong_type_is_refused(changes: dict[str, Any], named: str, allowed: str) -> None:
-    """A struct that Python makes checks nothing by itself."""
     with pytest.raises(SettingsError) as refused:
         atoll.join("nats://127.0.0.1:1", run="r", learner="a", params=PARAMS, protocol=ProtocolSettings(**changes))
 

@@ -40,7 +40,6 @@ def test_arrays_survive(dtype: str) -> None:
 
 
 def test_no_arrays_survive_too() -> None:
-    """The state of plain SGD is empty."""
     assert unpack_arrays(pack_arrays({}), BYTES_MAX) == {}
 
 
@@ -93,7 +92,6 @@ def test_an_unreadable_header_is_refused(header: bytes) -> None:
     ],
 )
 def test_an_unusable_entry_is_refused(header: bytes) -> None:
-    """Foreign dtypes, negative sizes and names that repeat are refused."""
     assert "unusable entry" in refused(made(header, b"\x00"))
 
 
@@ -102,12 +100,10 @@ def test_an_unusable_entry_is_refused(header: bytes) -> None:
     [",".join(["1"] * 70), "0,99999999999999999999999999", "0,9223372036854775807,9223372036854775807"],
 )
 def test_an_unusable_shape_is_refused(shape: str) -> None:
-    """Too many axes, or an empty array with an absurd axis, are refused."""
     assert "unusable shape" in refused(made(f'[["a","int8",[{shape}]]]'.encode(), b"\x00" * ("0" not in shape)))
 
 
 def test_data_must_be_as_long_as_declared() -> None:
-    """Missing bytes, absurd sizes and surplus bytes are refused."""
     data = pack_arrays({"x": np.zeros(4, np.float32)})
     assert "truncated" in refused(data[:-1])
     assert "left over" in refused(data + b"x")

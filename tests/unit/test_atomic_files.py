@@ -54,7 +54,6 @@ def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_the_old_content_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fills while we write."""
     path = tmp_path / "file"
     write_whole(path, b"old")
 

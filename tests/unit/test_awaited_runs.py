@@ -25,7 +25,6 @@ def settings_for(url: str, run: str) -> Settings:
 
 @pytest.mark.connected
 async def test_the_runs_of_the_broker_are_named_beside_the_one_that_is_missing(broker: EmbeddedBroker) -> None:
-    """A person sees that a name was mistyped."""
     there = unique_run()
     bus = await open_bus(broker.url, there, name="test")
     await provide(bus, run_record(there), None)

@@ -51,7 +51,6 @@ async def test_a_reader_whose_news_came_in_the_turn_of_its_end_ends() -> None:
 
 
 async def test_the_end_waits_for_a_task_that_a_first_cancellation_did_not_end() -> None:
-    """Whatever swallowed it."""
     begun, swallowed = asyncio.Event(), 0
 
     async def stubborn() -> None:

@@ -31,7 +31,6 @@ def told(host: str, *others: HostHeard) -> Balance:
 
 
 def test_the_one_with_two_more_gives_one() -> None:
-    """A difference of one is as even as it gets."""
     assert told("a", heard("b", set())).rebalance(heard("a", {0, 1})) == [HandOver(shard=1, to="b")]
     assert told("a", heard("b", set())).rebalance(heard("a", {0})) == []
     assert told("a", heard("b", {2})).rebalance(heard("a", {0, 1})) == []
@@ -75,7 +74,6 @@ def test_only_the_richest_gives() -> None:
 
 
 def test_nobody_is_given_what_it_does_not_want() -> None:
-    """A process for one shard only is a candidate for that one."""
     only_five = heard("b", set(), wants=frozenset({5}))
 
     assert told("a", only_five).rebalance(heard("a", {0, 1})) == []
@@ -93,7 +91,6 @@ def test_who_leaves_or_is_silent_is_given_nothing(other: HostHeard) -> None:
 
 
 def test_who_leaves_gives_to_the_least_loaded() -> None:
-    """Ties go by name."""
     balance = told("a", heard("b", {1, 2}), heard("d", {3}), heard("c", {4}), heard("e", set(), wants=frozenset({9})))
 
     assert balance.successor(0, 0.0) == "c"
@@ -112,7 +109,6 @@ def test_a_lease_given_up_is_news() -> None:
 
 
 def test_a_host_remembers_a_bounded_number_of_others() -> None:
-    """Those it has not heard of for longest are forgotten first."""
     balance = told("a", heard("old", set()), *(heard(f"h{i}", {1}) for i in range(HOSTS_MAX)))
 
     assert balance.successor(0, 0.0) == "h0"

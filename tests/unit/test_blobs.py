@@ -22,17 +22,14 @@ class WrittenPiece:
     """Pieces that are made when they are due, and say how often."""
 
     def __init__(self, *pieces: bytes) -> None:
-        """Keep them."""
         self.kept = pieces
         self.asked: list[int] = []
         self.size_bytes_max = sum(map(len, pieces))
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.kept)
 
     def piece(self, number: int) -> bytes:
-        """Return one."""
         self.asked.append(number)
         return self.kept[number]
 
@@ -50,7 +47,6 @@ def test_buffers_are_cut_into_full_pieces(sizes: tuple[int, ...]) -> None:
 
 
 def test_any_buffer_is_flat_bytes() -> None:
-    """A view of other numbers is looked at as its bytes."""
     numbers = memoryview(bytearray(range(8))).cast("Q")
     assert bytes(Cut(numbers).piece(0)) == bytes(range(8))
 

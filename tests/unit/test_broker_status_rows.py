@@ -17,7 +17,6 @@ OLD, NEW = RollStamp(100, "0" * 8), RollStamp(200, "1" * 8)
 
 
 def node(name: str, *peers: str, roll: RollStamp | None = NEW) -> NodeStatus:
-    """Return an answer."""
     worn_tags = () if roll is None else (f"roll:{roll.changed_s}-{roll.digest}", "atoll:1.2.3")
     return NodeStatus(name, "2.15.1", worn_tags, peers, 3, 60.0)
 
@@ -58,7 +57,6 @@ def test_nodes_that_are_not_connected_are_named() -> None:
 
 
 def entry(name: str, made_at_s: float, **more: Any) -> RollEntry:  # noqa: ANN401  (as `RollEntry`)
-    """Return one of a roll."""
     return RollEntry(name, "learner", "r", (KeyEntry(KEY, made_at_s),), **more)
 
 
@@ -87,12 +85,10 @@ def test_a_stamp_changes_with_the_roll_and_is_read_tags() -> None:
     [b"", b"[]", b"{}", b'{"server": 3}', b'{"server": {"name": 4}}', b"\xff", b"[" * 100_000],
 )
 def test_what_is_no_answer_is_passed_over(data: bytes) -> None:
-    """Whoever sent it."""
     assert parse_node_status(data) is None
 
 
 def test_an_answer_with_odd_fields_is_taken_as_far_as_it_goes() -> None:
-    """It is written by software that we do not make."""
     answer = {"server": {"name": "a", "tags": 7, "time": "x"}, "statsz": {"routes": "x", "connections": "many"}}
     assert parse_node_status(json.dumps(answer).encode()) == NodeStatus("a", "", (), (), 0, 0.0)
     full = {

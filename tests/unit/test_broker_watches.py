@@ -29,7 +29,6 @@ class SilentServer:
         self.watch = SilenceWatch(self.ask, self.worked_s, lambda: self.now_s)
 
     def ask(self) -> bool | None:
-        """Answer, or not."""
         self.asked += 1
         return self.speaks
 
@@ -64,7 +63,6 @@ def test_silence_is_told_once_it_has_lasted() -> None:
 
 
 def test_a_server_that_speaks_again_is_left_alone() -> None:
-    """Two silences that are each too short make no long one."""
     server = SilentServer()
     for _ in range(5):
         server.speaks = False
@@ -91,7 +89,6 @@ def test_a_question_that_could_not_be_asked_is_no_silence() -> None:
 
 
 def test_restarts_are_rare() -> None:
-    """A slow machine gets no faster by them."""
     server = SilentServer()
     server.speaks = False
     assert server.frozen_after(20.0)
@@ -100,7 +97,6 @@ def test_restarts_are_rare() -> None:
 
 
 def test_who_was_frozen_beside_the_server_does_not_blame_it() -> None:
-    """The silence counts from the first question that it leaves open."""
     server = SilentServer()
     assert not server.frozen_after(10.0)
     server.now_s += 3600.0
@@ -110,7 +106,6 @@ def test_who_was_frozen_beside_the_server_does_not_blame_it() -> None:
 
 @pytest.mark.connected
 def test_a_stopped_server_says_nothing(tmp_path: Path) -> None:
-    """Its kernel takes connections, but nobody greets."""
     with EmbeddedBroker(tmp_path) as broker:
         assert broker.answers()
         os.kill(broker.pid, signal.SIGSTOP)
@@ -144,7 +139,6 @@ def pids_of(store: Path) -> list[int]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Wait, within reason."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not true():
         assert time.monotonic() < deadline_s

@@ -17,7 +17,6 @@ class NamedBrowser(webbrowser.BaseBrowser):
         self.opened: list[str] = []
 
     def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:  # noqa: ARG002, FBT001, FBT002  (the library's)
-        """Open a page."""
         self.opened.append(url)
         return True
 
@@ -38,8 +37,6 @@ def test_a_page_is_opened_on_a_screen(monkeypatch: pytest.MonkeyPatch, name: str
 
 
 def test_a_machine_without_browsers_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address was said anyhow."""
-
     def none() -> webbrowser.BaseBrowser:
         raise webbrowser.Error
 

@@ -25,7 +25,6 @@ def test_a_room_comes_back_when_nobody_looks_any_more() -> None:
 
 
 def test_no_more_than_some_are_kept() -> None:
-    """What a burst needed goes back to the system."""
     many = [room(ROOM_BYTES) for _ in range(ROOMS_KEPT + 3)]
     many.clear()
     gc.collect()

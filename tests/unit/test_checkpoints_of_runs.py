@@ -134,7 +134,6 @@ class HungObjectStore(BrokenObjectStore):
     release_pages: threading.Event = field(default_factory=threading.Event)
 
     def put(self, path: str, data: bytes) -> None:
-        """Hang, then write."""
         self.hanging.set()
         assert self.release_pages.wait(60.0)
         super().put(path, data)

@@ -63,7 +63,6 @@ def test_an_error_of_ours_is_told_without_what_python_adds(tmp_path: Path) -> No
 
 
 def test_a_bug_after_a_line_of_ours_is_shown_as_a_bug(tmp_path: Path) -> None:
-    """The line was a word on the way, and not why it ended."""
     error = failure_of("print('atoll: waiting'); raise ValueError('broken')", tmp_path)
 
     assert error.what == "work failed"
@@ -88,7 +87,6 @@ def test_a_program_that_leaves_in_order_when_asked_has_left_well(tmp_path: Path)
 
 
 def test_what_is_no_error_of_ours_is_shown_as_its_end(tmp_path: Path) -> None:
-    """Further lines stand under the first."""
     error = failure_of("import sys; print('one\\ntwo'); sys.exit(3)", tmp_path)
 
     assert isinstance(error, EnvironmentFault)
@@ -180,7 +178,6 @@ def test_a_restart_that_the_system_refuses_is_a_fault_of_that_child_alone(
 
 
 def test_an_end_says_what_comes_of_it() -> None:
-    """A child that is given up was told like one that comes back."""
     said = [Exit("a", -9, restarting=True).news, Exit("a", -9).news, Exit("a", -15, asked=True).news]
 
     assert [line.partition("; ")[2] for line in said] == ["starting it again", "it is not started again", ""]

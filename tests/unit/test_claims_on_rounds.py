@@ -186,7 +186,6 @@ def test_timers_are_armed_again_when_steps_become_shorter() -> None:
 
 
 def test_a_grace_window_is_shortened_when_steps_become_shorter() -> None:
-    """It was granted while the only learner that was heard claimed long steps."""
     fleet = LyingFleet("", "x", grace_cap_steps=4.0, overlap_steps=8, silence_s=60.0)
     fleet.lie_s, fleet.liars_step = 4.0, False
     fleet.run(1.0)

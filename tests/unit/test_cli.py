@@ -67,7 +67,6 @@ def test_the_version_says_which_wire_versions_it_speaks(words: tuple[str, ...]) 
 
 
 def test_help_lists_every_verb() -> None:
-    """Verbs of services are there too."""
     done = atoll("--help")
 
     assert done.returncode == 0
@@ -151,7 +150,6 @@ def free_port() -> int:
 
 
 def test_an_unreachable_broker_gets_exit_code_3(tmp_path: Path) -> None:
-    """The address is in the message."""
     port = free_port()
     done = process(
         "synchronizer", "--set", f"broker.url=nats://127.0.0.1:{port}", "--set", "broker.patience_s=1", "--shard", "0"
@@ -164,7 +162,6 @@ def test_an_unreachable_broker_gets_exit_code_3(tmp_path: Path) -> None:
 
 
 async def test_a_broker_that_is_too_old_gets_exit_code_3() -> None:
-    """The version got and the version needed are in the message."""
     async with GreetingServer("2.9.10") as old:
         words = ("synchronizer", "--set", f"broker.url={old.url}", "--set", "broker.patience_s=2", "--shard", "0")
         done = await asyncio.to_thread(process, *words)
@@ -222,7 +219,6 @@ def test_two_verbs_read_the_folder_of_a_run_that_is_over_at_a_time(tmp_path: Pat
 
 
 def test_config_says_where_each_value_comes_from() -> None:
-    """File, environment, flag or default."""
     done = atoll("config", "--set", "protocol.quorum=2", environment={"ATOLL_RUN": "founded"})
 
     assert done.returncode == 0, done.stderr

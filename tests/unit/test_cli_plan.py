@@ -46,7 +46,6 @@ def test_a_plan_reads_like_the_one_that_was_reviewed() -> None:
 
 
 def test_one_of_a_thing_is_told_in_the_singular() -> None:
-    """One learner of one chip, whose fragments leave one a step."""
     told = atoll(f"{SMALL} --learners 1 --chips 1 --shards 1 --fragments 8 --interval-steps 8").output
 
     assert "1 learner of 1 chip, " in told

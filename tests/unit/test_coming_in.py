@@ -83,7 +83,6 @@ async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run:
 
 
 async def test_a_member_says_the_version_of_its_software(run: str) -> None:
-    """So an operator sees which processes are still to be upgraded."""
     bus = MemoryBus(run, MemoryBroker())
     await bus.provision(1 << 20)
 

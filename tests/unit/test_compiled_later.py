@@ -80,8 +80,6 @@ def test_without_a_compiler_the_plain_form_goes_on(fault: OSError | None, said: 
 
 
 def test_a_machine_without_another_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the interpreter at its end gives no thread."""
-
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -93,7 +91,6 @@ def test_a_machine_without_another_thread_goes_on(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_process_that_ends_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler stops between two functions, and says nothing of a failure."""
     ends_with_the_process()
     monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
     with pytest.raises(ProcessEnds):
@@ -106,7 +103,6 @@ def test_a_process_that_ends_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_ends_well_while_it_compiles() -> None:
-    """LLVM at work in a thread does not crash an interpreter that ends."""
     program = """
 from atoll.codec.formats import INT4
 from atoll.codec.kernels import kernels, later
@@ -206,7 +202,6 @@ def test_both_forms_of_a_set_make_the_same_bits_in_turn(form: Format, monkeypatc
 
 
 def test_small_vectors_take_what_is_there_and_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are, nothing is compiled for them."""
     monkeypatch.setattr(sets, "_later", {})
     monkeypatch.setattr(module, "WORTH_ELEMENTS", 1)
     for _ in range(3):

@@ -42,13 +42,11 @@ def test_a_turn_is_had_by_one_and_given_back(tmp_path: Path) -> None:
 
 
 def test_without_a_cache_there_are_no_turns() -> None:
-    """Nothing to share, nothing to wait for."""
     with turn(None) as had:
         assert not had
 
 
 def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
-    """The kernel frees the lock of a process that died while it compiled."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "mine\n"
@@ -82,7 +80,6 @@ def test_a_step_that_was_compiled_ahead_is_the_step(train: dict[str, object], tm
 
 
 def test_what_cannot_be_compiled_says_so_where_the_step_is_wanted() -> None:
-    """The thread's error is the caller's."""
     ahead = CompiledAhead(jax.jit(lambda x: jnp.reshape(x, (3,))), (np.zeros(2, np.float32),), None)
 
     with pytest.raises(TypeError, match="reshape"):
@@ -90,7 +87,6 @@ def test_what_cannot_be_compiled_says_so_where_the_step_is_wanted() -> None:
 
 
 def folder_for(place: Path) -> None:
-    """Make a folder."""
     place.mkdir()
 
 

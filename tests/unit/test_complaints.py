@@ -24,7 +24,6 @@ def test_a_trouble_of_all_connections_is_logged_once() -> None:
 
 
 def test_after_a_connection_it_is_said_again() -> None:
-    """It is another trouble then."""
     trunk = Complaints("a")
     with capture_logs() as said:
         trunk.note(REFUSED)

@@ -47,7 +47,6 @@ def test_synchronizers_share_all_shards_and_learners_have_ids_of_their_own() -> 
 
 
 def test_each_image_is_built_once() -> None:
-    """By a service that runs before those that only use it."""
     services = COMPOSE["services"].values()
     built = [service["image"] for service in services if "build" in service]
 

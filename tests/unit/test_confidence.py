@@ -33,7 +33,6 @@ def test_a_spread_is_the_interval_of_the_mean() -> None:
 
 
 def test_one_value_has_no_interval() -> None:
-    """One seed says nothing about the next."""
     assert spread([5.0]).half == math.inf
 
 

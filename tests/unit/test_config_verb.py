@@ -52,7 +52,6 @@ def test_every_setting_that_there_is_is_described() -> None:
     ],
 )
 def test_a_description_holds_default_bounds_and_variable(name: str, default: str, allowed: str, variable: str) -> None:
-    """One of each kind."""
     one = DESCRIBED[name]
 
     assert (one.default, one.allowed, one.variable) == (default, allowed, variable)
@@ -69,7 +68,6 @@ def test_a_variable_that_is_told_works() -> None:
 
 
 def test_describe_tells_all_of_a_setting() -> None:
-    """Its value, origin, meaning, what is allowed, default and variable."""
     done = atoll("config", "--describe", "protocol.quorum", "up", environment={"ATOLL_PROTOCOL__QUORUM": "2"})
     lines = [line.strip() for line in done.stdout.splitlines()]
 
@@ -190,7 +188,6 @@ def test_a_printed_file_takes_no_struck_out_address_for_one(tmp_path: Path) -> N
 
 
 def test_the_schema_for_editors_describes_every_setting() -> None:
-    """In the same words."""
     schema = json.loads(atoll("config", "--schema").stdout)
     for name, setting in DESCRIBED.items():
         place: dict[str, Any] = schema

@@ -26,13 +26,10 @@ async def nothing_left() -> None:
 
 
 async def running_loop() -> asyncio.AbstractEventLoop:
-    """Say where this runs."""
     return asyncio.get_running_loop()
 
 
 async def test_a_call_runs_in_the_loop_of_the_connection(place: ConnectionLoop) -> None:
-    """Its result and its errors come back."""
-
     async def failing() -> None:
         raise ValueError("no")
 
@@ -42,7 +39,6 @@ async def test_a_call_runs_in_the_loop_of_the_connection(place: ConnectionLoop) 
 
 
 async def test_a_connection_without_a_thread_lives_where_it_was_opened() -> None:
-    """So a call crosses no border."""
     here, there = ConnectionLoop("x", own_thread=False), ConnectionLoop("y", own_thread=True)
 
     assert here.loop is asyncio.get_running_loop()
@@ -78,7 +74,6 @@ async def test_closing_ends_what_is_under_way_and_leaves_its_caller_alive(place:
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled(place: ConnectionLoop) -> None:
-    """That is no closing."""
     calling = asyncio.create_task(place.call(asyncio.sleep(SOON_S)))
     await asyncio.sleep(0.01)
     calling.cancel()

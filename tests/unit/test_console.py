@@ -85,7 +85,6 @@ def test_who_is_not_heard_any_more_is_silent_or_gone() -> None:
 
 
 def test_a_fleet_below_its_quorum_says_so() -> None:
-    """Without that line a healthy table shows learners that train for nothing."""
     told = [status_line(ConsolePicture(running(), "r", ProtocolSettings(quorum=quorum), 0.0, 2.0)) for quorum in (1, 3)]
 
     assert ["below the quorum of 3" in line for line in told] == [False, True]
@@ -164,7 +163,6 @@ def test_a_console_whose_reader_has_gone_ends_nothing(monkeypatch: pytest.Monkey
 
 
 def test_times_of_a_simulated_run_are_told_as_virtual() -> None:
-    """Its age, its pace and what is left of it."""
     picture = ConsolePicture(running(), "r", ProtocolSettings(tokens_target=100_000), 0.0, 2.0)
     real, virtual = status_line(picture), status_line(replace(picture, virtual=True))
 

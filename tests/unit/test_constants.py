@@ -66,13 +66,11 @@ SILENT: list[tuple[type, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("module", "table"), CONSTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_constants_are_those_of_the_table(module: object, table: dict[str, float]) -> None:
-    """By name."""
     assert {name: getattr(module, name) for name in table} == table
 
 
 @pytest.mark.parametrize(("kind", "table"), SILENT, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_nobody_says_is_that_of_the_table(kind: type, table: dict[str, object]) -> None:
-    """The defaults of a fact's fields, of a command's and of a fresh state's."""
     is_struct = issubclass(kind, msgspec.Struct)
     fields: Any = msgspec.structs.fields(kind) if is_struct else dataclasses.fields(kind)
     defaults = {field.name: field.default for field in fields}
@@ -80,7 +78,6 @@ def test_what_nobody_says_is_that_of_the_table(kind: type, table: dict[str, obje
 
 
 def test_fresh_records_are_empty() -> None:
-    """Of the ledgers."""
     grant, data_ledger = data.DataGrant(3, 4, 9, "a", 1), data.DataLedger(blocks=7)
     assert (grant.read, grant.of, grant.counted, grant.renewals) == (0, 0, 0, 0)
     assert (data_ledger.epoch, data_ledger.next_position, data_ledger.schema) == (0, 0, 1)

@@ -132,7 +132,6 @@ def reference(v: Wide, m: Wide, k: Heloco) -> Wide:
 def test_every_slice_is_corrected_as_the_paper_says(
     seed: int, towards: float, lengths: tuple[float, float], constants: tuple[float, float, float, float, float]
 ) -> None:
-    """Whatever the angle, the lengths and the constants, slice by slice."""
     rng = np.random.default_rng(seed)
     size = sum(SIZES[:2])
     m = (rng.normal(size=size) * 10.0 ** lengths[0]).astype(np.float32)
@@ -150,7 +149,6 @@ def test_every_slice_is_corrected_as_the_paper_says(
 
 
 def test_a_slice_longer_than_a_block_is_one_slice() -> None:
-    """Norms and cosines run over all of it, block by block."""
     rng = np.random.default_rng(1)
     v, m = rng.normal(size=(2, sum(SIZES))).astype(np.float32)
 
@@ -175,7 +173,6 @@ def test_what_opposes_the_momentum_is_shortened_and_what_crosses_it_is_turned() 
 
 @pytest.mark.parametrize(("v", "m"), [([1.0, 1.0], [1.0, 0.5]), ([1.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [1.0, 0.0])])
 def test_what_agrees_or_has_no_direction_is_kept_bit_for_bit(v: list[float], m: list[float]) -> None:
-    """Nothing is bent, so nothing is rounded."""
     pseudo_gradient, momentum = np.array(v, np.float32), np.array(m, np.float32)
     assert bent(PAPER, pseudo_gradient, momentum, slices_of(2)) == [None]
     assert corrected(PAPER, pseudo_gradient, momentum, slices_of(2)).tobytes() == pseudo_gradient.tobytes()
@@ -192,7 +189,6 @@ def test_what_is_finite_stays_finite(size: int, length: float, tiny: float) -> N
 
 
 def test_the_argument_is_left_alone() -> None:
-    """A contribution that is folded again after a failure is what it was."""
     v, m = np.array([-1.0, 0.5], np.float32), np.array([1.0, 0.0], np.float32)
     corrected(PAPER, v, m, slices_of(2))
     assert v.tolist() == [-1.0, 0.5]
@@ -212,6 +208,5 @@ def test_the_defaults_are_the_papers_and_none_is_none() -> None:
     ],
 )
 def test_without_an_outer_momentum_there_is_nothing_to_compare_with(changes: dict[str, str]) -> None:
-    """The combination is refused by name, with what to set."""
     with pytest.raises(SettingsError, match="outer momentum, and there is none"):
         ProtocolSettings(**changes).check()  # type: ignore[arg-type]

@@ -41,7 +41,6 @@ class Server:
         self.app = application(page_routes(self.feed), allowed_hosts(self.listening))
 
     def commit(self, version: int) -> None:
-        """Have the run commit a version."""
         fields = {"fragment": 0, "version": version, "contributors": [], "end": "all answered"}
         self.watched.view.on_event(event("round", "shard-0", 1000.0 + version, **fields))
 
@@ -195,7 +194,6 @@ async def test_the_newest_frame_of_each_kind_waits() -> None:
 
 
 async def test_a_run_that_is_not_shown_is_named_with_those_that_are() -> None:
-    """Both as JSON and as a stream."""
     async with serving() as server:
         answers = [await server.get(f"{path}?run=other") for path in ("/data.json", "/events")]
 
@@ -204,7 +202,6 @@ async def test_a_run_that_is_not_shown_is_named_with_those_that_are() -> None:
 
 
 def test_what_is_vendored_is_what_its_note_says() -> None:
-    """UPlot as npm has it, with its licence and where it is from."""
     note = (STATIC / "vendor" / "VERSIONS.md").read_text(encoding="utf-8")
     files = [path for path in (STATIC / "vendor").iterdir() if path.suffix in (".js", ".css")]
 

@@ -117,7 +117,6 @@ def test_a_finding_whose_beginning_moves_stays_open(tmp_path: Path) -> None:
 
 
 def test_two_times_of_one_cause_and_culprit_are_two_findings(tmp_path: Path) -> None:
-    """They are told apart by which came first, whichever of them is graver."""
     script = """
       const panel = new Causes(new Element("section"));
       panel.set({ rounds: 320, findings: before });
@@ -147,5 +146,4 @@ def test_two_times_of_one_cause_and_culprit_are_two_findings(tmp_path: Path) -> 
 def test_the_tile_says_what_its_figure_is_of(
     tmp_path: Path, state: dict[str, Any], goodput: dict[str, Any] | None, words: str
 ) -> None:
-    """A figure of the last minute is shown only where there is one."""
     assert told_by(tmp_path, "tell(recently(state, goodput));", state=state, goodput=goodput) == words

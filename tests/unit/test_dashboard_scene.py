@@ -99,7 +99,6 @@ def test_causes_of_a_run_that_goes_on_are_those_of_its_newest_rounds() -> None:
 
 
 def test_a_run_that_is_founded_anew_has_no_causes_of_the_former_one() -> None:
-    """The monitor then has a new view."""
     watched, _ = watched_run()
     scene = RunScene(watched, "r")
     take_round(watched, 0, 1, 50.0)

@@ -30,7 +30,6 @@ class ToldRun:
 
     @property
     def timeline(self) -> Timeline:
-        """Return what happened when."""
         return self.history.timeline
 
     def log(self, kind: str, who: str, at_s: float, **fields: object) -> None:
@@ -45,7 +44,6 @@ class ToldRun:
         self.log("sample", who, at_s, incarnation=incarnation, **fields)
 
     def merged(self, at_s: float, fragment: int, version: int, *learners: str, age: int = 0) -> None:
-        """Write a commit."""
         shares = [{"learner": each, "incarnation": 1, "age": age, "tokens": 50, "weight": 0.5} for each in learners]
         phases = {"quorum_wait_s": 0.2, "waited_s": 0.7, "queued_s": 0.1, "merge_s": 0.03, "commit_s": 0.02}
         more = {"grace_s": 0.6, "end": "all answered", "live": 2, "run_tokens": 50 * version, "parameters": 4}
@@ -53,7 +51,6 @@ class ToldRun:
         self.log("round", "shard-0", at_s, **fields)
 
     def beat(self, who: str, at_s: float, step: int = 10, state: LearnerState = "training") -> None:
-        """Hear a heartbeat."""
         moved = LinkTraffic(payload_up=10 * step, payload_down=20 * step, wire_up=15 * step, wire_down=30 * step)
         told = Beat(
             learner=who,
@@ -217,7 +214,6 @@ def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
 
 
 def test_who_fills_the_broker_is_a_fault_on_the_page(told: ToldRun) -> None:
-    """By its name, with what was removed of it."""
     told.log("filled", "shard-0", 9.0, subjects_of="mallory", removed=1234)
 
     assert ("filled", "mallory") in kinds(told.state(9.5))
@@ -300,7 +296,6 @@ def test_a_step_of_minutes_is_no_silence() -> None:
 
 
 def test_tokens_per_second_add_up_to_the_tokens() -> None:
-    """However the bins lie, speed times length is what was trained."""
     made = rates([PresentTime(0.0, 7.0, 700, 7.0), PresentTime(3.0, 400.0, 4000, 100.0)])
     widths = [400.0 / 180] * 180
 
@@ -318,7 +313,6 @@ def test_a_measurement_has_time_and_tokens(told: ToldRun) -> None:
 
 
 def test_a_run_says_what_it_waits_for() -> None:
-    """Before its broker answers, before it is founded, and when no learner is heard."""
     run = ToldRun()
 
     assert run.state(1.0, founded=False, answered=False)["status"] == "away"
@@ -344,7 +338,6 @@ def test_many_learners_are_cut_and_counted() -> None:
 
 
 def test_runs_are_compared_by_their_sums(told: ToldRun) -> None:
-    """One row per run, with the curves that are laid over each other."""
     facts = told.facts(9.0)
     pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.history, facts)
     rows = comparison_rows([pair, pair])

@@ -89,7 +89,6 @@ def test_returned_units_are_in_order_and_begun_ones_are_granted_whole() -> None:
 
 
 def test_a_unit_whose_windows_were_counted_but_not_read_is_whole_too() -> None:
-    """It was begun, whatever its reader's windows were."""
     begun = DataGrant(0, 0, 4, "", 0, read=0, of=0, counted=1)
     ledger, unit = take(DataLedger(blocks=4, next_position=4, returned=(begun,)), "c", 1, 2)
     assert (unit.start, unit.stop) == (0, 4)
@@ -108,7 +107,6 @@ def test_the_dead_are_buried_with_what_their_last_renewal_said() -> None:
 
 
 def test_an_epoch_is_granted_whole_before_the_next_begins() -> None:
-    """Its last unit is as long as what is left."""
     ledger = DataLedger(blocks=5)
     granted = []
     for _ in range(4):
@@ -120,7 +118,6 @@ def test_an_epoch_is_granted_whole_before_the_next_begins() -> None:
 
 
 def test_what_one_reader_left_and_another_goes_on_with_is_each_ones_own() -> None:
-    """Blocks that are counted already are not counted for whoever reads the rest."""
     ledger, unit = take(DataLedger(blocks=8), "a", 1, 8)
     ledger = give_back(ledger, "a", 1, {unit.key: (3, 8)})
     ledger, again = take(ledger, "b", 1, 8)
@@ -142,7 +139,6 @@ def test_the_sums_are_those_of_the_newest_sixteen_epochs() -> None:
 
 
 def test_a_holder_says_how_many_windows_it_has_before_it_has_read_one() -> None:
-    """A unit's windows are known from the first renewal on."""
     ledger, unit = take(DataLedger(blocks=4), "a", 1, 4)
     (now,) = held(renew(ledger, "a", 1, {unit.key: (0, 8)}), "a", 1)
     assert (now.read, now.of) == (0, 8)

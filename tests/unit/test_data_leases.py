@@ -38,7 +38,6 @@ class LeaseClock:
     wall_s: float = field(default=1.0)
 
     def monotonic(self) -> float:
-        """Return seconds."""
         return self.now_s
 
     def wall(self) -> float:
@@ -72,7 +71,6 @@ class Learners:
     """Learners of one run on the in-memory bus, each with its leases, all with one clock."""
 
     def __init__(self, run: str) -> None:
-        """Begin with an empty ledger."""
         self.bus = ForgetfulBus(run, MemoryBroker())
         self.subjects = Subjects(run)
         self.clock = LeaseClock()
@@ -84,7 +82,6 @@ class Learners:
         return member, leases
 
     async def ledger(self) -> DataLedger:
-        """Return the ledger as it stands."""
         record = await self.bus.get_record(self.subjects.data)
         assert record is not None
         return decode(DataLedger, record.data)
@@ -152,7 +149,6 @@ async def test_a_ledger_of_more_units_than_learners_hold_is_replaced(learners: L
 async def test_who_holds_too_many_units_is_told_to_lease_larger_ones(
     learners: Learners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds stays its own."""
     monkeypatch.setattr("atoll.protocol.data.HELD_MAX", 2)
     _, leases = await learners.join("a")
     for _ in range(2):
@@ -225,7 +221,6 @@ def test_the_rest_of_a_unit_comes_back_and_goes_out_first_at_its_window() -> Non
 
 
 async def test_a_new_life_returns_what_the_former_held_and_a_goodbye_frees_it_for_all(learners: Learners) -> None:
-    """No lease has to expire for that."""
     _, leases = await learners.join("a")
     lost = await leases.take(4)
     second, leases = await learners.join("a")
@@ -259,7 +254,6 @@ async def test_a_holder_that_does_not_renew_loses_its_unit_and_learns_of_it(lear
 
 
 async def test_a_holder_that_renews_keeps_its_unit_however_long_it_takes(learners: Learners) -> None:
-    """A slow learner is not a dead one."""
     _, slow = await learners.join("slow")
     _, observer = await learners.join("observer")
     unit = await slow.take(4)
@@ -326,7 +320,6 @@ async def test_a_unit_whose_grant_was_never_heard_of_is_handed_out_by_the_next_t
 
 
 async def test_what_a_resumption_took_over_unheard_is_handed_out_where_the_checkpoint_was(learners: Learners) -> None:
-    """Unit by unit, each at the checkpoint's window, before anything new."""
     _, former = await learners.join("a")
     first = await former.take(4)
     former.progress = {first.key: (0, 8)}

@@ -35,7 +35,6 @@ class ChainRun:
     store: ShardStore
 
     def __init__(self, codec: str, schema: int) -> None:
-        """Name a run."""
         self.run = one_fragment_run(SIZE, schema=schema, codec_down=codec, keyframe_versions=EVERY)
         self.subjects = self.run.subjects
         self.broker = MemoryBroker()
@@ -70,17 +69,14 @@ class ChainRun:
 
     @property
     def head(self) -> Head:
-        """Return the newest head."""
         return self.store.holdings[0].head
 
     @property
     def values(self) -> Vector:
-        """Return what the shard holds."""
         return self.store.holdings[0].values
 
 
 def drawn(seed: int) -> Vector:
-    """Return values."""
     return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
 
 
@@ -94,7 +90,6 @@ async def founded(request: pytest.FixtureRequest) -> AsyncIterator[ChainRun]:
 
 
 async def test_a_follower_reads_deltas_only_and_holds_the_shards_bits(founded: ChainRun) -> None:
-    """Also over a keyframe, which is for others."""
     held = GlobalFragment(0, 0, drawn(0))
     for version in range(1, 2 * EVERY + 3):
         await founded.commit()
@@ -216,7 +211,6 @@ async def test_a_delta_that_is_not_compressed_is_the_same_delta(founded: ChainRu
 
 
 async def test_a_head_that_does_not_add_up_is_refused(founded: ChainRun) -> None:
-    """Deltas left out, another digest, frames of another length."""
     await founded.commit(4)
     head = founded.head
     false = msgspec.structs.replace(head.deltas[0], chunks=2)

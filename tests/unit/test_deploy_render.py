@@ -202,7 +202,6 @@ def test_every_kubernetes_object_keeps_the_schema_of_its_version(rendered: Path)
 
 
 def test_a_field_that_kubernetes_does_not_know_is_found(rendered: Path) -> None:
-    """The validation above can fail."""
     job = next(one for one in documents(rendered / "eu" / "learners.yaml"))
     job["spec"]["backofLimit"] = 3
 
@@ -439,7 +438,6 @@ def test_units_of_synchronizers_alone_may_write_to_the_folder_of_the_archive(tmp
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
 def test_systemd_takes_a_unit_with_an_archive(tmp_path: Path) -> None:
-    """Without a word of complaint."""
     render(read_description(with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')), tmp_path / "out")
     done = _verified(*sorted((tmp_path / "out").rglob("*synchronizer*.service")))
 
@@ -544,7 +542,6 @@ def test_containers_of_synchronizers_alone_have_the_folder_of_the_archive(tmp_pa
 
 
 def test_a_run_is_rebuilt_from_the_folder_to_which_it_is_archived(tmp_path: Path) -> None:
-    """Then there is one mount, and it can be written to."""
     both = ('archive.url = "/srv/archive"', 'synchronizer.restore = "file:///srv/archive"')
     found = yaml.safe_load(
         rendered_texts(read_description(with_archive(tmp_path, "compose", *both)))["hub/compose.yml"]
@@ -611,7 +608,6 @@ def test_a_folder_of_a_pod_is_refused_as_an_archive(tmp_path: Path, setting: str
 def test_an_archive_that_not_every_synchronizer_would_find_is_refused(
     tmp_path: Path, target: str, setting: str, said: str
 ) -> None:
-    """With one message, and nothing is written."""
     description = with_archive(tmp_path, target, setting)
     done = atoll("deploy", "render", str(description), "--out", str(tmp_path / "out"))
 
@@ -622,7 +618,6 @@ def test_an_archive_that_not_every_synchronizer_would_find_is_refused(
 
 
 def test_a_folder_of_several_machines_is_noted(tmp_path: Path) -> None:
-    """No run checkpoint is complete if each machine has a part of it."""
     description = with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')
     one = render(read_description(description), tmp_path / "out").notes
     text = description.read_text(encoding="utf-8")
@@ -635,7 +630,6 @@ def test_a_folder_of_several_machines_is_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["archive.url", "synchronizer.restore"])
 def test_in_kubernetes_synchronizers_reach_the_object_store(tmp_path: Path, setting: str) -> None:
-    """That to which they write, and that from which they rebuild a run."""
     texts = rendered_texts(read_description(with_archive(tmp_path, "kubernetes", f'{setting} = "s3://bucket/a"')))
     rules = [one for one in yaml.safe_load_all(texts["hub/rules.yaml"]) if one["metadata"]["name"] == "synchronizer"]
     ports = [port["port"] for way in rules[0]["spec"]["egress"] for port in way["ports"]]
@@ -819,7 +813,6 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path: Path, broken: str, said
 
 
 def test_a_host_that_the_certificate_lacks_is_told_with_its_remedy(tmp_path: Path) -> None:
-    """The certificate is not replaced behind anybody's back."""
     description, out = every_target(tmp_path, "systemd"), tmp_path / "out"
     render(read_description(description), out)
     before = KeyFolder(out / "keys").certificate_path.read_text(encoding="utf-8")
@@ -879,7 +872,6 @@ def test_whatever_is_written_as_yaml_is_read_back(tree: dict[str, Any]) -> None:
     ],
 )
 def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
-    """Those of which YAML's readers are known to make numbers, times, lists or truth."""
     assert yaml.safe_load(as_yaml({"a": [text, {"b": text}]})) == {"a": [text, {"b": text}]}
 
 
@@ -893,5 +885,4 @@ toml_trees = st.dictionaries(
 
 @given(toml_trees)
 def test_whatever_is_written_as_toml_is_read_back(tree: dict[str, Any]) -> None:
-    """Tables in tables and in lists, too."""
     assert tomllib.loads(toml(tree)) == tree

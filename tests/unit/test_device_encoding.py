@@ -51,7 +51,6 @@ class TrainedRun:
     """A model of several dtypes in three fragments that cut its tensors by rows, its anchors, and where it has got to."""
 
     def __init__(self, codec: str = "int4", **changes: object) -> None:
-        """Draw it."""
         base: dict[str, object] = {"fragments": 3, "shards": 1, "codec_up": codec, "error_feedback": True}
         self.protocol = msgspec.convert(base | changes, ProtocolSettings).check()
         self.layout = plan_layout(describe(TREE), 3)
@@ -162,7 +161,6 @@ def test_the_host_encodes_where_a_device_cannot_and_says_why() -> None:
 
 
 def test_another_word_is_refused() -> None:
-    """By the door and by the configuration, with the words that there are."""
     check_choice("device")
     with pytest.raises(SettingsError, match="auto, host, device"):
         check_choice("gpu")

@@ -16,7 +16,6 @@ SIZE = 3000
 
 
 def drawn(seed: int, size: int = SIZE) -> Vector:
-    """Return values."""
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
@@ -68,7 +67,6 @@ def test_without_the_carry_errors_would_add_up() -> None:
 
 
 def test_float32_needs_no_carry() -> None:
-    """Every version is sent whole."""
     downlink, values = DownlinkQuantiser("f32"), drawn(1)
     assert downlink.exact
     assert downlink.init(values) == {}
@@ -98,6 +96,5 @@ def test_what_a_codec_cannot_hold_is_refused(codec: str, size: int) -> None:
 
 
 def test_an_unknown_codec_is_a_setting_to_correct() -> None:
-    """It is said when the shard begins."""
     with pytest.raises(SettingsError, match="codec"):
         DownlinkQuantiser("fp4")

@@ -46,7 +46,6 @@ class UnheardBus(MemoryBus):
     async def listen(
         self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
     ) -> BufferedSubscription:
-        """Refuse to listen at first."""
         if subject_filter == self.subject and self.deaf > 0:
             self.deaf -= 1
             raise self.reason

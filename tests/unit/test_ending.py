@@ -50,7 +50,6 @@ class Numbers(ProtocolWorld):
     """The world of the machines with one fragment of numbers in it."""
 
     def __post_init__(self) -> None:
-        """Start at zero."""
         super().__post_init__()
         self.versions: list[Vector] = [np.zeros(len(NAMES), np.float32)]
         self.now: dict[str, Vector] = {}
@@ -60,7 +59,6 @@ class Numbers(ProtocolWorld):
         self.fold: FragmentFold | None = None
 
     def join(self, name: str) -> None:
-        """Adopt the newest values."""
         super().join(name)
         self.now[name] = self.anchor[name] = self.versions[-1]
 

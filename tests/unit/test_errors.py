@@ -22,7 +22,6 @@ ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubc
 
 
 def test_message_has_one_line_per_known_part() -> None:
-    """What, got, allowed and what to do, in this order."""
     error = AtollError("quorum is out of range", got=3, allowed="1..2", todo="lower it")
 
     assert str(error).splitlines() == [
@@ -40,12 +39,10 @@ def test_unknown_parts_are_left_out() -> None:
 
 @pytest.mark.parametrize("got", [0, "", False, 0.0])
 def test_falsy_values_are_shown(got: object) -> None:
-    """Zero and the empty text are values somebody gave, not values that are missing."""
     assert f"got:     {got}" in str(AtollError("wrong", got=got))
 
 
 def test_parts_stay_as_fields() -> None:
-    """Callers can read what a message was made of."""
     error = SettingsError("unknown setting", got="x", allowed="y", todo="z")
 
     assert (error.what, error.got, error.allowed, error.todo) == ("unknown setting", "x", "y", "z")
@@ -76,7 +73,6 @@ def test_branches_do_not_overlap() -> None:
 
 
 def test_the_docstring_draws_every_kind_under_its_parent() -> None:
-    """The tree at the top of the module is the tree in the code."""
     drawn = re.findall(r"^(?:    )?((?:[│ ]   )*)[├└]── (\w+)", errors.__doc__ or "", re.MULTILINE)
     parents: list[str] = ["AtollError"]
     edges = set()

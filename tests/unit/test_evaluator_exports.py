@@ -48,7 +48,6 @@ class NotedEvaluation:
     concluded: list[int] = field(default_factory=list)
 
     def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
-        """Return what a measurement says."""
         del run
         return {"run_tokens": tokens, "values": {"value": 1.0}, "versions_max": merged.versions_max}
 
@@ -102,7 +101,6 @@ class AwayBus(MemoryBus):
     away = 2
 
     async def get_record(self, subject: str) -> Record | None:
-        """Read a record, or be away."""
         if self.away:
             self.away -= 1
             raise BrokerUnavailable("away", todo="wait")
@@ -196,7 +194,6 @@ class GoneBus(MemoryBus):
         await asyncio.Event().wait()
 
     async def reach(self, timeout_s: float) -> bool:
-        """Say that nobody answers."""
         del timeout_s
         return False
 
@@ -205,7 +202,6 @@ class RefusingBus(GoneBus):
     """Its broker does not let us in any more."""
 
     async def reach(self, timeout_s: float) -> bool:
-        """Say so."""
         del timeout_s
         raise AccessDenied("the broker does not let us in", todo="ask for a new key")
 
@@ -236,8 +232,6 @@ def test_a_run_that_will_never_be_readable_ends_an_evaluator_that_has_measured_n
     run: FoundedRun,
     sound: bool,  # noqa: FBT001
 ) -> None:
-    """One that has waits for somebody to mend it."""
-
     async def scenario(evaluation: NotedEvaluation) -> None:
         await run.found()
         stop = asyncio.Event()
@@ -312,8 +306,6 @@ def test_a_run_that_ends_during_a_pause_is_exported_at_once(run: FoundedRun) -> 
 
 
 def test_what_goes_on_after_its_export_is_exported_again(run: FoundedRun) -> None:
-    """At the stop, by the heads."""
-
     async def scenario(evaluation: NotedEvaluation) -> None:
         await run.found()
         await close(run)

@@ -39,7 +39,6 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
     ],
 )
 def test_the_smallest_extra_is_named(package: str, asked_by: str, extra: str) -> None:
-    """It depends on what is missing, and on which service asked for it."""
     told = extras.missing_extra(asking(package, asked_by))
 
     assert told is not None

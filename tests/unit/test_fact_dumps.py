@@ -47,7 +47,6 @@ def recorder(name: str) -> FactRecorder:
     ],
 )
 def test_only_a_bug_of_ours_is_dumped(folder: Path, error: BaseException, ours: bool) -> None:  # noqa: FBT001
-    """An outage or another owner is no reason."""
     fact_dumps.dump_if_our_bug(error, recorder("one"))
 
     assert len(list(folder.glob("facts-one-*.jsonl"))) == int(ours)
@@ -71,7 +70,6 @@ def test_a_signal_dumps_every_machine_of_the_process(folder: Path) -> None:
 
 
 def test_the_oldest_dumps_go(folder: Path) -> None:
-    """However often something fails."""
     one = recorder("one")
     paths = [fact_dumps.dump(one, f"the {n}th time") for n in range(fact_dumps.FILES_MAX + 5)]
     there = set(folder.iterdir())
@@ -82,7 +80,6 @@ def test_the_oldest_dumps_go(folder: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, folder: Path) -> None:
-    """The failure that led here is the one to be told."""
     (tmp_path / "dumps").write_text("a file, no folder")
 
     assert fact_dumps.dump(recorder("one"), "something failed") is None
@@ -91,7 +88,6 @@ def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, folder: P
 
 @pytest.mark.usefixtures("folder")
 def test_a_dump_that_is_too_long_ends_with_a_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its beginning can be replayed."""
     monkeypatch.setattr(fact_dumps, "DUMP_BYTES_MAX", 20)
 
     class Talker:
@@ -160,7 +156,6 @@ def test_a_recorder_whose_lines_cannot_be_made_harms_nothing(folder: Path) -> No
         name = "broken"
 
         def lines(self, why: str) -> Iterator[bytes]:
-            """Fail as an encoder does."""
             raise TypeError(why)
             yield b""
 

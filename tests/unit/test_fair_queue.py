@@ -22,7 +22,6 @@ def queue(weight_max: int) -> FairQueue[tuple[str, int]]:
 
 
 def test_the_sender_of_most_loses_its_oldest() -> None:
-    """The others keep all of theirs, also those that came first."""
     made = queue(6)
     forgotten = sum(map(made.append, [("a", 1), ("b", 1), *(("m", number) for number in range(9)), ("b", 2)]))
 
@@ -32,7 +31,6 @@ def test_the_sender_of_most_loses_its_oldest() -> None:
 
 
 def test_the_newest_stays_where_each_sender_has_one() -> None:
-    """Then the oldest of all goes, as in a plain queue."""
     made = queue(3)
     for name in "abcde":
         made.append((name, 1))
@@ -72,8 +70,6 @@ async def test_a_flood_pushes_no_message_of_others_out_of_a_feed() -> None:
 
 
 async def test_large_messages_of_one_sender_push_out_their_own() -> None:
-    """The bound of bytes is fair as well."""
-
     async def close(_: BufferedSubscription) -> None:
         """Do nothing."""
 

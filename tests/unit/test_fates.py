@@ -38,8 +38,6 @@ def test_no_digit_is_cut_in_a_narrow_terminal(
 
 
 async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tenth after the second, below one another for each learner."""
-
     async def read(*_: object) -> Ledger:
         return Ledger({name: Account() for name in ("bob/1", "ada/10", "ada/2")})
 

@@ -27,24 +27,20 @@ class SilentLeases:
     """A ledger that never answers a resumption or a return; `given_up` are the calls that were cancelled."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self.mine: frozenset[Key] = frozenset()
         self.lost: frozenset[Key] = frozenset()
         self.progress: Progress = {}
         self.given_up: list[str] = []
 
     async def resume(self, cursor: Progress) -> tuple[DataGrant, ...]:
-        """Never answer."""
         await self._for_ever(f"resume {len(cursor)}")
         return ()
 
     async def take(self, blocks: int) -> DataGrant:
-        """Never answer."""
         await self._for_ever("take")
         return DataGrant(0, 0, blocks, "a", 1)
 
     async def give_back(self) -> None:
-        """Never answer."""
         await self._for_ever("give_back")
 
     async def _for_ever(self, what: str) -> None:
@@ -57,7 +53,6 @@ class SilentLeases:
 
 @pytest.fixture
 def home() -> Iterator[LoopThread]:
-    """A loop in a thread."""
     home = LoopThread("test-feed")
     yield home
     home.stop()
@@ -82,7 +77,6 @@ class RefusingLeases(SilentLeases):
     """A ledger that cannot be read for the first `refusals` times."""
 
     def __init__(self, refusals: int) -> None:
-        """Refuse as often."""
         super().__init__()
         self.refusals = refusals
 
@@ -128,7 +122,6 @@ class OtherBlocks(SilentLeases):
     """Leases of a run whose text has other blocks."""
 
     async def take(self, blocks: int) -> DataGrant:
-        """Refuse for good."""
         raise DataError("the run leases other blocks than this text has", got=blocks)
 
 
@@ -216,7 +209,6 @@ def test_in_a_long_outage_a_learner_waits_only_once_before_it_chooses(
     reading = LeasedFeed(cast("IslandHandle", island), BatchReader(TokenShards(tmp_path / "data"), 32, 4, 0), 2, {})
 
     def waited(batches: int) -> list[int]:
-        """Return how many looks each batch took that was waited for."""
         taken = []
         for _ in range(batches):
             before = looks

@@ -47,7 +47,6 @@ def told() -> SteppedRun:
 
 
 def test_a_run_that_goes_as_it_should_has_no_findings(told: SteppedRun) -> None:
-    """Nothing stands out."""
     assert findings(told.history) == []
 
 
@@ -85,7 +84,6 @@ def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_mo
 
 
 def test_a_share_that_is_exceeded_is_told_with_the_cure(told: SteppedRun) -> None:
-    """Two looks of one shard are one finding, from the first to the last."""
     told.log("filled", "shard-0", 40.0, subjects_of="mallory", removed=1200)
     told.log("filled", "shard-0", 50.0, subjects_of="mallory", removed=34)
     (found,) = findings(told.history)
@@ -112,7 +110,6 @@ def test_clips_are_told_with_both_lengths_the_setting_and_the_cure(told: Stepped
 
 
 def test_an_outlier_is_told_with_its_length_and_the_bound(told: SteppedRun) -> None:
-    """An event of an earlier release has neither, and nothing is made up."""
     told.refuse("a", 40.0, "outlier", norm=12.0, norm_max=4.5)
     told.refuse("b", 41.0, "outlier")
     answer = "\n".join(refused(told.history, None))
@@ -142,7 +139,6 @@ def test_one_cause_is_one_finding_with_its_consequences_beneath(told: SteppedRun
 
 
 def one(cause: Cause, culprit: str, from_s: float, until_s: float | None) -> RunFinding:
-    """Return a finding."""
     return finding(cause, culprit, "", from_s=from_s, until_s=until_s)
 
 
@@ -181,7 +177,6 @@ def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_betw
 
 
 def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: SteppedRun) -> None:
-    """No commit was under way, so only the time before it tells."""
     told.round(11, at_s=160.0, quorum_s=40.0, away_s=38.0)
     (found,) = [each for each in findings(told.history) if each.cause == "broker was away"]
 
@@ -214,7 +209,6 @@ def test_who_adopts_again_before_any_round_is_no_finding() -> None:
 
 
 def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:
-    """Their number is bounded, and the finding says how many more there were."""
     run = SteppedRun()
     for version in range(1, 41):
         run.round(version, at_s=1000.0 * version, commit_s=30.0, hindered=20.0 if version == 7 else 1.0 + version / 100)
@@ -334,7 +328,6 @@ def test_learners_with_other_data_are_no_jump_of_the_loss() -> None:
 
 
 def test_a_consequence_of_a_consequence_is_the_causes_too() -> None:
-    """A reader sees one level beneath a cause."""
     found = by_cause(
         [
             one("disk was full", "broker", 0.0, 9.0),
@@ -360,7 +353,6 @@ def test_what_had_ended_before_a_cause_began_is_no_effect_of_it(cause: Cause) ->
 
 
 def test_the_offences_that_a_quarantine_is_for_are_beneath_it() -> None:
-    """They come before it, and are no finding of their own."""
     offences = one("refusals", "a", 1.0, 2.0)
     (found,) = by_cause([one("quarantine", "a", 2.1, None), offences], 20.0)
 
@@ -404,7 +396,6 @@ def test_what_was_there_but_not_yet_read_missed_nothing_by_a_negative_time(told:
 
 
 def test_the_page_says_of_every_finding_what_it_means_and_what_to_do() -> None:
-    """The table names each cause of the code, and no other."""
     table = PAGE.read_text(encoding="utf-8").partition("| finding |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
 

@@ -54,7 +54,6 @@ def add(
 def folded(
     slices: Sequence[FragmentSlice], method: Method, vectors: Sequence[Vector], weights: Sequence[float]
 ) -> MergeResult:
-    """Return the merge of all."""
     fold = FragmentFold(slices, method)
     for vector, weight in zip(vectors, weights, strict=True):
         add(fold, slices, vector, weight)
@@ -78,7 +77,6 @@ def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
 
 @pytest.mark.parametrize("count", [2, 5, 9])
 def test_the_mean_is_the_weighted_mean(count: int) -> None:
-    """The fold equals NumPy's weighted average."""
     vectors, weights = drawn(count)
     merged = folded(slices_of(SIZES), "mean", vectors, weights)
     reference = mean_reference(vectors, weights)
@@ -157,7 +155,6 @@ def test_lengths_that_are_far_apart_stay_finite() -> None:
 
 
 def test_a_zero_pseudo_gradient_has_no_direction_but_counts() -> None:
-    """A learner that did not move shortens the radius and leaves the direction alone."""
     vectors = [np.array([4.0, 0.0], np.float32), np.zeros(2, np.float32)]
     assert folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient.tolist() == [2.0, 0.0]
     assert folded(slices_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).pseudo_gradient.tolist() == [0.0, 0.0]
@@ -184,7 +181,6 @@ def test_one_contribution_is_returned_bit_for_bit(method: Method) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_replay_gives_the_same_bits(method: Method) -> None:
-    """The same contributions in the same order give the same bits."""
     vectors, weights = drawn(6)
     first = folded(slices_of(SIZES), method, vectors, weights)
     again = folded(slices_of(SIZES), method, vectors, weights)
@@ -193,7 +189,6 @@ def test_a_replay_gives_the_same_bits(method: Method) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_another_order_gives_the_same_numbers(method: Method) -> None:
-    """Order decides only the last bits."""
     vectors, weights = drawn(6)
     first = folded(slices_of(SIZES), method, vectors, weights).pseudo_gradient
     other = folded(slices_of(SIZES), method, vectors[::-1], weights[::-1]).pseudo_gradient
@@ -201,7 +196,6 @@ def test_another_order_gives_the_same_numbers(method: Method) -> None:
 
 
 def test_adding_does_not_change_the_contribution() -> None:
-    """The caller keeps its vector as it was."""
     vectors, weights = drawn(3)
     copies = [vector.copy() for vector in vectors]
     folded(slices_of(SIZES), "rda", vectors, weights)
@@ -251,7 +245,6 @@ def test_rda_of_late_pseudo_gradients_alone_is_shortened() -> None:
 
 @pytest.mark.parametrize("method", ["mean", "rda"])
 def test_a_small_fresh_pseudo_gradient_is_enough_for_the_full_length(method: Method) -> None:
-    """What is late beside it is a version late, and no shorter for it."""
     slices = slices_of({"a": 2})
     fold = FragmentFold(slices, method)
     add(fold, slices, [0.0, 1.0], 1.0, 0.25)
@@ -327,7 +320,6 @@ def test_an_honest_pseudo_gradient_is_accepted(factor: float) -> None:
 def test_a_false_pseudo_gradient_is_refused(
     norms: list[float], claims: list[float], norm_max: float, reason: str
 ) -> None:
-    """Falsely claimed and too long are refused, each with its reason."""
     with pytest.raises(FrameRejected) as caught:
         validated_norms(norms, slices_of({"w": 2, "b": 1}), claims, norm_max)
     assert caught.value.reason == reason

@@ -56,7 +56,6 @@ def bus() -> MemoryBus:
 
 
 async def write(bus: MemoryBus, subject: str, data: bytes) -> None:
-    """Store an event."""
     await bus.publish(subject, data, msg_id=f"{subject}-{hash(data)}")
 
 
@@ -64,14 +63,12 @@ async def write(bus: MemoryBus, subject: str, data: bytes) -> None:
 
 
 def test_every_kind_has_writers_and_fields() -> None:
-    """A new kind of event comes into both tables."""
     assert EVENT_WRITERS.keys() == EVENT_FIELDS.keys()
     assert all(EVENT_WRITERS.values())
 
 
 @pytest.mark.parametrize("subject", ["ev.left.a", "atoll.r.ev.left.a", "atoll.r.tap.ev.left.a"])
 def test_an_event_on_its_own_subject_is_taken(subject: str) -> None:
-    """As it is stored, and as a tap says it again."""
     assert event_of(subject, line("left", "a")).who == "a"
 
 
@@ -105,7 +102,6 @@ def test_a_forged_event_is_refused(subject: str, body: bytes) -> None:
 
 
 def test_a_kind_of_a_later_release_passes() -> None:
-    """Its readers skip it."""
     assert event_of("ev.unheard_of.a", line("unheard_of", "a")).kind == "unheard_of"
     assert writers_named("shard-4095") == {"shard"}
 
@@ -208,7 +204,6 @@ async def test_no_reader_ends_or_believes(
 
 
 async def test_a_story_passes_over_what_is_forged(bus: MemoryBus) -> None:
-    """It counts it, and tells of the rest."""
     await write(bus, S.event("left", "a"), line("left", "a"))
     await write(bus, S.event("left", "b"), line("left", "a"))
     await write(bus, S.event("round", "b"), line("round", "b"))
@@ -299,7 +294,6 @@ def test_invented_learners_put_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_reasons_and_strangers_are_few() -> None:
-    """What is beyond the bound is counted together."""
     view = RunView()
     for number in range(2 * NAMES_KEPT):
         view.on_event(event("junk", "shard-0", 1.0, reasons={f"r{number}": 1}))
@@ -309,7 +303,6 @@ def test_reasons_and_strangers_are_few() -> None:
 
 
 def test_sums_saturate() -> None:
-    """So that they stay what a reader takes, and a number of JavaScript."""
     view = RunView()
     for version in range(1, 4):
         most = {"tokens": TOTAL_MAX, "bytes_up": TOTAL_MAX, "bytes_down": TOTAL_MAX, "parameters": TOTAL_MAX}
@@ -369,11 +362,9 @@ class BrokenScene(RunScene):
     """A scene that cannot be drawn."""
 
     def tick(self) -> None:
-        """Fail."""
         raise OverflowError("int too large to convert to float")
 
     def state(self) -> dict[str, Any]:
-        """Fail."""
         raise OverflowError("int too large to convert to float")
 
 
@@ -415,7 +406,6 @@ def test_why_a_message_was_refused_is_said_in_few_plain_words(state: str) -> Non
 
 
 def test_events_of_old_still_pass() -> None:
-    """Of the first release, which noted less."""
     view = RunView()
     view.on_event(
         Event(kind="refused", who="shard-0", at_s=1.0, fields={"refusals": msgspec.Raw(b'[{"reason":"stale"}]')})

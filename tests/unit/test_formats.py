@@ -75,7 +75,6 @@ def payload_of(sent: Encoded) -> npt.NDArray[np.uint8]:
 
 
 def carried(form: Format, vector: Vector) -> Vector:
-    """Return what arrives."""
     sent = Encoded.of(vector, form)
     arrived = Encoded.blank(form, vector.size)
     arrived.unpack_from(payload_of(sent))
@@ -98,7 +97,6 @@ def test_every_format_has_its_facts_and_a_name_and_a_number_of_its_own() -> None
 
 @every_format
 def test_the_bits_on_the_wire_are_fixed(form: Format) -> None:
-    """The payload of one vector, byte for byte."""
     vector = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
     assert xxhash.xxh3_64_hexdigest(payload_of(Encoded.of(vector, form)).tobytes()) == FACTS[form.name].digest
 
@@ -122,7 +120,6 @@ def test_no_number_on_the_wire_is_used_twice() -> None:
 
 
 def test_a_codec_that_does_not_exist_is_refused_by_its_setting() -> None:
-    """Before a run is founded on it."""
     assert check_codecs(ProtocolSettings()) == ProtocolSettings()
     for setting in ("codec_up", "codec_down"):
         with pytest.raises(SettingsError, match=f"protocol.{setting}"):
@@ -149,7 +146,6 @@ def test_an_error_is_a_share_of_the_largest_of_a_block(form: Format, elements: i
 
 @scaled_formats
 def test_every_number_goes_to_the_nearest_that_there_is(form: Format) -> None:
-    """Of all that its codes can stand for, at the block's own scale."""
     block = np.random.default_rng(0).uniform(-1.0, 1.0, BLOCK).astype(np.float32)
     block[:2] = 1.0, -1.0
     sent = Encoded.of(block, form)
@@ -171,7 +167,6 @@ def test_zeros_tiny_numbers_and_extremes(form: Format) -> None:
 
 
 def test_f32_is_exact_bf16_is_the_type_and_e3m0_takes_powers_of_two() -> None:
-    """What no generic bound says."""
     vector = np.concatenate([drawn(1000, 0), np.array([-0.0, 1e-45, 3.0e38], np.float32)])
     assert carried(FORMATS["f32"], vector).tobytes() == vector.tobytes()
     np.testing.assert_array_equal(
@@ -270,7 +265,6 @@ def done(made: Kernels, operation: int, v: Encoded, start: int, stop: int, other
     seed=st.integers(0, 1 << 20),
 )
 def test_both_sets_agree_to_the_bit(form: Format, elements: int, places: tuple[float, float], seed: int) -> None:
-    """Codes, scales, sums and what is folded in, from any element to any other."""
     vector, other = drawn(elements, seed), drawn(elements, seed + 1)
     (plain, largest), (fast, again) = (quantised(kernels_of(form), form, vector) for kernels_of in BOTH)
     assert plain.codes.tobytes() == fast.codes.tobytes()

@@ -53,16 +53,13 @@ class WorkCounter:
     """Counts calls, of Python's functions and of others."""
 
     def __init__(self) -> None:
-        """Have counted none."""
         self.calls = 0
 
     def __enter__(self) -> Self:
-        """Begin to count."""
         sys.setprofile(self._on_event)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
         sys.setprofile(None)
 
     def _on_event(self, _: FrameType, event: str, __: object) -> None:

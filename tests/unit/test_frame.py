@@ -34,7 +34,6 @@ CODECS = {encoding.number: name for name, encoding in FORMATS.items()}
 
 
 def drawn(elements: int) -> Vector:
-    """Return random values."""
     return np.random.default_rng(elements).normal(size=elements).astype(np.float32)
 
 
@@ -107,7 +106,6 @@ def test_segments_may_come_in_any_order_and_again(codec: str) -> None:
 
 
 def test_what_comes_as_float32_is_not_copied() -> None:
-    """A global fragment is read into the memory in which it is used."""
     arriving = FrameDecoder(1000, "f32")
     arriving.take([(0, sending(drawn(1000), "f32").piece(0))])
     assert np.shares_memory(arriving.values(), arriving.vector.codes)
@@ -136,7 +134,6 @@ def test_nibbles_lie_half_a_block_apart_and_scales_before_them() -> None:
 
 @pytest.mark.parametrize("codec", ["int4", "e3m0"])
 def test_four_bits_are_shorter_than_four_bits_and_a_scale(codec: str) -> None:
-    """Codes near zero are common, and zstd knows."""
     size = len(encode_frame(drawn(1 << 16), codec))
     assert size * 8 / (1 << 16) < 4.0
 
@@ -149,7 +146,6 @@ def test_what_zstd_cannot_shorten_is_sent_as_it_is() -> None:
 
 
 def test_an_unknown_codec_is_a_setting_to_correct() -> None:
-    """The message lists the codecs."""
     with pytest.raises(SettingsError, match="f32, bf16, int8"):
         encode_frame(drawn(3), "fp4")
 
@@ -188,7 +184,6 @@ def test_a_short_frame_is_truncated() -> None:
     ],
 )
 def test_a_changed_byte_is_refused(offset: int, value: int, expected: str) -> None:
-    """Each field of the header has its reason."""
     data = bytearray(encode_frame(np.ones(4, np.float32), "f32"))
     assert data[offset] != value
     data[offset] = value
@@ -196,7 +191,6 @@ def test_a_changed_byte_is_refused(offset: int, value: int, expected: str) -> No
 
 
 def test_another_number_of_elements_is_refused() -> None:
-    """The reader decides how many elements there are, not the frame."""
     data = encode_frame(drawn(4), "f32")
     assert reason(data, 5) == "size"
     assert reason(data[:-1], 4) == "size"
@@ -212,7 +206,6 @@ def test_a_payload_of_another_length_is_refused(number: int) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"not zstd at all", b"\x28\xb5\x2f\xfd"])
 def test_a_payload_that_is_not_zstd_is_refused(payload: bytes) -> None:
-    """Garbage under the compressed flag is refused as such."""
     assert reason(made(payload, 4, flags=COMPRESSED), 4) == "compression"
 
 
@@ -251,7 +244,6 @@ def test_a_frame_in_another_codec_than_agreed_is_refused() -> None:
 @pytest.mark.parametrize("elements", [1, 1 << 18])
 @pytest.mark.parametrize(("number", "bits"), [(F32, b"\x01\x00\x80\x7f"), (BF16, b"\x81\x7f")])
 def test_signalling_not_a_number_is_refused_without_a_warning(number: int, bits: bytes, elements: int) -> None:
-    """By either set of kernels."""
     count = min(elements, Framing(elements, CODECS[number]).width)
     assert reason(made(bits * count, count, number), count, CODECS[number]) == "not_finite"
 

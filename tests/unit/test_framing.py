@@ -51,7 +51,6 @@ def feed(framer: Framer, data: bytes) -> int:
 
 
 def test_packets_may_end_anywhere() -> None:
-    """Two packets that meet at every byte of a conversation give the same frames."""
     for cut in range(len(CONVERSATION) + 1):
         framer = Framer()
         feed(framer, CONVERSATION[:cut])
@@ -63,7 +62,6 @@ def test_packets_may_end_anywhere() -> None:
 
 
 def test_a_packet_may_hold_one_byte() -> None:
-    """Byte by byte, several conversations in a row."""
     framer = Framer()
     for place in range(3 * len(CONVERSATION)):
         feed(framer, CONVERSATION[place % len(CONVERSATION)].to_bytes())

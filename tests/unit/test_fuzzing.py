@@ -56,7 +56,6 @@ def test_what_breaks_is_kept_once_with_its_traceback(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("mutate", [mutated_json, mutated_bytes, mutated_frame, mutated_arrays])
 def test_a_mutator_takes_any_bytes_and_is_decided_by_its_seed(mutate: object) -> None:
-    """Also bytes that are not of its kind."""
     for data in (b"", b"{}", b'[[1,2],{"a":"b"}]', bytes(range(256))):
         first, second = ([mutate(data, random.Random(seed)) for seed in range(40)] for _ in range(2))  # type: ignore[operator]
         assert first == second

@@ -20,12 +20,10 @@ class Floor(MemoryBus):
     refusals = 0
 
     def __init__(self, run: str) -> None:
-        """Have a broker of its own."""
         super().__init__(run, MemoryBroker())
         self.subjects = Subjects(run)
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Refuse, or remove."""
         if self.refusals:
             self.refusals -= 1
             raise StorageFull("no room")
@@ -37,7 +35,6 @@ class Floor(MemoryBus):
         return f"{ref.stem}.*"
 
     async def lying(self) -> int:
-        """Return how many chunks there are."""
         return len(await self.get_records(f"{self.subjects.prefix}.gl.c.>"))
 
 
@@ -48,8 +45,6 @@ def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_what_is_left_is_removed_when_it_is_due() -> None:
-    """Each thing as long after it was left, and not before."""
-
     async def work() -> None:
         bus = Floor(unique_run())
         garbage = GarbageCollector(bus)
@@ -85,8 +80,6 @@ def test_the_next_commit_of_a_fragment_removes_what_lies_there() -> None:
 
 
 def test_what_cannot_be_removed_waits_for_the_next_time() -> None:
-    """And nothing fails for it."""
-
     async def work() -> None:
         bus = Floor(unique_run())
         garbage = GarbageCollector(bus)

@@ -72,7 +72,6 @@ def test_the_key_of_the_hubs_broker_stays_with_the_hub(keys: KeyFolder, tmp_path
 
 @pytest.mark.parametrize("how", ["ends soon", "is of other hosts", "is of another key"])
 def test_a_certificate_that_serves_a_region_no_more_is_replaced(keys: KeyFolder, tmp_path: Path, how: str) -> None:
-    """And only then."""
     hand_out_region_door(keys, "leaf-eu", ["leaf-eu"], tmp_path)
     door, authority = KeyFolder(tmp_path / "leaf-eu"), keys.path / "authority"
     assert hand_out_region_door(keys, "leaf-eu", ["leaf-eu"], tmp_path) == []
@@ -89,7 +88,6 @@ def test_a_certificate_that_serves_a_region_no_more_is_replaced(keys: KeyFolder,
 
 
 def test_a_region_that_is_revoked_loses_its_identity(keys: KeyFolder, tmp_path: Path) -> None:
-    """The door alone lets nobody into the hub."""
     hand_out(keys, "demo", REGIONS, tmp_path, REGIONS)
     keys.revoke("leaf-eu", "demo", time.time())
     hand_out(keys, "demo", REGIONS, tmp_path, REGIONS)

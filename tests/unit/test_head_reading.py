@@ -18,7 +18,6 @@ class CountedHeads:
     """Stands for a bus with readable heads, and notes which of them are read; `all` is a reading of every head."""
 
     def __init__(self, fragments: int, monkeypatch: pytest.MonkeyPatch, contributors: int = NAMES_MAX) -> None:
-        """Have so many fragments, whose heads name so many contributors each."""
         self.stats = BusStats()
         self.read: list[int | str] = []
         self.bad: set[int] = set()
@@ -54,7 +53,6 @@ async def test_few_heads_are_read_together(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_one_contributor_more_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is on heads and names together."""
     heads = CountedHeads(NAMES_MAX // 8, monkeypatch, contributors=8)
 
     assert [len((await heads.next())[1]) for _ in range(2)] == [1, IN_TURN]
@@ -83,7 +81,6 @@ async def test_what_may_have_been_missed_is_read_whole(monkeypatch: pytest.Monke
 
 
 async def test_a_head_that_does_not_fit_keeps_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is passed over, as in a reading of all."""
     heads = CountedHeads(5 * IN_TURN, monkeypatch)
     heads.bad = {1}
     await heads.next()

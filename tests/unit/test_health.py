@@ -31,7 +31,6 @@ def _wall_jumps() -> None:
 
 
 def test_a_touched_file_is_fresh_and_an_old_one_is_not(tmp_path: Path) -> None:
-    """The age is that of the last touch."""
     file = tmp_path / "health"
     show_life(file)
     assert silent_s(file, SystemClock()) < 60.0
@@ -57,7 +56,6 @@ def test_no_file_and_a_file_that_cannot_be_written_end_nothing(tmp_path: Path) -
 
 
 async def test_a_living_loop_touches_at_once(tmp_path: Path) -> None:
-    """The file is there after the first turn of the loop."""
     life = asyncio.create_task(live(tmp_path / "health"))
     await asyncio.sleep(0)
     assert (tmp_path / "health").exists()
@@ -111,12 +109,10 @@ class CutBus(MemoryBus):
     told = 0
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Count what is sent."""
         await super().tell(subject, data)
         self.told += 1
 
     async def reach(self, timeout_s: float) -> bool:
-        """Return whether the broker answers."""
         return self.answers and await super().reach(timeout_s)
 
 

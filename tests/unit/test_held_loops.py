@@ -80,7 +80,6 @@ def test_a_fast_loop_is_held_to_what_the_run_believes_and_told_so_once(loop: Hel
 
 
 def test_what_a_slow_stretch_leaves_is_not_saved_up(loop: HeldLoop) -> None:
-    """A shard that has just taken over has not seen it."""
     loop.steps(150)
     loop.clock.now_s += 3600.0
     held_s = loop.steps(300)
@@ -89,7 +88,6 @@ def test_what_a_slow_stretch_leaves_is_not_saved_up(loop: HeldLoop) -> None:
 
 
 def test_a_slow_loop_is_never_held(loop: HeldLoop) -> None:
-    """At nine tenths of what is allowed."""
     for _ in range(300):
         loop.clock.now_s += 1.0 / (0.9 * ALLOWED)
         loop.params = loop.island.step(loop.params, tokens=2)
@@ -98,7 +96,6 @@ def test_a_slow_loop_is_never_held(loop: HeldLoop) -> None:
 
 
 def test_a_held_loop_hears_at_once_that_it_cannot_go_on(loop: HeldLoop) -> None:
-    """A failure of the island ends the waiting, and the step raises it."""
     loop.steps(200)
     loop.pauses_s.clear()
     loop.island.session.driver.failure = AtollError("the island cannot go on")

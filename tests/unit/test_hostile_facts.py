@@ -70,7 +70,6 @@ def agreed(**changes: object) -> ProtocolSettings:
 
 
 def beat(learner: str, at_s: float, **changes: object) -> LearnerBeat:
-    """Return a heartbeat."""
     fields = {"incarnation": 1, "training": True, "step_s": 1.0, "tokens": 100} | changes
     return LearnerBeat(at_s=at_s, learner=learner, **fields)  # type: ignore[arg-type]
 
@@ -451,7 +450,6 @@ def test_a_call_is_believed_as_far_as_a_fleet_can_have_come() -> None:
 
 
 def test_a_call_that_is_believed_ends_no_run() -> None:
-    """It is a reason to read the leases."""
     progress = RunProgress(target=5_000)
     progress.prove(4_000, own=100)
 
@@ -470,7 +468,6 @@ def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
 
 
 def test_constants_of_patience_are_in_order() -> None:
-    """A learner in good health beats several times in the shortest of them."""
     assert LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S
 
 

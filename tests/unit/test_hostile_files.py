@@ -60,7 +60,6 @@ def device(path: Path) -> None:
 
 
 def folder(path: Path) -> None:
-    """Make a folder."""
     path.mkdir()
 
 
@@ -221,7 +220,6 @@ def test_a_number_that_python_cannot_write_is_no_setting(tmp_path: Path) -> None
 
 
 def test_settings_as_other_editors_write_them_are_read(tmp_path: Path) -> None:
-    """A byte order mark in front, and lines that end with CR LF."""
     (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbfrun = "r"\r\n[protocol]\r\nquorum = 2\r\n')
     settings = load(tmp_path / "run.toml", environment={}).settings
 
@@ -241,14 +239,12 @@ def test_a_model_of_other_shapes_is_refused_before_its_values_are_read(tmp_path:
 
 
 def test_a_header_that_is_longer_than_its_file_is_refused(tmp_path: Path) -> None:
-    """Its length is anybody's claim."""
     (tmp_path / WHOLE).write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
     with pytest.raises(AtollError, match="at most 2 can be"):
         check_model_files(tmp_path)
 
 
 def test_a_line_of_text_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of jsonl is read whole, so it has a bound."""
     monkeypatch.setattr("atoll_learner.data.sources.LINE_BYTES_MAX", 40)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "%s"}\n' % (b"a" * 27))
     assert list(documents(tmp_path / "a.jsonl")) == [b"a" * 27]
@@ -259,7 +255,6 @@ def test_a_line_of_text_without_end_is_not_held(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("setting", ["run", "learner.id"])
 def test_an_id_that_looks_like_an_option_is_refused(setting: str) -> None:
-    """Somebody will give it to a program."""
     with pytest.raises(AtollError) as refused:
         load(None, [f"{setting}=-rf"], environment={})
 

@@ -208,7 +208,6 @@ def test_a_header_of_many_arrays_is_read_in_time() -> None:
 
 
 def test_every_planned_layout_is_one_that_readers_take() -> None:
-    """The check of a layout from outside does not refuse an honest one."""
     layout: Layout = run_record("r").layout
     assert layout.fault() == ""
     assert ProtocolSettings().check()

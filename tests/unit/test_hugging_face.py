@@ -42,7 +42,6 @@ def folder(path: Path, model: ModelSettings = MODEL, **changes: Any) -> Path:  #
 
 
 def test_a_folder_of_several_files_is_read_whole(tmp_path: Path) -> None:
-    """The same bits as one file with all of it."""
     found = first_values(MODEL, 0, folder(tmp_path / "model"))
 
     wanted = init_params(MODEL, 3)
@@ -171,7 +170,6 @@ def test_what_means_nothing_else_is_taken(tmp_path: Path, model: ModelSettings, 
 
 
 def test_the_refusal_comes_before_a_tensor_is_read(tmp_path: Path) -> None:
-    """A folder is refused by its configuration, whatever its files hold."""
     with pytest.raises(CheckpointError, match="num_attention_heads = 8, not 4"):
         first_values(MODEL, 0, folder(tmp_path / "model", num_attention_heads=8))
 
@@ -195,7 +193,6 @@ def test_the_refusal_comes_before_a_tensor_is_read(tmp_path: Path) -> None:
 def test_a_configuration_that_no_model_of_ours_follows_is_refused(
     tmp_path: Path, name: str, content: str | None, said: str
 ) -> None:
-    """Where settings are read, before anything is started."""
     if content is not None:
         (tmp_path / name).write_text(content, encoding="utf-8")
 
@@ -270,7 +267,6 @@ def test_tensors_that_follow_from_others_are_passed_over(tmp_path: Path) -> None
 
 
 def test_a_tensor_that_two_files_hold_is_refused(tmp_path: Path) -> None:
-    """The last one won, whatever the index said."""
     path = folder(tmp_path / "model")
     first, second = sorted(path.glob("*.safetensors"))
     name = min(load_file(first))
@@ -281,7 +277,6 @@ def test_a_tensor_that_two_files_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_difference_is_named_at_once(tmp_path: Path) -> None:
-    """Who mends one after the other has to start as often."""
     with pytest.raises(CheckpointError) as refused:
         first_values(MODEL, 0, folder(tmp_path / "model", rope_theta=5e5, rms_norm_eps=1e-6))
 
@@ -305,7 +300,6 @@ def test_the_description_that_we_write_into_a_file_is_compared(tmp_path: Path) -
 
 
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
-    """An empty folder, a damaged configuration, an index that points out of its folder."""
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CheckpointError, match="no model lies in this folder"):

@@ -34,7 +34,6 @@ def founded(codec: str = "f32", size: int = SIZE, schema: int = SCHEMA_NEWEST) -
 
 
 def drawn(seed: int, size: int = SIZE) -> Vector:
-    """Return values."""
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
@@ -103,7 +102,6 @@ async def test_frames_stay_in_a_region_that_adds_up() -> None:
 
 
 async def test_what_is_not_finite_is_not_sent() -> None:
-    """There is no manifest then, either."""
     run = founded()
     bus = MemoryBus(run.run, MemoryBroker())
     with pytest.raises(FrameRejected):

@@ -64,14 +64,12 @@ class IntakeScene:
         return self.intake
 
     async def end(self) -> None:
-        """Close the intake."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.intake.close()
 
     async def send(self, subject: str, data: bytes) -> None:
-        """Queue a message."""
         await self.bus.publish(subject, data, msg_id=f"m{len(data)}-{subject}-{id(data)}")
 
     async def queued(self) -> int:
@@ -80,7 +78,6 @@ class IntakeScene:
         return sum(stored.by_subject.values())
 
     def arrived(self) -> list[str]:
-        """Return whose manifests arrived."""
         return [fact.key.learner for fact in self.told if isinstance(fact, ContributionArrived)]
 
 
@@ -350,7 +347,6 @@ async def test_a_message_that_breaks_the_machine_is_named_and_can_be_set_aside(s
 
 
 async def test_a_farewell_counts_on_its_learners_own_subject(scene: IntakeScene) -> None:
-    """Nobody says goodbye for another."""
     await scene.send(scene.run.subjects.farewell(0, "a"), beat(scene.run, "b", state="left"))
     await scene.begin()
 
@@ -376,8 +372,6 @@ async def test_strangers_wait_in_bounded_memory() -> None:
 
 
 def test_a_message_has_the_same_name_for_each_owner() -> None:
-    """It does not depend on who reads it, or when."""
-
     @dataclass
     class NamedMessage:
         subject: str

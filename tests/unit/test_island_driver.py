@@ -49,7 +49,6 @@ class PushingBus(MemoryBus):
     broken = False
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store, or fail for good."""
         if self.broken:
             raise RuntimeError("no way through")
         return await super().put_blob(stem, payload)
@@ -59,12 +58,10 @@ class DriverScene:
     """One learner's driver on a founded run of one fragment."""
 
     def __init__(self, bus: PushingBus, driver: IslandDriver) -> None:
-        """Keep them."""
         self.bus, self.driver = bus, driver
 
     @property
     def machine(self) -> Island:
-        """Return the learner's machine."""
         return self.driver.machine
 
     def step(self, value: float, adopted: list[AdoptableFragment] | None = None) -> None:
@@ -73,7 +70,6 @@ class DriverScene:
         self.driver._on_step(StepBoundary(TOKENS, params, params, adopted or [], StepReport()))
 
     def called(self, version: int) -> None:
-        """Hear a call."""
         self.driver._on_fact(CallHeard(at_s=0.0, fragment=0, version=version, attempt=1))
 
     async def settled(self) -> None:
@@ -81,7 +77,6 @@ class DriverScene:
         await self.until(lambda: not self.machine.in_flight)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something."""
         async with asyncio.timeout(DEADLINE_S):
             while not holds():  # noqa: ASYNC110  (the driver sets no event)
                 await asyncio.sleep(0)
@@ -124,7 +119,6 @@ async def test_a_push_that_nothing_takes_is_no_refusal(scene: DriverScene) -> No
 
 
 async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushed(scene: DriverScene) -> None:
-    """Each by its own name, in the same learner's ledgers."""
     scene.step(np.nan)
     scene.called(0)
     await scene.settled()

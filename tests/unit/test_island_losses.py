@@ -35,7 +35,6 @@ class Late:
         self._fails = fails
 
     def __float__(self) -> float:
-        """Wait for the value as a JAX scalar does for its device."""
         assert self.there.wait(DEADLINE_S), "nobody freed the value"
         if self._fails:
             raise RuntimeError("INTERNAL: device lost")
@@ -48,7 +47,6 @@ class ScriptedBus(MemoryBus):
     fails = False
 
     def __init__(self, run: str, broker: MemoryBroker) -> None:
-        """Fail nothing."""
         super().__init__(run, broker)
         self.read = threading.Event()
 
@@ -59,7 +57,6 @@ class ScriptedBus(MemoryBus):
         await super().tell(subject, data)
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Read, and say so."""
         self.read.set()
         return await super().get_records(subject_filter)
 
@@ -68,14 +65,12 @@ class LossScene:
     """A learner on an in-memory broker, and its heartbeats as others hear them."""
 
     def __init__(self, home: LoopThread) -> None:
-        """Hear from the beginning."""
         broker = MemoryBroker()
         self.home = home
         self.bus, self._ear = ScriptedBus("r", broker), MemoryBus("r", broker)
         self._feed = home.submit(self._ear.listen(Subjects("r").beat("a"))).result(DEADLINE_S)
 
     async def opener(self) -> ScriptedBus:
-        """Return the learner's bus."""
         return self.bus
 
     def joined(self) -> IslandHandle:

@@ -153,7 +153,6 @@ class FullDisk(io.FileIO):
     full = True
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401  (any buffer)
-        """Write the beginning, then nothing."""
         if self.full and len(data) > 10:
             return int(super().write(data[:10]))
         if self.full:
@@ -184,7 +183,6 @@ def test_what_cannot_be_written_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_journal_has_one_writer_and_a_folder(tmp_path: Path) -> None:
-    """Both mistakes are told in words."""
     (tmp_path / "file").write_text("")
     journal = RecordJournal(tmp_path, "r", 4)
     with pytest.raises(InUse, match="another monitor writes this journal"):

@@ -33,12 +33,9 @@ class MemoryRun:
     """A run on an in-memory broker, and the callbacks of its learners."""
 
     def __init__(self, home: LoopThread) -> None:
-        """Have no learner yet."""
         self._home, self._broker = home, MemoryBroker()
 
     def learner(self, name: str, protocol: ProtocolSettings = PROTOCOL) -> IslandCallback:
-        """Return the callback of a learner."""
-
         async def bus() -> MemoryBus:
             return MemoryBus("r", self._broker)
 
@@ -70,7 +67,6 @@ def small_model(rate: float, seed: int = 0) -> Any:  # noqa: ANN401  (Keras has 
 
 
 def rows(count: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets."""
     dice = np.random.default_rng(0)
     return dice.normal(size=(count, 4)).astype(np.float32), dice.normal(size=(count, 2)).astype(np.float32)
 
@@ -90,7 +86,6 @@ class Stepping:
     """Stands between callback and island: keeps what `step` gets and returns, and adds `more` to every value."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, more: float = 1.0) -> None:
-        """Come between."""
         self.handed: list[Any] = []
         self.seen: list[Any] = []
         self.returned: list[Any] = []

@@ -67,7 +67,6 @@ def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
 
 
 def test_nesterov_steps_agree_to_the_bit() -> None:
-    """And with the formula."""
     values, pseudo_gradient, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
     bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
     compiled = compiled_step.now()
@@ -103,7 +102,6 @@ def test_vectors_that_do_not_belong_together_are_refused() -> None:
 
 @pytest.mark.parametrize("momentum", [np.ones(4, np.float32), np.ones(5, np.float64), np.ones((5, 1), np.float32)])
 def test_a_momentum_of_another_fragment_is_refused(momentum: npt.NDArray[Any]) -> None:
-    """Outer state comes from the broker."""
     with pytest.raises(ProtocolMisuse, match="belong together"):
         Nesterov(0.6, 0.3).update(np.ones(5, np.float32), np.ones(5, np.float32), {"momentum": momentum})
 
@@ -124,7 +122,6 @@ def test_a_folder_that_cannot_keep_code_is_no_reason_to_stop(monkeypatch: pytest
 
 
 def test_an_exact_vector_shares_its_memory() -> None:
-    """Nothing is copied to measure a vector."""
     vector = drawn(300, 4)
     encoded = Encoded.exact(vector)
     assert encoded.format is F32

@@ -78,7 +78,6 @@ def test_nodes_of_a_cluster_need_a_certificate_for_both_ends_and_its_authority(
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644])
 def test_an_identity_that_others_may_read_is_refused(keys: KeyFolder, mode: int) -> None:
-    """With the mode that it has, and what to do."""
     path = keys.add("ada", "learner", "demo", NOW_S)
     path.chmod(mode)
     with pytest.raises(SettingsError, match=f"mode {mode:04o}") as refused:
@@ -138,7 +137,6 @@ def test_an_identity_believes_one_authority(keys: KeyFolder, authority: str) -> 
 
 
 def test_a_pipe_is_no_identity(tmp_path: Path) -> None:
-    """It is not waited for."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(SettingsError, match="not a regular file"):
         read_identity(tmp_path / "pipe")
@@ -159,7 +157,6 @@ def foreign_key(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["damaged", "rsa", "ed25519", "encrypted", "missing"])
 def test_an_authority_that_cannot_sign_is_told(keys: KeyFolder, kind: str) -> None:
-    """And the certificate stays."""
     former = keys.certificate_path.read_bytes()
     path = keys.path / "authority.key"
     path.unlink() if kind == "missing" else path.write_bytes(foreign_key(kind))
@@ -287,14 +284,12 @@ def test_who_was_moved_makes_another_roll(keys: KeyFolder) -> None:
 
 @pytest.mark.parametrize("damage", ['{"entries": 3}', "", '{"entries": [{"name": "x"}]}', '{"people": []}'])
 def test_a_damaged_roll_is_told(keys: KeyFolder, damage: str) -> None:
-    """By its path, not with a traceback."""
     keys.roll_path.write_text(damage, encoding="utf-8")
     with pytest.raises(SettingsError, match="the roll of keys is damaged"):
         keys.read()
 
 
 def test_a_certificate_names_the_hosts_and_lasts(keys: KeyFolder) -> None:
-    """A new one is of the same authority."""
     authority = (keys.path / "authority.pem").read_text(encoding="utf-8")
     former = keys.certificate_path.read_text(encoding="utf-8")
     assert ends_at_s(former) - time.time() > 800 * 24 * HOUR_S
@@ -339,7 +334,6 @@ def test_a_host_may_have_a_long_name(tmp_path: Path) -> None:
 def test_a_certificate_that_will_end_is_told_once_a_day(
     keys: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From thirty days before."""
     door = LockedDoor(keys, tmp_path / "store")
     now_s = time.time() + door.left_s(time.time()) - 30.5 * 24 * HOUR_S
     told = []
@@ -476,7 +470,6 @@ def test_a_folder_that_is_being_changed_is_left_alone(keys: KeyFolder) -> None:
 
 
 def test_the_roll_is_read_back_as_it_was_written(keys: KeyFolder) -> None:
-    """And holds nothing that it does not know."""
     keys.add("ada", "learner", "demo", NOW_S, founds=True)
     roll = keys.read()
     assert msgspec.json.decode(msgspec.json.encode(roll), type=type(roll)) == roll

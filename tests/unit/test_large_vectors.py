@@ -38,7 +38,6 @@ def slices() -> tuple[FragmentSlice, ...]:
 
 
 def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
-    """Return normally distributed numbers."""
     return np.random.default_rng(seed).standard_normal(elements, dtype=np.float32)
 
 
@@ -62,7 +61,6 @@ def a_round(codec: str) -> bytes:
 
 @pytest.fixture
 def _helpers_made_anew() -> Iterator[None]:
-    """Let a test say how many cores there are."""
     parallel._helpers.cache_clear()
     yield
     parallel._helpers.cache_clear()
@@ -71,7 +69,6 @@ def _helpers_made_anew() -> Iterator[None]:
 @pytest.mark.parametrize("codec", list(FORMATS))
 @pytest.mark.usefixtures("_helpers_made_anew")
 def test_a_round_has_the_same_bits_with_any_number_of_threads(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are made of parts that do not depend on who takes them."""
     results = set()
     for cores in (1, 2, 5):
         parallel._helpers.cache_clear()
@@ -81,7 +78,6 @@ def test_a_round_has_the_same_bits_with_any_number_of_threads(codec: str, monkey
 
 
 def test_parts_are_cut_where_vectors_are_not_where_work_begins() -> None:
-    """All multiples of the part and the two ends, and nothing for nothing."""
     part = parallel.PART
     assert parallel.parts(0, 2 * part) == [(0, part), (part, 2 * part)]
     assert parallel.parts(part - 1, 2 * part + 1) == [(part - 1, part), (part, 2 * part), (2 * part, 2 * part + 1)]
@@ -104,8 +100,6 @@ def test_every_item_is_done_once_and_small_work_by_the_caller() -> None:
 
 
 def test_what_the_work_raises_is_raised() -> None:
-    """By a helper or by the caller."""
-
     def work(number: int) -> None:
         if number >= 0:
             raise ValueError(number)
@@ -144,7 +138,6 @@ def test_no_more_waits_than_a_sum() -> None:
 
 
 def test_nothing_added_is_a_sum_of_zeros() -> None:
-    """A round in which every staleness weight was zero."""
     assert not BatchedAccumulation(slices()).total(ELEMENTS).any()
 
 
@@ -165,7 +158,6 @@ def test_memory_is_used_again_when_nobody_holds_it() -> None:
 
 
 def test_a_bounded_number_of_vectors_is_kept() -> None:
-    """What one commit lets go of."""
     held = [buffer_pool.empty(buffer_pool.KEPT_ELEMENTS + number) for number in range(2 * buffer_pool.KEPT)]
     held.clear()
     gc.collect()

@@ -47,7 +47,6 @@ def test_fragments_are_balanced(vocabulary: int, width: int, layers: int, fragme
 
 @pytest.mark.parametrize("fragments", [1, 3, 24])
 def test_every_row_is_in_one_fragment(fragments: int) -> None:
-    """Each row of each tensor, scalars included, is in exactly one fragment."""
     tensors = [*llama(256, 64, 2), TensorSpec("scale", (), "float32"), TensorSpec("bias", (3,), "float32")]
     layout = plan_layout(tensors, fragments)
     assert covered(layout) == [(n, row) for n, tensor in enumerate(tensors) for row in range(tensor.rows)]
@@ -89,7 +88,6 @@ def test_the_layout_is_deterministic() -> None:
 
 
 def test_a_layout_survives_json() -> None:
-    """A layout read from its JSON is equal and has the same fingerprint."""
     layout = plan_layout(llama(256, 64, 1), 3, direct=["embed"])
     read = msgspec.json.decode(msgspec.json.encode(layout), type=Layout)
     assert read == layout
@@ -106,7 +104,6 @@ def test_too_many_or_no_fragments_are_refused(fragments: int) -> None:
 
 
 def test_as_many_fragments_as_rows() -> None:
-    """Four rows fill four fragments."""
     layout = plan_layout([TensorSpec("w", (3, 2), "float32"), TensorSpec("b", (), "float32")], 4)
     assert sorted(layout.fragment_sizes()) == [1, 2, 2, 2]
 
@@ -134,7 +131,6 @@ def test_what_cannot_be_averaged_is_in_no_layout(dtype: str) -> None:
 
 
 def test_equal_layouts_have_no_difference() -> None:
-    """The empty string says that nothing differs."""
     assert first_difference(plan_layout(llama(256, 64, 1), 2), plan_layout(llama(256, 64, 1), 2)) == ""
 
 
@@ -147,14 +143,12 @@ def test_equal_layouts_have_no_difference() -> None:
     ],
 )
 def test_the_first_difference_names_the_tensor(changed: TensorSpec, said: str) -> None:
-    """Another name, shape or dtype is named with both sides."""
     rest = TensorSpec("b", (4,), "float32")
     ours = plan_layout([TensorSpec("w", (4, 2), "float32"), rest], 2)
     assert first_difference(ours, plan_layout([changed, rest], 2)) == said
 
 
 def test_the_first_difference_names_counts_direct_and_slices() -> None:
-    """More tensors, other fragments, other direct names and moved slices are each named."""
     one, two = TensorSpec("w", (4, 2), "float32"), TensorSpec("b", (4,), "float32")
     ours = plan_layout([one, two], 2)
     assert first_difference(ours, plan_layout([one], 2)) == "2 tensors here and 1 in the run"
@@ -175,7 +169,6 @@ def test_a_model_is_cut_no_more_than_it_must_be(fragments: int) -> None:
 
 
 def test_no_fragment_holds_a_sliver_of_a_matrix() -> None:
-    """A part below a hundredth of a fragment's share goes to its neighbour."""
     tensors = [TensorSpec("a", (1000, 8), "float32"), TensorSpec("b", (1004, 8), "float32")]
     layout = plan_layout(tensors, 2)
 

@@ -98,7 +98,6 @@ class Net(nnx.Module):
     """A module with a variable of every kind that NNX knows."""
 
     def __init__(self) -> None:
-        """Begin."""
         rngs = nnx.Rngs(0)
         self.dense = nnx.Linear(4, 4, rngs=rngs)
         self.plain = nnx.BatchNorm(4, use_scale=False, use_bias=False, rngs=rngs)
@@ -135,7 +134,6 @@ def test_nnx_as_plain_arrays_is_known_by_its_names() -> None:
 
 
 def test_an_optimizer_s_state_stays_with_its_island() -> None:
-    """Its second moments were made negative like any variance."""
     params = {"w": jnp.ones(3)}
     state = optax.adam(0.1).init(params)
     inner = nnx.state(nnx.Optimizer(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.adam(0.1), wrt=nnx.Param))
@@ -149,13 +147,11 @@ class LinenNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return something."""
         y: jax.Array = nn.LayerNorm()(nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x)))
         return y
 
 
 def test_linen_has_a_collection_for_statistics() -> None:
-    """Whatever is in it."""
     variables = LinenNet().init(jax.random.key(0), jnp.ones((2, 4)))
 
     assert ruled(variables) == {"batch_stats/BatchNorm_0/mean": "mean", "batch_stats/BatchNorm_0/var": "mean"}
@@ -177,14 +173,12 @@ def test_a_state_of_equinox_has_no_names_and_is_known_by_its_type() -> None:
     ],
 )
 def test_what_is_called_like_a_statistic_is_asked_about(name: str) -> None:
-    """Averages by any part of the name, single numbers by its end."""
     assert looks_untrained(name)
     assert rules_of([TensorSpec(name, (2,), "float32")], {}).doubtful == (name,)
     assert rules_of([TensorSpec(name, (2,), "float32")], {name: "pseudo_gradient"}).doubtful == ()
 
 
 def test_nothing_is_asked_about_weights() -> None:
-    """Of our own models, and names of others that have such words in them."""
     others = WEIGHTS.split()
 
     assert rules_of([TensorSpec(name, (2, 2), "float32") for name in others], {}).doubtful == ()
@@ -194,7 +188,6 @@ def test_nothing_is_asked_about_weights() -> None:
 
 
 def test_variances_are_known_by_their_names() -> None:
-    """They are what a merge keeps at or above zero."""
     variances = ("1.running_var", "bn/moving_variance", "bn/var", "bn/var/value", "state/bn/~/var_ema/average")
 
     assert all(map(is_variance, variances))
@@ -207,5 +200,4 @@ def test_variances_are_known_by_their_names() -> None:
 
 
 def test_without_jax_a_numpy_loop_has_the_same_rules() -> None:
-    """Names are all that it has."""
     assert ruled({"1.running_var": np.ones(2, np.float32), "w": np.ones(2)}) == {"1.running_var": "mean"}

@@ -62,7 +62,6 @@ def test_the_first_pattern_that_fits_decides() -> None:
     ],
 )
 def test_a_wrong_rule_is_refused(given: dict[str, str], said: str) -> None:
-    """The message names what was got."""
     with pytest.raises(SettingsError) as refused:
         rules_of(LEAVES, given)
 
@@ -137,7 +136,6 @@ def test_frozen_leaves_are_known_by_their_values(kind: Any) -> None:  # noqa: AN
 
 
 def test_what_has_no_bytes_to_compare_cannot_be_frozen() -> None:
-    """Objects, for example."""
     with pytest.raises(SettingsError, match="the leaf 'base' cannot be frozen"):
         frozen_leaves({"base": np.array([object()])}, LeafRules({"base": "frozen"}))
 

@@ -76,7 +76,6 @@ def test_jsonl_and_parquet_hold_a_document_a_row(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    """Nothing is skipped in silence."""
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(DataError, match=said) as raised:
@@ -88,7 +87,6 @@ def test_what_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content:
 
 @pytest.mark.parametrize("vocabulary", [0, 300])
 def test_all_files_that_are_no_text_are_named_at_once(tmp_path: Path, vocabulary: int) -> None:
-    """Who has a folder with ten of them should not start ten times."""
     files = texts(tmp_path / "in")
     for number in range(10):
         (tmp_path / f"in/old-{number}.txt").write_bytes("für".encode("latin-1"))
@@ -120,7 +118,6 @@ def test_empty_texts_are_left_out_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocabulary", [0, 300])
 def test_text_that_is_all_empty_is_refused(tmp_path: Path, vocabulary: int) -> None:
-    """Before a vocabulary is made of it."""
     (tmp_path / "a.txt").touch()
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
 
@@ -129,7 +126,6 @@ def test_text_that_is_all_empty_is_refused(tmp_path: Path, vocabulary: int) -> N
 
 
 def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path: Path) -> None:
-    """Each message has a way out."""
     (tmp_path / "none").mkdir()
     (tmp_path / "short.txt").write_text("a few words", encoding="utf-8")
     for inputs in ([tmp_path / "missing.txt"], [tmp_path / "none"], []):
@@ -146,7 +142,6 @@ def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No half-written shards, and a message that says so."""
     files = texts(tmp_path / "in")
 
     def full(descriptor: int) -> None:
@@ -161,7 +156,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_byte_pair_vocabulary_round_trips(tmp_path: Path) -> None:
-    """Trained here, stored beside the shards, exact."""
     prepare(texts(tmp_path / "in"), tmp_path / "out", vocabulary=320, validation=0.2, block_tokens=256)
     tokenizer = TokenShards(tmp_path / "out").tokenizer()
     text = "document 7: abc abc, ünïcode".encode()
@@ -211,7 +205,6 @@ def test_the_order_of_an_epoch_is_the_same_in_every_release() -> None:
 
 
 def shards_of(tmp_path: Path) -> TokenShards:
-    """Return prepared shards."""
     prepare(texts(tmp_path / "in"), tmp_path / "out", validation=0.2, block_tokens=256)
     return TokenShards(tmp_path / "out")
 
@@ -344,7 +337,6 @@ def test_what_windows_leave_of_a_block_is_known(tmp_path: Path, sequence: int, s
 def test_text_that_does_not_fit_into_memory_is_read_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
-    """Without half a megabyte around each window."""
     monkeypatch.setattr(shards_module, "memory_bytes", lambda: memory)
     shards = shards_of(tmp_path)
 
@@ -378,7 +370,6 @@ def test_another_sequence_goes_on_at_the_same_share(tmp_path: Path) -> None:
 
 
 def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
-    """Its windows are gone, those of the next unit are not."""
     reader = BatchReader(shards_of(tmp_path), 32, 4, seed=3)
     reader.grant(0, 0, 2)
     reader.grant(0, 2, 4)
@@ -402,7 +393,6 @@ def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:
 
 
 def test_a_sequence_longer_than_a_block_is_refused(tmp_path: Path) -> None:
-    """Both numbers are in the message."""
     with pytest.raises(SettingsError, match="does not fit") as raised:
         BatchReader(shards_of(tmp_path), 257, 1, seed=0)
 
@@ -450,7 +440,6 @@ def test_a_description_that_nothing_of_ours_has_is_refused(tmp_path: Path) -> No
 
 
 def test_what_a_sequence_cannot_be_trained_or_measured_on_is_told_first(tmp_path: Path) -> None:
-    """Not after the whole training."""
     shards = shards_of(tmp_path)
     held_out = shards.meta.validation_tokens
     shards.check_measurable(held_out - 1)

@@ -52,7 +52,6 @@ def test_the_demo_model_has_about_a_million_parameters() -> None:
 
 
 def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
-    """The half-split form, as a complex product."""
     x = np.random.default_rng(1).normal(size=(1, 5, 2, 8)).astype(np.float32)
     angle = np.arange(5)[:, None] * 100.0 ** (-np.arange(4) / 4)
     turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)[:, None, :]
@@ -63,7 +62,6 @@ def test_rotary_positions_turn_channel_pairs_half_a_head_apart() -> None:
 
 
 def test_the_future_does_not_change_the_past() -> None:
-    """Logits at a position depend on tokens up to it only."""
     forward, params = jax.jit(make_forward(small())), init_params(small(), 0)
     tokens = batch()[:, :-1]
     changed = tokens.copy()
@@ -114,7 +112,6 @@ def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_decoder_equals_an_explicit_reference(*, tied: bool) -> None:
-    """RMSNorm, GQA, SwiGLU and both kinds of head, written out."""
     settings = small(tied=tied)
     params = init_params(settings, 3)
     tokens = batch()[:, :-1]
@@ -168,7 +165,6 @@ def test_attention_and_its_gradients_are_those_of_jax(kv_heads: int, dtype: Any)
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
-    """A founder can be anybody."""
     one, same, other = (init_params(small(), seed) for seed in (5, 5, 6))
 
     assert all((one[name] == same[name]).all() for name in one)
@@ -177,7 +173,6 @@ def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("change", [{"heads": 3}, {"kv_heads": 3}, {"layers": 0}, {"size": "huge"}, {"colour": 1}])
 def test_impossible_models_are_refused(change: dict[str, object]) -> None:
-    """The message names the dimension."""
     with pytest.raises(SettingsError, match=next(iter(change)).replace("colour", "colour")):
         model_settings(SMALL | change, vocab=64)
 
@@ -220,7 +215,6 @@ def test_a_step_is_clipped_adamw_and_two_runs_agree_bit_for_bit() -> None:
 
 @pytest.mark.second_tier
 def test_accumulated_gradients_equal_one_larger_batch() -> None:
-    """Two micro-batches of four are one batch of eight."""
     model, train = small(), TrainSettings(rate=2e-3, warmup=0.0, batch=4, sequence=16, accumulation=2)
     params, rows = init_params(model, 0), batch(8)
     step = make_step(model, train)
@@ -235,7 +229,6 @@ def test_accumulated_gradients_equal_one_larger_batch() -> None:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_the_loss_falls_on_a_text_that_repeats(compute: str) -> None:
-    """Forty steps on one pattern."""
     model = small(compute=compute)
     train = train_settings({"batch": 4}, model=model)
     params = init_params(model, 0)
@@ -250,7 +243,6 @@ def test_the_loss_falls_on_a_text_that_repeats(compute: str) -> None:
 
 
 def test_a_model_file_round_trips(tmp_path: Path) -> None:
-    """The same bits under the same names."""
     params = init_params(small(), 0)
     save_safetensors(params, tmp_path / "model.safetensors", {"run": "x"})
     loaded = load_safetensors([tmp_path / "model.safetensors"], init_params(small(), 1))
@@ -291,7 +283,6 @@ def test_a_truncated_or_missing_model_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_model_is_refused_with_the_first_difference(tmp_path: Path) -> None:
-    """Another width, a tensor too few, a value that is no number."""
     path = tmp_path / "model.safetensors"
     params = init_params(small(), 0)
     name = min(params)
@@ -318,7 +309,6 @@ def test_a_file_whose_numbers_are_no_floats_is_refused(tmp_path: Path, dtype: st
 
 
 def test_sampling_is_deterministic_and_starts_with_its_prompt() -> None:
-    """Equal seeds draw equal text, beyond the window too."""
     settings = model_settings(SMALL, vocab=256)
     params = init_params(settings, 0)
 

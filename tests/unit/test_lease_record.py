@@ -109,7 +109,6 @@ def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> No
 
 
 async def test_a_lease_stays_readable_however_many_incarnations_there_were(run: str) -> None:
-    """Won, released with a crowd, and won by the next."""
     broker = MemoryBroker()
     bus = MemoryBus(run, broker)
     first, second = keeper(bus, run), keeper(bus, run)
@@ -199,7 +198,6 @@ class AbsentBus(MemoryBus):
     silent = False
 
     async def get_record(self, subject: str) -> Record | None:
-        """Answer, if it is there."""
         if self.silent:
             await asyncio.Event().wait()
         return await super().get_record(subject)

@@ -62,7 +62,6 @@ class LeavingScene:
         self.keeper.checkpoints = self.disk
 
     def close_feed(self, within_s: float) -> bool:
-        """Return the data."""
         self.told.append("data")
         return within_s > 0.0
 
@@ -77,7 +76,6 @@ class LeavingScene:
             raise BrokerUnavailable("the last pushes are not durable")
 
     def leave(self, bound_s: float) -> None:
-        """Leave as the learner does."""
         leave(cast("IslandHandle", self.island), cast("LeasedFeed", self.feed), self.keeper, STATE, bound_s)
 
 
@@ -114,7 +112,6 @@ def test_the_last_checkpoint_is_kept_once_the_goodbye_is_said(scene: LeavingScen
 
 
 def test_a_broker_that_is_away_costs_the_pushes_and_not_the_checkpoint(scene: LeavingScene) -> None:
-    """Its share of the bound is left to it."""
     scene.disk_returns = scene.broker_away = True
     with pytest.raises(BrokerUnavailable, match="not durable"):
         scene.leave(30.0)

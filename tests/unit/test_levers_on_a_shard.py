@@ -46,7 +46,6 @@ class ShardOwner:
     """One tenure: a store and a aggregator on a broker of their own choice."""
 
     def __init__(self, desk: LeverDesk) -> None:
-        """Prepare."""
         protocol = desk.run.protocol
         self.desk = desk
         self.bus = MemoryBus(desk.run.run, desk.broker)
@@ -88,7 +87,6 @@ class LeverDesk:
     """A founded run of one fragment with all of it switched on."""
 
     def __init__(self, merge: Method) -> None:
-        """Name a run."""
         name = unique_run()
         asked = {
             "fragments": 1,
@@ -121,7 +119,6 @@ class LeverDesk:
         return self
 
     async def owner(self, epoch: int) -> ShardOwner:
-        """Begin a tenure."""
         owner = ShardOwner(self)
         await owner.store.open(epoch)
         return owner
@@ -223,7 +220,6 @@ class OvertakenBus(MemoryBus):
 
 
 def _average(owner: ShardOwner) -> Vector:
-    """Return the average that an owner holds."""
     return owner.store.holdings[0].state[AVERAGE].astype(np.float32, copy=False)
 
 

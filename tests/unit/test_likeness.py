@@ -25,7 +25,6 @@ ASKED = ("protocol.fragments=6", "model.size=m", "model.ffn=96", "train.rate=0.0
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A text to train on."""
     path = tmp_path / "text.txt"
     path.write_text("words", encoding="utf-8")
     return path
@@ -77,7 +76,6 @@ def test_a_new_run_is_set_as_the_one_of_the_file(tmp_path: Path, first: UpPlan, 
 
 
 def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, first: UpPlan) -> None:
-    """Each of them, setting by setting."""
     file = tmp_path / "change.toml"
     file.write_text("seed = 4\n[train]\nrate = 0.02\n[up]\nlearners = 5\n", encoding="utf-8")
     up = begin_like(first.out, tmp_path / "second", "train.rate=0.03", config=file, throttle=("learner-2=1",))
@@ -124,7 +122,6 @@ def test_a_text_replaces_shards_and_shards_a_text(tmp_path: Path, first: UpPlan,
 
 
 def test_a_folder_that_holds_a_run_cannot_begin_another(first: UpPlan) -> None:
-    """Unless that one is finished and --again moves it aside."""
     with pytest.raises(SettingsError, match="--like begins a new run"):
         begin_like(first.out, first.out)
 
@@ -150,7 +147,6 @@ def test_a_text_that_is_gone_is_told_with_the_file_that_names_it(tmp_path: Path,
     ],
 )
 def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
-    """No file, no JSON of ours, or a report from before reports told all."""
     path = tmp_path / "report.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -159,7 +155,6 @@ def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, sa
 
 
 def test_a_run_file_from_before_tells_learners_and_text_in_fields_of_their_own(tmp_path: Path, text: Path) -> None:
-    """Every version's run.json will do."""
     up = plan(UpRequest(out=tmp_path / "old"), {})
     settings = {name: value for name, value in kept_settings(up).items() if not name.startswith("up.")}
     old = RunFile(run="old", learners=5, settings=settings, broker=EMBEDDED, corpus=[str(text)])
@@ -188,7 +183,6 @@ def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
 
 
 def test_another_version_or_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said of the same commit, as long as neither tree was edited."""
     monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
 
     assert earlier().differences() == []
@@ -201,7 +195,6 @@ def test_another_version_or_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_broker_of_somebodys_is_not_taken_over_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address is told, for whoever wants the same one."""
     monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
 
     assert earlier(broker=EMBEDDED).differences() == []

@@ -88,7 +88,6 @@ def test_a_learner_whose_intervals_are_short_is_told_once_that_its_work_is_super
 
 
 def test_a_learner_that_nobody_calls_is_told_so() -> None:
-    """Whoever forgot the synchronizer trained on for nobody, and no line said it."""
     machine, watch = Island(ProtocolSettings(fragments=1, shards=1, interval_steps=4).check(), {0: 0}), UncalledLog()
 
     def steps(count: int, *, adopted: int = 0) -> list[str]:

@@ -25,7 +25,6 @@ async def until(begun: threading.Event, end: threading.Event) -> None:
 
 
 def test_a_second_stop_does_not_end_what_the_first_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread died of it, with an open loop."""
     monkeypatch.setattr(loop_thread, "STOP_S", 0.05)
     monkeypatch.setattr(loop_thread, "CANCEL_S", 0.05)
     home, begun, release = LoopThread("stubborn"), threading.Event(), threading.Event()

@@ -24,7 +24,6 @@ class SilentBus(MemoryBus):
     error: AtollError
 
     async def pieces(self, _download: Download) -> AsyncGenerator[Portion]:
-        """Fail."""
         raise self.error
         yield []
 

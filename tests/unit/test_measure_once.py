@@ -20,7 +20,6 @@ class CountedMeasure:
         self.asked = 0
 
     def __call__(self, params: dict[str, Any]) -> float:
-        """Return the sum of all values."""
         self.asked += 1
         return float(sum(np.asarray(leaf, np.float64).sum() for leaf in params.values()))
 
@@ -89,5 +88,4 @@ def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
 def test_a_measurement_that_the_end_would_overtake_is_left_to_the_end(
     target: int, former: Moment, now_tokens: int, *, first: bool
 ) -> None:
-    """Four hundred tokens took eight seconds, so the last hundred take two."""
     assert ends_before(target, former, Moment(now_tokens, 18.0)) == first

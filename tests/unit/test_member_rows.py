@@ -30,7 +30,6 @@ class OverheardBus(MemoryBus):
     """A bus that keeps what is written through it."""
 
     def __init__(self, run: str) -> None:
-        """Begin with nothing."""
         super().__init__(run, MemoryBroker())
         self.said: list[tuple[str, bytes]] = []
 
@@ -39,7 +38,6 @@ class OverheardBus(MemoryBus):
         self.said.append((subject, data))
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Keep it."""
         self.said.append((subject, data))
 
     async def put_record(
@@ -51,7 +49,6 @@ class OverheardBus(MemoryBus):
         info: Info | None = None,
         reconnects: int | None = None,
     ) -> int:
-        """Keep it, and write it."""
         self.said.append((subject, data))
         return await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
 
@@ -107,7 +104,6 @@ async def test_but_for_its_lie_a_contribution_is_whole(row: MemberAttack) -> Non
 
 
 def test_no_two_rows_are_called_the_same() -> None:
-    """The page names each."""
     names = [row.name for row in MEMBER_ATTACKS]
 
     assert len({*names}) == len(names)
@@ -135,7 +131,6 @@ AFTER = replace(BEFORE, at_s=1.0, versions={0: 5, 1: 5}, merged={"ada": 110, "bo
     ids=["none", "refused", "counted"],
 )
 def test_harm_to_honest_learners_is_told(harm: Harm) -> None:
-    """What was refused before does not count, nor what such learners train."""
     assert harm_in([BEFORE, harm.look], run_record("demo")) == harm.told
 
 

@@ -104,14 +104,12 @@ def test_a_memory_that_no_shard_has_written_is_passed_over(name: str, poison: fl
 
 
 def test_equal_values_stay_to_the_bit() -> None:
-    """Whatever their weights are."""
     rounds, number = ValueRounds(), float(np.float32(0.1))
     given = {str(learner): number for learner in range(7)}
     assert rounds.then(given, {str(learner): 1.0 + learner / 3.0 for learner in range(7)}) == number
 
 
 def test_who_is_gone_for_long_counts_no_more() -> None:
-    """Its values are of another model by then."""
     rounds = ValueRounds()
     rounds.merge({"a": 1.0, "b": 3.0})
     assert [rounds.then({"b": 3.0}) for _ in range(KEPT_VERSIONS)] == [2.0] * KEPT_VERSIONS
@@ -127,7 +125,6 @@ def test_the_memory_holds_who_pushed_last() -> None:
 
 
 def test_two_contributions_of_one_learner_are_one_value() -> None:
-    """A late one beside the one in time."""
     fold = ValuesFold(SLICES, ProtocolSettings(fragments=1, shards=1, value_fragments=1).of(0))
     for learner, number in (("a", 1.0), ("b", 4.0), ("a", 3.0)):
         fold.add(Encoded.exact(np.full(ELEMENTS, -number, dtype=np.float32)), [0.0], 1.0, learner=learner)

@@ -51,7 +51,6 @@ def changed(**fields: object) -> bytes:
 
 
 def test_a_message_survives_the_wire() -> None:
-    """Encode, decode, equal."""
     assert decode(Contribution, encode(MANIFEST)) == MANIFEST
 
 
@@ -75,7 +74,6 @@ def test_a_message_survives_the_wire() -> None:
     ids=str,
 )
 def test_a_claim_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
-    """Negative, absurd, of another type or of another schema."""
     with pytest.raises(PeerMisbehaved, match="Contribution"):
         decode(Contribution, changed(**fields))
 
@@ -106,7 +104,6 @@ def test_what_nobody_could_read_is_not_written() -> None:
     ],
 )
 def test_what_is_no_message_is_refused(kind: type[msgspec.Struct], data: bytes) -> None:
-    """Empty, truncated, foreign, nested too deep, not JSON, too large."""
     with pytest.raises(PeerMisbehaved):
         decode(kind, data)
 
@@ -120,7 +117,6 @@ def test_any_bytes_are_a_message_or_refused(data: bytes, cut: int) -> None:
 
 
 def test_an_events_fields_are_kept_as_they_were() -> None:
-    """The event log's free part is raw JSON."""
     line = event("joined", "a", 1.0, incarnation=3, names=["x"])
     back = decode(type(line), encode(line))
 
@@ -130,7 +126,6 @@ def test_an_events_fields_are_kept_as_they_were() -> None:
 
 @pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])
 def test_a_message_that_nests_deeply_is_refused_like_any_other(kind: type[msgspec.Struct]) -> None:
-    """A hundred thousand brackets fit into a message, and into no parser's stack."""
     for text in (b'{"x":' * 100_000, b"[" * 500_000, b'{"schema":1,"y":' + b"[" * 100_000):
         with pytest.raises(PeerMisbehaved, match=f"not a {kind.__name__}"):
             decode(kind, text)

@@ -92,12 +92,10 @@ def test_every_window_of_every_place_of_an_epoch_is_read_once(
 
 
 def test_every_release_has_the_same_order_of_a_mixture(mixture: TokenShards) -> None:
-    """Learners of two releases read one epoch together."""
     assert mixture.blocks_at(7, 2, np.arange(8)).tolist() == [0, 9, 34, 166, 164, 31, 79, 41]
 
 
 def test_the_last_window_of_a_part_ends_with_its_own_text(mixture: TokenShards) -> None:
-    """Its blocks are followed by those of the next part, which are another text."""
     small = mixture.meta.parts[0]
     text = np.fromfile(mixture.folder / "train-0.bin", dtype=mixture.meta.dtype)
     ring = np.concatenate([text, text])
@@ -122,7 +120,6 @@ def test_every_learner_reads_the_same_and_goes_on_in_the_middle(mixture: TokenSh
 
 
 def test_held_out_text_is_mixed_in_the_same_shares(mixture: TokenShards) -> None:
-    """Bits per byte are of the mixture, of a beginning of it, too."""
     whole = mixture.validation(1 << 30)
     some = mixture.validation(len(whole) // 3)
 
@@ -143,7 +140,6 @@ def test_the_fingerprint_is_of_the_parts_and_their_shares(mixture: TokenShards, 
 
 
 def test_a_mixture_replaces_a_mixture_and_nothing_else(mixture: TokenShards, tmp_path: Path) -> None:
-    """And a mixture is no part of another."""
     weights = {tmp_path / "a": 1.0, tmp_path / "b": 1.0}
     mix(weights, tmp_path / "mixed")
     (tmp_path / "full").mkdir()
@@ -162,7 +158,6 @@ def test_a_mixture_replaces_a_mixture_and_nothing_else(mixture: TokenShards, tmp
 
 
 def test_parts_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    """Other blocks, another tokenizer, another vocabulary of the same size, no shards at all."""
     first = prepared(tmp_path, "a", 40)
     for number, (other, said) in enumerate(
         [
@@ -186,7 +181,6 @@ def test_what_is_no_mixture_is_refused(texts: list[str]) -> None:
 
 @given(st.integers(10, 5000), st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8))
 def test_seats_are_all_given_and_fairly(seats: int, weights: list[float]) -> None:
-    """Within one of the exact share, less the one that every small part has."""
     shares = [weight / sum(weights) for weight in weights]
 
     found = apportioned(seats, shares)

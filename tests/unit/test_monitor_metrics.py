@@ -59,7 +59,6 @@ def test_a_silent_learner_is_down_and_one_that_left_is_gone() -> None:
 
 
 def test_an_incarnation_is_in_quarantine_and_the_next_one_is_not() -> None:
-    """A learner begins anew with its next incarnation."""
     watched, clock = watched_run()
     watched.view.on_beat(beat("a"), clock.now_s)
     isolated = {"learner": "a", "incarnation": 1, "offences": 3, "reason": "not_finite"}
@@ -113,7 +112,6 @@ def test_labels_are_bounded_and_sums_stay_right() -> None:
 
 
 def test_rounds_are_forgotten_and_their_sums_are_not() -> None:
-    """A run of months does not fill the monitor."""
     watched, _ = watched_run()
     for version in range(1, ROUNDS_KEPT + 101):
         take_round(watched, 0, version, float(version))
@@ -124,7 +122,6 @@ def test_rounds_are_forgotten_and_their_sums_are_not() -> None:
 
 
 def test_another_founding_begins_anew_and_its_rounds_are_measured() -> None:
-    """Who observes events goes on to."""
     watched, _ = watched_run()
     heard: list[str] = []
     watched.view.observers.append(lambda one: heard.append(one.kind))
@@ -156,7 +153,6 @@ def test_what_a_broker_leaves_out_or_mistells_is_zero() -> None:
 
 
 def test_what_carries_the_run_is_told() -> None:
-    """Queue, copies, brokers that do not answer, disks, certificates."""
     watched = full()
 
     assert value(watched, "atoll_queue_depth") == 12
@@ -194,7 +190,6 @@ def test_every_metric_has_the_run_and_no_label_beyond_the_bounded_ones() -> None
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")
 def test_promtool_finds_nothing_to_complain_of() -> None:
-    """Names, help texts, types and units are as Prometheus wants them."""
     done = subprocess.run(
         ["promtool", "check", "metrics"],  # noqa: S607  (the one on the path)
         input=text_of_metrics(full()),

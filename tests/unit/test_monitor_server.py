@@ -101,7 +101,6 @@ async def test_no_path_answers_a_stranger_s_name_for_this_machine(path: str) -> 
 
 
 async def test_a_name_that_was_allowed_is_answered() -> None:
-    """As that of a container, by which a Prometheus asks."""
     async with serving("monitor") as port:
         found = [await asked(port, "/metrics", host=host) for host in ("monitor", f"Monitor.:{port}", "monitor.evil")]
 
@@ -166,14 +165,12 @@ async def test_strangers_who_fetch_no_answer_keep_nobody_out() -> None:
     ],
 )
 async def test_a_request_that_is_never_whole_is_closed(monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
-    """Whether it stops before its headers, before its body, or after another request."""
     monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
     async with serving() as port:
         await rest(await sent(port, half))
 
 
 async def test_an_endless_header_is_refused() -> None:
-    """After a few kilobytes, however much is on its way."""
     async with serving() as port:
         line = await sent(port, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (4 * HEADERS_BYTES_MAX))
         told = await rest(line)
@@ -195,7 +192,6 @@ async def test_an_endless_header_is_refused() -> None:
     ],
 )
 async def test_a_version_that_is_none_is_answered_as_if_nobody_had_asked_for_it(accept: str, kind: bytes) -> None:
-    """Metrics are told in a format that is understood."""
     async with serving() as port:
         status, body = await asked(port, "/metrics", f"Accept: {accept}")
 

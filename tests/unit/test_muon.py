@@ -41,7 +41,6 @@ def toy() -> Params:
 
 
 def gradients_of(params: Params, seed: int) -> Params:
-    """Return random gradients."""
     random = np.random.default_rng(seed)
     return {name: jnp.asarray(random.normal(size=leaf.shape), jnp.float32) for name, leaf in params.items()}
 
@@ -144,7 +143,6 @@ def test_a_state_that_no_gradients_make_is_refused() -> None:
 
 
 def _momentum(state: Any) -> Any:  # noqa: ANN401
-    """Return Muon's momentum in a state."""
     kind = optax.contrib.MuonState
     found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return next(node.mu for node in found if isinstance(node, kind))

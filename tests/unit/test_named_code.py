@@ -57,7 +57,6 @@ class Trap:
 
     @property
     def ran(self) -> bool:
-        """Return whether anybody imported it."""
         return (self.folder / "ran").exists()
 
     @property
@@ -66,7 +65,6 @@ class Trap:
         return f"{self.name}:outer"
 
     def in_record(self, record: RunRecord) -> RunRecord:
-        """Return a record that names it."""
         protocol = msgspec.structs.replace(record.protocol, outer=self.outer, correction="none")
         return msgspec.structs.replace(record, protocol=protocol.check())
 
@@ -171,7 +169,6 @@ def test_a_replay_runs_no_code_that_an_archive_names(run: str, trap: Trap, tmp_p
 
 
 def test_code_that_all_hosts_name_is_trained_with_and_replayed(run: str, trap: Trap, tmp_path: Path) -> None:
-    """What the settings of each process name is a person's own choice."""
     archive = ArchiveSettings(url=str(tmp_path / "archive"), contributions=True)
     protocol = settings(tokens_target=600, outer=trap.outer, correction="none", outer_lr=0.5)
     world = MemoryWorld(run, protocol, archive=archive)
@@ -234,7 +231,6 @@ def test_the_command_that_continues_a_run_names_its_code_again(tmp_path: Path, t
 
 
 def test_an_earlier_run_chooses_among_the_optimizers_of_the_list(tmp_path: Path, earlier: Path, trap: Trap) -> None:
-    """Code of its own is refused, by the same words."""
     file = earlier / "run.json"
     told = json.loads(file.read_text(encoding="utf-8"))
     for outer, allowed in (("optax:adam", True), (trap.outer, False)):
@@ -251,7 +247,6 @@ def test_an_earlier_run_chooses_among_the_optimizers_of_the_list(tmp_path: Path,
     "spec", ["", "sgd", "optax:", ":x", "a b", "nesterov:", "a:b.c", "a:b()", "a:b\x1b[2J", "os:system('x')", "a/b:c"]
 )
 def test_what_is_no_name_of_an_optimizer_is_no_setting_and_in_no_record(spec: str) -> None:
-    """A record with it is not that of any founder."""
     record = run_record("r")
     forged = msgspec.structs.replace(record, protocol=msgspec.structs.replace(record.protocol, outer=spec))
 

@@ -60,7 +60,6 @@ async def test_what_nobody_can_read_is_no_export(tmp_path: Path, content: bytes)
 
 
 async def test_a_run_that_the_broker_does_not_have_has_no_export(tmp_path: Path, work: LearnerWork) -> None:
-    """Its last model was written, but nobody can say that it is the last."""
     run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
     await run.found()
     with RunFolder(tmp_path / "run") as folder:

@@ -13,7 +13,6 @@ from atoll.base.parallel import INLINE_ELEMENTS_MAX, off_loop
     ("elements", "inline"), [(0, True), (INLINE_ELEMENTS_MAX, True), (INLINE_ELEMENTS_MAX + 1, False)]
 )
 async def test_large_work_goes_to_a_thread(elements: int, inline: bool) -> None:  # noqa: FBT001
-    """And what it returns or raises comes back."""
     assert (await off_loop(elements, threading.get_ident) == threading.get_ident()) == inline
     assert await off_loop(elements, sorted, [2, 1], reverse=True) == [2, 1]
     with pytest.raises(ZeroDivisionError):

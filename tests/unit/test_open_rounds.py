@@ -42,7 +42,6 @@ class RandomFleet:
     facts: list[Fact] = field(default_factory=list)
 
     def next(self) -> Fact:
-        """Return the next fact."""
         self.now_s += self.dice.choice((0.01, 0.1, 0.4))
         due = [name for name, due_s in self.timers.items() if due_s <= self.now_s]
         if due:
@@ -71,7 +70,6 @@ class RandomFleet:
         return ContributionArrived(at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10)
 
     def heed(self, actions: list[Command]) -> None:
-        """Take what the shard commands."""
         for action in actions:
             if isinstance(action, ArmTimer):
                 self.timers[action.name] = action.due_s
@@ -93,7 +91,6 @@ def shard_of(quorum: int) -> Shard:
 def test_an_open_round_commands_the_same_by_fewer_looks(
     quorum: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that looks at all learners for each contribution decides the same."""
     fleet, shard = RandomFleet(random.Random(seed)), shard_of(quorum)
     commanded = []
     for _ in range(600):

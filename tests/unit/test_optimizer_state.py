@@ -55,7 +55,6 @@ def test_the_bound_on_packed_bytes_holds() -> None:
 
 
 def without(arrays: Arrays, name: str) -> Arrays:
-    """Return all arrays but one."""
     return {key: array for key, array in arrays.items() if key != name}
 
 

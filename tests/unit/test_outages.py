@@ -95,7 +95,6 @@ def test_no_list_is_filled_with_rounds_that_are_not_long() -> None:
 
 
 def test_a_shard_that_nobody_took_over_is_named_to_the_end() -> None:
-    """By the list of long rounds, by its fragment and by itself."""
     dead = SteppedRun()
     dead.serve("shard-0", 9.0)
     for version in range(1, 5):
@@ -133,7 +132,6 @@ def test_a_shard_that_waits_for_its_quorum_has_an_owner(quick: SteppedRun, silen
 
 
 def test_a_young_shard_that_says_why_it_waits_has_an_owner() -> None:
-    """Its process has not yet written a sample of its presence."""
     run = SteppedRun()
     for version in range(1, 11):
         run.round(version, at_s=10.0 + version / 2)

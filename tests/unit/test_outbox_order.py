@@ -16,7 +16,6 @@ class Outbox:
         self.enters_meanwhile = False
 
     async def waiting(self) -> int | None:
-        """Say how many messages it holds."""
         if self.enters_meanwhile:
             with self.order.entering():
                 pass

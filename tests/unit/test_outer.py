@@ -21,12 +21,10 @@ ELEMENTS = 33
 
 
 def pseudo_gradients() -> list[Vector]:
-    """Return twenty random pseudo-gradients."""
     return list(np.random.default_rng(11).normal(size=(STEPS, ELEMENTS)).astype(np.float32))
 
 
 def started() -> Vector:
-    """Return first values."""
     return np.random.default_rng(12).normal(size=ELEMENTS).astype(np.float32)
 
 
@@ -117,13 +115,11 @@ def test_any_optax_optimizer_serves(spec: str, transformation: Any) -> None:  # 
 
 
 def test_a_chain_with_a_schedule_serves() -> None:
-    """State of several parts, counters included, survives the bytes."""
     outer = OptaxOuter(scheduled(0.5))
     np.testing.assert_allclose(run_outer(outer, through_bytes=True), run_optax(scheduled(0.5)), rtol=2e-5, atol=2e-5)
 
 
 def test_packed_state_gives_the_same_bits() -> None:
-    """A shard that restores its momentum continues exactly where it was."""
     for spec in ("nesterov", "optax:adam"):
         outer = make_outer(spec, 0.7, 0.9)
         straight, restored = run_outer(outer), run_outer(outer, through_bytes=True)
@@ -132,7 +128,6 @@ def test_packed_state_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("spec", ["optax:no_such", "no_such_module:x"])
 def test_an_unknown_optimizer_is_refused(spec: str) -> None:
-    """A name that leads nowhere is a setting to correct."""
     with pytest.raises(SettingsError, match="unknown outer optimizer") as caught:
         make_outer(spec, 0.7, 0.9, spec)
     assert str(caught.value.got).startswith(spec)
@@ -155,11 +150,9 @@ class HalfAnOptimizer:
     """Something that is called with a learning rate and can begin, but cannot go on."""
 
     def __init__(self, lr: float) -> None:
-        """Keep the rate."""
         self.lr = lr
 
     def init(self, params: Vector) -> Vector:
-        """Begin."""
         return params
 
 

@@ -99,7 +99,6 @@ def test_a_number_or_several_by_name(module: str) -> None:
 
 
 def test_parameters_come_as_the_pytree_that_was_named(module: str) -> None:
-    """One that is not of the run's model is refused by the first difference."""
     assert said(f"{module}:several", f"{module}:like") == {"values": {"rows": 40.0, "last": 8.0}}
     with pytest.raises(LayoutMismatch, match="this model is not the model of run"):
         said(f"{module}:several", f"{module}:other")
@@ -115,13 +114,11 @@ def test_parameters_come_as_the_pytree_that_was_named(module: str) -> None:
     ],
 )
 def test_what_cannot_be_called_is_refused_at_once(module: str, function: str, words: str) -> None:
-    """Before the run is looked at."""
     with pytest.raises(SettingsError, match=words):
         OwnEvaluation(function.format(module))
 
 
 def test_a_module_that_fails_is_named_with_its_line(module: str, tmp_path: Path) -> None:
-    """So does a function that shall return the pytree."""
     (tmp_path / f"{module}_fails.py").write_text("x = 1\ny = x / 0\n", encoding="utf-8")
 
     with pytest.raises(SettingsError, match=rf"ZeroDivisionError: division by zero \({module}_fails.py:2\)"):
@@ -147,7 +144,6 @@ def test_a_module_that_fails_is_named_with_its_line(module: str, tmp_path: Path)
     ],
 )
 def test_a_function_that_fails_or_returns_no_number_is_named(module: str, function: str, words: str) -> None:
-    """With what it did."""
     with pytest.raises(AtollError, match=f"the function {module}:{function} ") as refused:
         said(f"{module}:{function}")
 
@@ -206,8 +202,6 @@ def test_the_count_of_tokens_goes_on_where_a_former_evaluator_ended(module: str,
 def test_a_run_that_cannot_be_read_is_passed_over_and_an_error_of_the_function_is_not(
     module: str, tmp_path: Path
 ) -> None:
-    """The one is the network's, the other the person's."""
-
     async def scenario() -> None:
         run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
         assert not await evaluate_once(run.bus, run.record, OwnLoopEvaluation(f"{module}:failing", ""))

@@ -27,12 +27,10 @@ PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)
 
 
 def given() -> dict[str, Any]:
-    """Return parameters."""
     return {"w": jnp.ones((4, 3)), "b": {"inner": jnp.zeros(3, jnp.bfloat16)}, "count": jnp.int32(3)}
 
 
 def joined(home: LoopThread, params: Any, learner: str = "a", **changes: Any) -> IslandHandle:  # noqa: ANN401
-    """Join a run in memory."""
     broker = changes.pop("broker", None) or MemoryBroker()
 
     async def opened() -> Bus:
@@ -133,7 +131,6 @@ def rewrite_its_base(home: LoopThread) -> None:
 def test_a_frozen_leaf_that_changes_later_is_noticed_later(
     monkeypatch: pytest.MonkeyPatch, every: int, found: int
 ) -> None:
-    """After so many steps, or when the island leaves."""
     monkeypatch.setattr(parameters, "FROZEN_EVERY", every)
     home = LoopThread("world")
     with pytest.raises(SettingsError, match="'base' has changed") as refused:
@@ -290,7 +287,6 @@ def test_tokens_are_counted_in_whole_numbers(tokens: Any) -> None:  # noqa: ANN4
 def test_numpy_parameters_that_are_changed_in_place_are_snapshots_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a copy, what is pushed later is not what the step left."""
     home = LoopThread("world")
     with joined(home, {"w": np.zeros(4, np.float32), "j": jnp.zeros(4)}) as island:
         params = island.params

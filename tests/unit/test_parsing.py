@@ -41,7 +41,6 @@ UNSEEN = ("Cc", "Cf", "Zl", "Zp")
 
 
 def test_a_text_holds_nothing_that_nobody_sees() -> None:
-    """Every character of these kinds that Python's Unicode knows, wherever it stands."""
     unseen = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in UNSEEN]
 
     for one in unseen:
@@ -68,7 +67,6 @@ def test_a_text_may_be_of_any_script() -> None:
 
 
 def test_threads_may_meet_a_type_at_once() -> None:
-    """Without a lock the library ends the process then."""
     data = encode(run_record("demo"))
     for _ in range(PROCESSES):
         done = subprocess.run(

@@ -105,7 +105,6 @@ def test_a_part_that_travels_is_rounded_once() -> None:
 
 
 def test_one_contribution_of_a_bfloat16_run_is_the_same_bits() -> None:
-    """What is rounded already is not rounded again."""
     vector = Encoded.of(drawn(1)[0][0], format_of("bf16")).expanded()
     fold = FragmentFold(SLICES, "rda")
     fold.enter(travelled(fold_of([(vector, 3.0, 1.0)]).partial(), shares_of([(vector, 3.0, 1.0)])))
@@ -166,7 +165,6 @@ def test_a_sum_that_its_contributions_cannot_have_is_refused(what: str, lie: obj
 
 
 def test_only_plain_folds_have_parts() -> None:
-    """Contributions that are judged by each other, or remembered, are needed in one place."""
     assert is_partial(ProtocolSettings(), 0, 1 << 20)
     assert not is_partial(ProtocolSettings(robust="gate", quorum=3), 0, 1 << 20)
     assert not is_partial(ProtocolSettings(share_max=0.5), 0, 1 << 20)

@@ -404,7 +404,6 @@ def test_one_slow_region_slows_the_others_only_when_the_quorum_needs_it() -> Non
 
 
 def test_data_parallel_goes_over_the_same_links() -> None:
-    """The same loss and the same hub bind it as they bind Atoll."""
     lossy = PlanLinks((10 * GIGA,), (10 * GIGA,), loss=0.01)
     narrow = PlanLinks((lossy.connection_bits_per_s,), (lossy.connection_bits_per_s,))
     hub = PlanLinks((10 * GIGA,), (10 * GIGA,), hub_in=8 * GIGA, hub_out=8 * GIGA)

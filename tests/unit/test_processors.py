@@ -28,7 +28,6 @@ OLD = "processor\t: 0\nmodel name\t: Pentium: the first\nflags\t\t: sse2\n"
 def test_a_processor_is_told_by_its_name_and_widest_vectors(
     tmp_path: Path, told: str, name: str, able: set[str]
 ) -> None:
-    """The first one speaks for all."""
     cpus = tmp_path / "cpuinfo"
     cpus.write_text(told, encoding="utf-8")
 
@@ -37,5 +36,4 @@ def test_a_processor_is_told_by_its_name_and_widest_vectors(
 
 
 def test_where_the_kernel_lists_none_nothing_is_said(tmp_path: Path) -> None:
-    """As on macOS."""
     assert (processor(tmp_path / "none"), abilities(tmp_path / "none")) == ("", frozenset())

@@ -60,7 +60,6 @@ def test_steps_of_xla_and_spans_of_the_island_lie_over_each_other(tmp_path: Path
 
 
 def test_a_learner_that_leaves_early_keeps_what_there_is(tmp_path: Path) -> None:
-    """And nothing is recorded any more."""
     events = profiled(tmp_path, 100, SETTLED_STEPS + 2)
 
     assert sum("step_num" in event.get("args", {}) for event in events) == 2
@@ -87,7 +86,6 @@ def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    """Neither spans nor files."""
     profiler = StepProfiler(None, 3, "a-1")
     for number in range(SETTLED_STEPS + 2):
         with profiler.step(number), spans.span("push fragment 0"):
@@ -96,7 +94,6 @@ def test_without_a_folder_nothing_is_kept() -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """Before training begins."""
     (tmp_path / "file").touch()
 
     with pytest.raises(SettingsError, match="no profile"):

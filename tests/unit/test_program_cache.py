@@ -24,7 +24,6 @@ def test_all_runs_of_a_user_share_one_folder(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_home_without_room_for_it_leaves_the_run_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file stands where the folder should be."""
     (tmp_path / "cache").write_text("taken", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -92,7 +91,6 @@ def test_programs_are_not_run_from_where_others_may_write(
 
 @pytest.mark.parametrize("home", ["", "/"])
 def test_who_has_no_home_has_no_cache_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
-    """Nothing is made in the root of the machine or in the working directory."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", home)
 

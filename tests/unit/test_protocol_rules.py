@@ -79,7 +79,6 @@ class RulesDesk:
     def beat(
         self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True, step_s: float = STEP_S
     ) -> list[Command]:
-        """Let a learner report."""
         return self.tell(
             LearnerBeat(
                 at_s=at_s, learner=learner, incarnation=incarnation, training=training, step_s=step_s, tokens=100
@@ -126,7 +125,6 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
 
 
 def test_averages_take_the_first_sample_whole() -> None:
-    """And move by their share towards every later one."""
     average = grace.MovingAverage(0.5)
     assert average.add(4.0) == 4.0
     assert average.add(2.0) == 3.0
@@ -152,7 +150,6 @@ def test_first_calls_are_staggered_over_one_interval() -> None:
 
 
 def test_a_round_ends_early_when_every_live_learner_has_answered() -> None:
-    """Nobody is waited for who has answered."""
     desk = RulesDesk()
     desk.beat("a")
     desk.beat("b")
@@ -191,7 +188,6 @@ def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -
 
 
 def test_too_old_and_future_contributions_are_refused_whole() -> None:
-    """Beyond S_max, or on a base nobody has committed, nothing is folded."""
     desk = RulesDesk(age_max=1)
     desk.shard.slots[0].round.version = 5
 
@@ -224,7 +220,6 @@ def test_a_last_contribution_on_the_version_that_is_being_committed_waits_for_it
 
 
 def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> None:
-    """What has its fate is known for good."""
     desk = RulesDesk()
     desk.beat("a")
     desk.call(1.0)
@@ -238,7 +233,6 @@ def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> No
 
 
 def test_a_duplicate_that_is_held_is_not_fetched_twice() -> None:
-    """Redelivery while we work on it changes nothing."""
     desk = RulesDesk()
     desk.offer(key("a"), 1.0)
 
@@ -320,7 +314,6 @@ def test_a_silent_learner_does_not_hold_a_round() -> None:
 
 
 def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reason() -> None:
-    """Whoever sent garbage is not waited for either."""
     desk = RulesDesk()
     desk.beat("a")
     desk.beat("bad")
@@ -335,7 +328,6 @@ def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reas
 
 
 def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> None:
-    """Participants are frozen when the round commits."""
     desk = RulesDesk()
     desk.beat("a")
     desk.beat("b")
@@ -369,7 +361,6 @@ def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
 
 
 def test_a_deposed_shard_stands_down_and_says_nothing_more() -> None:
-    """A refused head means another owner."""
     desk = RulesDesk()
 
     (stand_down,) = desk.tell(CommitRefused(at_s=1.0, fragment=0, reason="someone wrote"))
@@ -419,7 +410,6 @@ def test_who_contributes_is_heard() -> None:
 
 
 def test_a_run_is_over_also_when_only_another_shard_merged_the_last_tokens() -> None:
-    """That shard's lease carries the count to all the others."""
     desk = RulesDesk(tokens_target=1000, silence_s=1.0)
     desk.beat("a")
     desk.tell(QueueDrained(at_s=50.0))
@@ -455,23 +445,19 @@ class Beach:
         self.island = island.Island(settings(**changes), {0: 0})
 
     def tell(self, fact: object) -> list[Command]:
-        """Hand a fact over."""
         actions = self.island.handle(fact)  # type: ignore[arg-type]
         invariants.check_island(self.island)
         return actions
 
     def steps(self, count: int) -> None:
-        """Take steps of ten tokens."""
         for _ in range(count):
             self.tell(StepDone(at_s=0.0, tokens=10))
 
     def called(self, version: int = 0, attempt: int = 1) -> list[Command]:
-        """Hear a call."""
         return self.tell(CallHeard(at_s=0.0, fragment=0, version=version, attempt=attempt))
 
 
 def test_a_span_is_pushed_once_however_often_it_is_called() -> None:
-    """The same durable push answers later attempts."""
     beach = Beach()
     beach.steps(3)
     (push,) = the(Push, beach.called())
@@ -550,7 +536,6 @@ def test_what_is_too_late_to_be_merged_is_not_pushed(version: int, pushed: list[
 
 
 def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
-    """Under carry nothing is superseded."""
     beach = Beach(adoption="carry")
     beach.steps(3)
     beach.called()
@@ -565,7 +550,6 @@ def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
 
 
 def test_a_learner_behind_the_call_pushes_late_and_fetches_what_it_missed() -> None:
-    """Its work is not thrown away."""
     beach = Beach()
     beach.steps(1)
 
@@ -601,7 +585,6 @@ def test_an_infinite_pseudo_gradient_is_refused_at_home_and_the_fragment_fetched
 
 
 def test_a_refused_push_makes_the_learner_adopt_the_run_again() -> None:
-    """The shard's verdict is heard."""
     beach = Beach()
     beach.steps(1)
     beach.called()
@@ -613,7 +596,6 @@ def test_a_refused_push_makes_the_learner_adopt_the_run_again() -> None:
 
 
 def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
-    """After the last settlement there is nothing open, and the learner leaves."""
     beach = Beach()
     beach.steps(4)
     (push,) = the(Push, beach.tell(DrainOrdered(at_s=0.0)))
@@ -639,7 +621,6 @@ def test_settling_finds_a_difference_between_the_two_books() -> None:
 
 
 def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
-    """Lost is what was open at the last report."""
     fragment_ledger = ledger.Ledger()
     fragment_ledger.reported("a", 1, tokens=100, pushed=60, superseded=10, local=0)
     fragment_ledger.account("a", 1).merged = 60
@@ -668,7 +649,6 @@ def test_ledgers_of_shards_add_up_reports_by_maximum_and_fates_by_sum() -> None:
 
 @pytest.mark.parametrize("fragments", [1, 3, 7, 24])
 def test_apportioned_tokens_sum_exactly(fragments: int) -> None:
-    """Whole tokens by largest remainder add up to the tokens trained."""
     fates = {"merged": 17 * fragments + 5, "superseded": 3 * fragments - 5, "lost": 0}
 
     whole = ledger.apportion(fates, fragments)
@@ -690,7 +670,6 @@ def test_apportioned_tokens_sum_exactly(fragments: int) -> None:
     ],
 )
 def test_settings_out_of_range_are_refused_with_both_values(change: dict[str, object]) -> None:
-    """Each message names the field, the value and what is allowed."""
     with pytest.raises(SettingsError, match=next(iter(change))) as raised:
         settings(**change)
 
@@ -698,7 +677,6 @@ def test_settings_out_of_range_are_refused_with_both_values(change: dict[str, ob
 
 
 def test_invariants_notice_a_contribution_merged_twice() -> None:
-    """The watch is no decoration."""
     watch = invariants.ShardWatch()
     desk = RulesDesk()
     desk.beat("a")

@@ -27,7 +27,6 @@ class CreatedElsewhere:
         self.looks = looks
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Answer as JetStream's API does."""
         if call.startswith("STREAM.CREATE"):
             assert body is not None
             raise ApiRefusal(ApiError(code=400, err_code=STREAM_EXISTS, description="stream name already in use"))

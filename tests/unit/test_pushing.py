@@ -31,7 +31,6 @@ class Rough(MemoryBus):
     clock: HandClock
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store some of it."""
         upload = Upload.of(payload)
         for number in upload.missing()[: self.through]:
             upload.make(number)
@@ -48,7 +47,6 @@ class Timed(MemoryBus):
     took_s = 0.0
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store it."""
         upload = Upload.of(payload)
         upload.busy_s += self.took_s
         return await super().put_blob(stem, upload)
@@ -58,7 +56,6 @@ class Isle:
     """A learner's way to the broker, and what lies there."""
 
     def __init__(self, codec: str, bus: type[MemoryBus] = MemoryBus, *, feedback: bool = False) -> None:
-        """Found a run in memory."""
         self.run = one_fragment_run(SIZE, codec_up=codec, error_feedback=feedback)
         self.clock = HandClock(0.0)
         self.bus = bus(self.run.run, MemoryBroker())
@@ -67,20 +64,16 @@ class Isle:
         self.pushes = 0
 
     async def push(self, origin: Vector, theta: Vector) -> None:
-        """Push."""
         await self.pusher.push(self.action(), origin, lambda start, stop: theta[start:stop], self.loss)
 
     async def push_made(self, make: Callable[[Vector | None], tuple[Encoded, Vector]]) -> None:
-        """Push what somebody makes."""
         await self.pusher.push_made(self.action(), make, self.loss)
 
     def action(self) -> Push:
-        """Return the next push."""
         self.pushes += 1
         return Push(fragment=0, push=self.pushes, base_version=0, tokens=10, steps=1, trained_tokens=10, cause_id="c")
 
     async def loss(self) -> float | None:
-        """Return a loss."""
         return 2.5
 
     async def arrived(self) -> tuple[Contribution, Vector]:
@@ -93,7 +86,6 @@ class Isle:
 
 
 def drawn(seed: int) -> Vector:
-    """Return values."""
     return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
 
 

@@ -31,7 +31,6 @@ def planned(leaves: Leaves, fragments: int) -> Layout:
 
 
 def put(leaves: Leaves, pieces: Pieces) -> None:
-    """Write pieces into arrays."""
     for name, found in pieces.items():
         for start, stop, rows in found:
             assert rows.dtype == leaves[name].dtype
@@ -62,14 +61,12 @@ def test_gather_then_scatter_is_exact(dtype: str, fragments: int) -> None:
 
 
 def test_gather_follows_the_layout_order() -> None:
-    """The flat vector is the rows of its slices, one after the other."""
     leaves = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "s": np.asarray(np.float32(9.0))}
     layout = planned(leaves, 1)
     assert gather(layout, leaves, 0).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
 
 
 def test_gather_gives_a_new_vector() -> None:
-    """Changing the vector does not change the tensors."""
     leaves = {"w": np.ones((4,), dtype=np.float32)}
     gather(planned(leaves, 1), leaves, 0)[:] = 5.0
     assert leaves["w"].tolist() == [1.0] * 4

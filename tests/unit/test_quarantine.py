@@ -50,7 +50,6 @@ class QuarantineBench:
     """A shard that is told of contributions one after the other, all on its present base."""
 
     def __init__(self, **changes: object) -> None:
-        """Begin with two learners that train."""
         self.shard = Shard(settings(**changes), 0, {0: 0})
         self.pushes: dict[tuple[str, int], int] = {}
         self.at_s = 0.0
@@ -58,7 +57,6 @@ class QuarantineBench:
             self.beat(learner)
 
     def beat(self, learner: str, incarnation: int = 1) -> None:
-        """Let a learner report."""
         self.at_s += 0.1
         told(
             self.shard,
@@ -118,7 +116,6 @@ class QuarantineBench:
         return commit
 
     def committed(self, commit: Commit) -> list[Command]:
-        """Make a commit durable."""
         return told(self.shard, Committed(at_s=self.at_s, fragment=0, version=commit.base_version + 1))
 
 
@@ -145,7 +142,6 @@ def test_what_is_short_beside_the_parameters_is_not_long() -> None:
 
 
 def test_fewer_than_three_others_justify_the_length_of_the_parameters() -> None:
-    """Of two nobody can say which one is right."""
     two = {name: USUAL[name] for name in ("a", "b")}
     assert norm_limit(two, "x", 8, 10.0, 500.0) == 500.0
     assert norm_limit({**two, "x": Measure(3.0, 8, 1, 0)}, "x", 8, 10.0, 0.0) == 10.0
@@ -157,7 +153,6 @@ def test_one_that_is_alone_is_measured_by_itself_and_its_first_by_nothing() -> N
 
 
 def test_a_ratio_of_zero_bounds_no_length() -> None:
-    """The rule can be switched off."""
     assert norm_limit(USUAL, "x", 8, 0.0, 1.0) == math.inf
 
 
@@ -211,7 +206,6 @@ def test_a_learner_has_one_measure_its_latest_however_often_it_pushes() -> None:
 
 
 def test_the_first_contribution_of_a_life_is_no_measure() -> None:
-    """It covers a step or two, as a rule."""
     bench = QuarantineBench()
     bench.push("good", 0.001, steps=1)
     bench.commit()
@@ -263,7 +257,6 @@ def test_when_the_whole_run_changes_its_limit_follows() -> None:
 
 
 def test_what_is_parked_is_clipped_as_it_was_judged() -> None:
-    """It becomes ready while a commit is under way, and enters the next round."""
     bench = QuarantineBench()
     usual(bench)
     bench.push("good")
@@ -316,7 +309,6 @@ def test_the_first_of_a_life_and_one_among_few_are_clipped_also_where_a_run_isol
 
 
 def test_offences_fade_with_what_is_merged() -> None:
-    """Eight honest contributions in a row take one back."""
     bench = QuarantineBench(protect="isolate", offences_max=2)
     for _ in range(3):
         assert refusals(bench.push("bad", spoil="corrupt")) == ["corrupt"]
@@ -328,7 +320,6 @@ def test_offences_fade_with_what_is_merged() -> None:
 
 
 def left(bench: QuarantineBench, learner: str, incarnation: int = 1) -> None:
-    """Let a learner say goodbye."""
     told(bench.shard, LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
 
 
@@ -380,7 +371,6 @@ def test_repeated_offence_isolates_that_learner_only() -> None:
 
 
 def test_what_is_nobodys_fault_is_no_offence() -> None:
-    """Chunks that the broker let go are refused, however often, and isolate nobody."""
     bench = QuarantineBench(protect="isolate", offences_max=1)
 
     for _ in range(5):
@@ -390,7 +380,6 @@ def test_what_is_nobodys_fault_is_no_offence() -> None:
 
 
 def test_the_next_incarnation_begins_with_a_clean_record() -> None:
-    """What a restart mends is mended by a restart."""
     bench = QuarantineBench(protect="isolate", offences_max=1)
     bench.push("bad", spoil="corrupt")
     assert refusals(bench.push("bad")) == ["quarantined"]
@@ -474,7 +463,6 @@ def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
 
 
 def test_limits_out_of_range_are_refused() -> None:
-    """A negative ratio or limit means nothing."""
     for change in ({"outlier_ratio": -1.0}, {"offences_max": -1}):
         with pytest.raises(SettingsError, match="out of range"):
             settings(**change)

@@ -62,7 +62,6 @@ def test_where_nothing_was_late_the_usual_grace_is_the_only_row() -> None:
 
 
 def test_a_learner_like_the_others_is_behind_because_rounds_do_not_wait_for_it() -> None:
-    """The quorum is one learner, so a round ends with the first."""
     answer = "\n".join(behind(fast([0.1] * 8).history, "a"))
 
     assert (
@@ -74,7 +73,6 @@ def test_a_learner_like_the_others_is_behind_because_rounds_do_not_wait_for_it()
 
 
 def test_a_quorum_of_all_is_no_reason_to_be_behind() -> None:
-    """No rule explains it, and no remedy is named."""
     assert "protocol.quorum" not in "\n".join(behind(fast([0.1] * 8, quorum=3).history, "a"))
 
 
@@ -89,7 +87,6 @@ def test_a_learner_whose_contributions_are_in_messages_has_a_step_time_all_the_s
 
 
 def test_only_what_the_event_log_lacks_is_said_to_be_unknown() -> None:
-    """An upload that nobody timed is not taken for one in a message."""
     answer = "\n".join(behind(fast([0.1] * 8, upload_s=0.0).history, "a"))
 
     assert "its steps (1 s, the others' 1 s)" in answer

@@ -30,7 +30,6 @@ def test_the_rule_passes_through_the_rates_of_the_literature(name: str) -> None:
 
 
 def test_a_vocabulary_changes_no_rate_and_a_wider_model_has_a_smaller_one() -> None:
-    """Embeddings are not counted."""
     sizes = [usual_rate(model_settings({"size": size}, vocab=256), "muon") for size in ("xs", "s", "m", "l")]
 
     assert sizes == sorted(set(sizes), reverse=True)
@@ -54,7 +53,6 @@ def test_who_says_a_rate_has_it_and_all_others_see_what_follows() -> None:
 
 
 def test_each_inner_optimizer_has_a_rate_of_its_own() -> None:
-    """Who asks for AdamW gets the rate that AdamW wants."""
     rates = {
         optimizer: load(None, ["model.size=xs", f"train.optimizer={optimizer}"], {}).settings.train["rate"]
         for optimizer in ("adamw", "muon")

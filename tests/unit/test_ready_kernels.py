@@ -47,7 +47,6 @@ def write(folder: Path, manifest: LibraryManifest) -> None:
 @pytest.mark.second_tier
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
 def test_a_library_has_every_kernel_and_it_gives_the_bits_of_numpy(library: Path, form: Format) -> None:
-    """Of large vectors, on which the compiled set works, too."""
     made, plain = ready_kernels(form, library), sets.plain_kernels(form)
     assert made is not None
     vector = np.random.default_rng(7).normal(size=(1 << 17) + 77).astype(np.float32)
@@ -61,7 +60,6 @@ def test_a_library_has_every_kernel_and_it_gives_the_bits_of_numpy(library: Path
 
 @pytest.mark.second_tier
 def test_a_kernel_refuses_what_it_would_read_or_write_wrongly(library: Path) -> None:
-    """It is machine code, which looks at nothing."""
     quantise = opened(library)["int4_quantise"]
     vector, codes, scales = np.ones(256, np.float32), np.zeros(128, np.uint8), np.zeros(2, np.float32)
     quantise(vector, codes, scales)

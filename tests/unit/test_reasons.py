@@ -36,13 +36,11 @@ class Told:
         self.commits: list[Commit] = []
 
     def tell(self, fact: Fact) -> None:
-        """Tell one fact."""
         actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
         self.calls += [action for action in actions if isinstance(action, PublishCall)]
         self.commits += [action for action in actions if isinstance(action, Commit)]
 
     def beat(self, at_s: float, *learners: str, step_s: float = 1.0) -> None:
-        """These learners report."""
         for learner in learners:
             beat = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=True, step_s=step_s, tokens=100)
             self.tell(beat)
@@ -58,7 +56,6 @@ class Told:
         self.tell(ContributionReady(at_s=at_s, key=key, cause_id=cause))
 
     def due(self, at_s: float) -> None:
-        """The timer of the beat fires."""
         self.tell(TimerFired(at_s=at_s, name="due/0"))
 
     def grace_over(self, at_s: float) -> None:
@@ -91,7 +88,6 @@ def test_a_round_that_everybody_answers_says_so() -> None:
 
 
 def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None:
-    """And how long the window was, and why."""
     told = Told()
     told.beat(0.0, "a", "b", "c")
     told.due(4.0)
@@ -106,7 +102,6 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
 
 
 def test_a_later_round_rests_until_its_beat() -> None:
-    """The first one rests for the first step time as well."""
     opening = Opening(opened="due", rested_s=3.5, interval_steps=4, step_s=1.0)
 
     assert (
@@ -226,7 +221,6 @@ def test_thousands_of_missing_learners_stay_a_short_note() -> None:
 
 
 def test_reasons_survive_the_event_log() -> None:
-    """They are plain values, and what is not said is not stored."""
     told = Told()
     told.beat(0.0, "a")
     told.due(4.0)

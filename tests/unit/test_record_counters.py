@@ -105,7 +105,6 @@ COUNTERS: Final = [
 def test_a_counter_that_is_read_can_be_counted_on_and_a_larger_one_is_no_record(
     example: msgspec.Struct, name: str, bound: int
 ) -> None:
-    """There is no number that stops everybody who reads it."""
     last = bound // COUNTED_SHARE
 
     def written(number: int) -> tuple[type[msgspec.Struct], bytes]:
@@ -125,7 +124,6 @@ def test_a_counter_that_is_read_can_be_counted_on_and_a_larger_one_is_no_record(
 
 
 def test_the_counters_of_all_records_are_walked() -> None:
-    """Of the run record nothing is counted on but what saturates."""
     assert {type(example) for example, _, _ in COUNTERS} == {Head, Member, Lease, DataLedger, DataGrant}
     assert len(COUNTERS) >= 7
     assert {RunRecord, Head, Member, Lease, DataLedger} == set(RECORDS)

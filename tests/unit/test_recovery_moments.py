@@ -27,7 +27,6 @@ HORIZON_TOKENS = int(TRAIN.tokens_per_step / (1 - TRAIN.beta2))
 
 
 def params() -> Params:
-    """Return parameters of a toy."""
     return {"w": jnp.ones((3, 2)), "g": jnp.ones((4,))}
 
 
@@ -47,7 +46,6 @@ def changed(state: Any, **fields: Any) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize(("steps", "scale"), [(0, 1.0), (1, 1.0), (200, 1e-6), (200, 1e3)])
 def test_whatever_gradients_made_is_possible(steps: int, scale: float) -> None:
-    """Fresh, after one step, tiny and huge gradients."""
     assert impossible(trained(steps, scale), TRAIN) == ""
 
 
@@ -68,7 +66,6 @@ class Fake:
     rebuilt_since = False
 
     def __init__(self, run_tokens: int, own: Any = None, own_tokens: int = 0, peer: Any = None) -> None:  # noqa: ANN401
-        """Say what there is to be had."""
         self.run_tokens = run_tokens
         self.asked = 0
         self.done = False
@@ -76,7 +73,6 @@ class Fake:
         self._own, self._own_tokens, self._peer = own, own_tokens, peer
 
     def load(self, like: Any) -> LoadedCheckpoint | None:  # noqa: ANN401
-        """Return the own checkpoint."""
         del like
         note = CheckpointNote(
             run="r",
@@ -99,13 +95,11 @@ class Fake:
         return {}
 
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
-        """Return a peer's state."""
         del like
         self.asked += 1
         return None if self._peer is None else Borrowed(self._peer, "b", 50, 50, self.run_tokens, 10, 0.1)
 
     def note_recovery(self, source: str, **facts: object) -> None:
-        """Remember what was said."""
         assert facts
         self.noted.append(source)
 
@@ -144,7 +138,6 @@ def test_a_run_that_went_back_is_as_far_from_a_checkpoint_as_one_that_went_on() 
 
 
 def test_nobody_is_asked_in_a_run_that_has_not_trained() -> None:
-    """A founder waits for no answer."""
     fake = Fake(0)
 
     assert source_of(fake) == "fresh"
@@ -152,7 +145,6 @@ def test_nobody_is_asked_in_a_run_that_has_not_trained() -> None:
 
 
 def test_impossible_moments_are_passed_over_whoever_they_come_from() -> None:
-    """Finite, of the right shapes, and refused all the same."""
     bad = changed(trained(5), count=jnp.asarray(-3))
 
     assert source_of(Fake(10, None, 0, bad)) == "fresh"

@@ -41,14 +41,12 @@ def test_a_long_text_is_gone_through_once() -> None:
 
 
 def test_a_dump_shows_no_password_and_stays_json() -> None:
-    """A quotation mark in a password does not end the text."""
     told = {"reason": 'nats://u:SEC"RET@host is away', "who": "a@b"}
 
     assert json.loads(redact_json(json.dumps(told).encode())) == told | {"reason": "nats://***@host is away"}
 
 
 def test_an_error_shows_no_password_whoever_raised_it() -> None:
-    """In none of its parts, for a terminal and for a log."""
     error = SettingsError(
         "no address", got="nats://u:SECRET@h", allowed="nats://u:SECRET@h", todo="see nats://u:SECRET@h"
     )
@@ -57,7 +55,6 @@ def test_an_error_shows_no_password_whoever_raised_it() -> None:
 
 
 def test_the_parts_of_an_error_are_read_back_from_its_text() -> None:
-    """That of a child process becomes ours, and not a text inside a text."""
     error = SettingsError("wrong\nin two lines", got="this", todo="that\nand that")
 
     assert parts_of(f"atoll: {error}") == error.parts()

@@ -93,7 +93,6 @@ async def region(run: str) -> AsyncIterator[AskedRegion]:
 
 
 async def test_what_no_learner_of_the_run_can_have_sent_is_not_read(region: AskedRegion) -> None:
-    """Foreign chunks, another founding, another layout, a fragment that there is not."""
     blob = region.manifest.blob
     for changes in (
         {"blob": BlobRef("other.stream.x", blob.chunks, blob.size_bytes, blob.digest)},
@@ -110,7 +109,6 @@ async def test_what_no_learner_of_the_run_can_have_sent_is_not_read(region: Aske
 async def test_an_outer_state_that_is_none_fails_a_sum_and_nothing_else(
     region: AskedRegion, arrays: dict[str, int]
 ) -> None:
-    """The next question is answered as ever."""
     assert region.run.protocol.correction == "heloco", "or no state is read"
     packed = pack_arrays({name: np.zeros(size, np.float32) for name, size in arrays.items()})
     state = await region.bus.put_blob(region.run.subjects.state_stem(0, 1, "1.ab"), packed)
@@ -120,7 +118,6 @@ async def test_an_outer_state_that_is_none_fails_a_sum_and_nothing_else(
 
 
 async def test_a_state_whose_chunks_no_stream_keeps_fails_a_sum_and_nothing_else(region: AskedRegion) -> None:
-    """What a broken caller asks is its own affair."""
     assert (await region.read()).reason == ""
     assert (await region.fold(BlobRef("other.stream.x", 1, 8, "0" * 32))).reason == "failed"
     assert (await region.fold(None)).blob is not None

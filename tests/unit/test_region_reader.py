@@ -33,14 +33,12 @@ class AnsweringBus(MemoryBus):
     """A bus on which a region gives these answers, one after the other; the last one again and again."""
 
     def __init__(self, run: str, *answers: bytes | None) -> None:
-        """Note what is asked and what is removed."""
         super().__init__(run, MemoryBroker())
         self.answers = list(answers)
         self.asked: list[tuple[float, bytes]] = []
         self.removed: list[str] = []
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Answer."""
         del subject, answer_at
         self.asked.append((asyncio.get_running_loop().time(), data))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -49,7 +47,6 @@ class AnsweringBus(MemoryBus):
         return answer
 
     async def purge(self, subject_filter: str, *, keep: int = 0) -> int:
-        """Note it."""
         self.removed.append(subject_filter)
         return keep
 
@@ -64,7 +61,6 @@ class RegionDesk:
     facts: list[Fact] = field(default_factory=list)
 
     async def take(self) -> bool:
-        """Have the contribution taken."""
         return await self.reader.take("eu", KEY, self.manifest, "cause")
 
 
@@ -136,7 +132,6 @@ async def test_claims_that_cannot_be_are_read_here(desk: Opened, norms: tuple[fl
 
 
 async def test_a_question_that_is_too_large_ends_no_shard(desk: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contribution is read here."""
     monkeypatch.setattr("atoll.wire.messages.DOCUMENT_BYTES_MAX", 64)
     one = desk(b"")
     assert await one.take() is False
@@ -238,7 +233,6 @@ async def test_a_sum_waits_for_every_live_learner_of_its_region(desk: Opened, mo
 async def test_a_live_learner_that_does_not_push_is_not_waited_for_long(
     desk: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The region folds what there is."""
     monkeypatch.setattr(regions, "WAIT_S_MIN", 0.01)
     one = desk(said(done=True), said(done=True, reason="failed"), live=frozenset("ab"))
     assert await one.take() is False

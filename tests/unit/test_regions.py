@@ -22,7 +22,6 @@ from support.command_line import atoll
 
 @pytest.mark.parametrize(("domain", "leaf"), [("", False), ("hub", False), ("eu", True)])
 def test_a_domain_says_whether_a_broker_is_a_leaf(domain: str, leaf: bool) -> None:  # noqa: FBT001
-    """All but none and the hub's."""
     assert is_region(domain) == leaf
 
 
@@ -74,7 +73,6 @@ def described(region: str) -> DeploymentDescription:
 
 
 def test_addresses_of_a_hub() -> None:
-    """Those of all nodes, with their ports."""
     assert hub_addresses("nats://a:7422, tls://[::1]:1") == ("nats://a:7422", "tls://[::1]:1")
     for wrong in ("", "a:7422", "nats://a", "http://a:1", "nats://a:7422,", "nats://a:x"):
         with pytest.raises(SettingsError, match="lets leaves in"):

@@ -19,7 +19,6 @@ from atoll.story.history import History
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
-    """One byte more is too much, however large the file says it is."""
     file = tmp_path / "f"
     file.write_bytes(b"x" * 10)
 
@@ -57,7 +56,6 @@ def test_a_text_that_cannot_be_read_is_empty(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_link_is_followed_where_its_reader_allows_it(tmp_path: Path) -> None:
-    """An archive's does not."""
     (tmp_path / "f").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "f")
 
@@ -76,7 +74,6 @@ def test_a_line_without_end_takes_its_place_and_no_memory(tmp_path: Path) -> Non
 
 
 def test_readers_of_a_run_s_folder_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
-    """Each says in its own words that it is no file."""
     for name in ("run.json", "events.jsonl", "facts.jsonl"):
         os.mkfifo(tmp_path / name)
 

@@ -29,7 +29,6 @@ class DrawnBroker:
     """A broker that is away again and again, for up to ten minutes at a time."""
 
     def __init__(self, dice: random.Random) -> None:
-        """Draw two hours of it."""
         self.away: list[tuple[float, float]] = []
         at_s = dice.uniform(30.0, 200.0)
         while at_s < 2.0 * HOUR_S:

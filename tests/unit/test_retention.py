@@ -34,7 +34,6 @@ class Hours(SystemClock):
         self.now_s = 100.0
 
     def monotonic(self) -> float:
-        """Return what the test has set."""
         return self.now_s
 
 
@@ -107,7 +106,6 @@ async def test_a_round_that_lacks_a_contribution_says_so_in_its_name_and_the_nex
 
 
 async def test_a_repeated_commit_is_retained_once(desk: RetentionDesk) -> None:
-    """An attempt that failed before its head is made again."""
     store = desk.founded.stores[0]
     base = replace(store.holdings[0])
     await desk.founded.commit(0)
@@ -120,7 +118,6 @@ async def test_a_repeated_commit_is_retained_once(desk: RetentionDesk) -> None:
 
 
 async def test_only_what_counts_in_the_end_is_in_a_round(desk: RetentionDesk) -> None:
-    """What was unfolded is not, and what is settled is forgotten."""
     key = PushKey("a", 1, 0, 1)
     fold = Fold(key=key, weight=1.0, staleness_weight=1.0, age=0)
     desk.retention.folded(fold)

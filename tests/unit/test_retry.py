@@ -25,7 +25,6 @@ class PausedClock:
         self.now_s += pause_s
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
 
@@ -36,7 +35,6 @@ class Attempt:
         self.errors = list(errors)
 
     async def __call__(self) -> str:
-        """Fail, or answer."""
         if self.errors:
             raise self.errors.pop(0)
         return "done"
@@ -52,7 +50,6 @@ async def test_what_passes_is_tried_again_after_pauses_that_double(monkeypatch: 
 
 
 async def test_what_waiting_cannot_mend_gets_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And unchanged."""
     clock = PausedClock(monkeypatch)
     with pytest.raises(BlobGone):
         await patiently(Attempt(BlobGone("gone")))
@@ -61,7 +58,6 @@ async def test_what_waiting_cannot_mend_gets_through_at_once(monkeypatch: pytest
 
 
 async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patience counts from the last progress."""
     clock, left = PausedClock(monkeypatch), 10
 
     async def slow() -> None:
@@ -78,7 +74,6 @@ async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(m
 
 
 async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It bounds the whole."""
     clock = PausedClock(monkeypatch)
     with pytest.raises(StorageFull):
         await patiently(Attempt(*[StorageFull("full")] * 99), "a record", patience_s=1.0, now_s=clock)
@@ -105,7 +100,6 @@ def test_jitter_only_shortens_a_pause() -> None:
 
 
 async def test_a_task_that_waits_can_be_cancelled() -> None:
-    """A pause is no shield."""
     waiting = asyncio.ensure_future(patiently(Attempt(*[BrokerUnavailable("away")] * 99)))
     await asyncio.sleep(0)
     waiting.cancel()

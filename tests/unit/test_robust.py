@@ -85,7 +85,6 @@ def test_no_share_is_larger_than_the_cap(weights: list[float], share_max: float)
 
 
 def test_a_contribution_without_weight_gets_none() -> None:
-    """A staleness weight of zero is no vote for the cap, either."""
     assert capped([4.0, 0.0, 1.0, 1.0], 0.5) == [2.0, 0.0, 1.0, 1.0]
     assert capped([0.0, 0.0], 0.5) == [0.0, 0.0]
 
@@ -151,7 +150,6 @@ def test_who_points_away_from_most_is_not_heard(merge: str, liars: int, codec: s
 
 
 def test_a_lie_in_one_slice_is_left_out_of_that_slice_alone() -> None:
-    """The rest of it counts."""
     vectors = honest(6)
     vectors[2][:6000] *= -1.0
     found = merged(vectors, settings(robust="gate"))
@@ -216,7 +214,6 @@ def test_two_contributions_of_one_learner_and_one_of_another_are_no_round_of_thr
 
 
 def test_zeros_have_no_direction_and_are_heard() -> None:
-    """They shorten the merge by their share, and turn it nowhere."""
     vectors = honest(5)
     found = merged([np.zeros(SIZE, np.float32), *vectors[1:]], settings(robust="gate")).pseudo_gradient
     wanted = merged(vectors[1:], settings()).pseudo_gradient
@@ -253,13 +250,11 @@ def test_the_sample_lies_within_the_slice_and_is_a_small_part_of_a_large_one(siz
 
 
 def test_robustness_needs_a_quorum_of_three() -> None:
-    """Said when the run is founded, with what to do."""
     with pytest.raises(SettingsError, match="two are no majority"):
         settings(robust="clip", quorum=2)
 
 
 def test_a_fold_gives_its_result_once() -> None:
-    """Nothing was added, or it was given already."""
     fold = CollectedFold(SLICES, settings(robust="gate"))
     with pytest.raises(ProtocolMisuse, match="nothing was folded"):
         fold.result()

@@ -26,7 +26,6 @@ def begun(**changes: object) -> FragmentRound:
 
 
 def called(now: FragmentRound, at_s: float) -> int:
-    """Call a round."""
     return now.call(at_s, {"a", "b"}, "due", None, 1.0, "c")
 
 
@@ -36,7 +35,6 @@ def granted(now: FragmentRound, at_s: float, for_s: float) -> float:
 
 
 def offer(learner: str = "a", base: int = 5, *, tokens: int = 8, steps: int = 4, final: bool = False) -> Offer:
-    """Return a contribution."""
     return Offer(PushKey(learner, 1, 0, 1), base, tokens, steps, final)
 
 
@@ -96,7 +94,6 @@ def test_a_round_folds_what_fits_and_nothing_while_it_commits() -> None:
 
 @pytest.mark.parametrize(("tokens", "steps", "why"), [(0, 4, "empty"), (4, 0, "empty"), (-1, 4, "empty"), (1, 1, "")])
 def test_a_contribution_of_nothing_is_empty(tokens: int, steps: int, why: str) -> None:
-    """No token, or no step."""
     assert begun().refusal(offer(tokens=tokens, steps=steps)) == why
 
 
@@ -120,7 +117,6 @@ def test_a_round_is_idle_while_nothing_is_about_to_make_a_version() -> None:
 
 
 def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
-    """What is late is no answer, and one that was refused is one."""
     now = begun()
     now.fold(offer("late", base=4), "c")
     now.drop(offer("bad"))

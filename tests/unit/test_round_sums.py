@@ -47,7 +47,6 @@ def test_totals_are_those_of_all_rounds_and_not_of_those_that_are_kept() -> None
 
 
 def test_whoever_writes_the_event_log_makes_no_sum_grow_without_end() -> None:
-    """Names beyond a bound are counted together."""
     sums = RoundSums()
     for number in range(2 * NAMES_KEPT):
         sums.add("shard-0", event_fields.RoundView(fragment=0, version=1, contributors=(), end=f"reason {number}"), 0.0)

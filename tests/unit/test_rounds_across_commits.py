@@ -34,7 +34,6 @@ class CommitDesk:
         self.shard = Shard(msgspec.convert(base | changes, ProtocolSettings).check(), 0, {0: 0})
 
     def tell(self, fact: Fact) -> list[Command]:
-        """Hand a fact over."""
         actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
         invariants.check_shard(self.shard)
         return actions
@@ -42,7 +41,6 @@ class CommitDesk:
     def beat(
         self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100, step_s: float = 0.5
     ) -> list[Command]:
-        """Let a learner report."""
         fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=step_s, tokens=tokens)
         return self.tell(fact)
 
@@ -57,7 +55,6 @@ class CommitDesk:
         return key
 
     def ready(self, key: PushKey, at_s: float) -> list[Command]:
-        """Let it be read."""
         return self.tell(ContributionReady(at_s=at_s, key=key))
 
     def called(self, at_s: float) -> list[Command]:
@@ -65,7 +62,6 @@ class CommitDesk:
         return self.tell(TimerFired(at_s=at_s, name="due/0"))
 
     def graced(self, at_s: float) -> list[Command]:
-        """Let the grace window end."""
         return self.tell(TimerFired(at_s=at_s, name="grace/0"))
 
 
@@ -106,7 +102,6 @@ def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_
 
 @pytest.mark.parametrize("step_s", [0.5, 2.0])
 def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: float) -> None:
-    """However late its call came and however long its commit took."""
     desk, interval_s = CommitDesk(), 8 * step_s
     desk.beat("a", step_s=step_s)
     assert desk.shard.slots[0].due_s == interval_s

@@ -40,7 +40,6 @@ def record_of(work: LearnerWork) -> RunRecord:
 
 @pytest.mark.parametrize("said", [(), ("model.size=xs",), ("model.layers=2", "model.tied=false"), RUN_OF])
 def test_a_reader_has_the_model_of_the_run_whatever_it_says(text: Path, said: tuple[str, ...]) -> None:
-    """And the sequence that follows from it."""
     founder = told(text, *RUN_OF)
     reader = work_of(record_of(founder), told(text, *said))
 
@@ -49,7 +48,6 @@ def test_a_reader_has_the_model_of_the_run_whatever_it_says(text: Path, said: tu
 
 
 def test_a_sequence_that_was_said_stays_if_the_model_can_have_it(text: Path) -> None:
-    """A longer one is cut to the context."""
     run = record_of(told(text, *RUN_OF))
 
     assert work_of(run, told(text, "train.sequence=32")).train.sequence == 32
@@ -67,7 +65,6 @@ def test_a_model_of_somebody_s_own_is_refused_in_words(text: Path, model: str) -
 
 
 def test_text_of_a_larger_vocabulary_is_refused(text: Path) -> None:
-    """It is not the run's own."""
     founder = told(text, *RUN_OF)
     small = msgspec.structs.replace(run_record("r"), model=founder.model.model_copy(update={"vocab": 200}).describe())
 

@@ -65,7 +65,6 @@ async def test_an_island_with_other_rules_than_the_founder_is_told_of_its_rules(
 
 
 async def test_another_model_is_still_told_as_one(run: str) -> None:
-    """A leaf of another shape is no matter of rules."""
     bus = MemoryBus(run, MemoryBroker())
     await found_or_join(bus, offered(run, {"base/*": "frozen"}))
     other = (TensorSpec("base/w", (8,), "float32"), TensorSpec("lora/a", (5,), "float32"))
@@ -75,7 +74,6 @@ async def test_another_model_is_still_told_as_one(run: str) -> None:
 
 
 async def test_rules_that_have_no_effect_are_named(run: str) -> None:
-    """The first few leaves, each with both rules."""
     bus = MemoryBus(run, MemoryBroker())
     await found_or_join(bus, offered(run, {"lora/*": "direct", "stats": "mean"}))
     with capture_logs() as logs:
@@ -142,7 +140,6 @@ class HeadByHead(MemoryBus):
         self.clock, self.takes_s, self.most, self.readings = clock, takes_s, 1 << 30, 0
 
     async def get_records(self, subject_filter: str) -> list[Record]:
-        """Show the first of them."""
         self.readings += 1
         self.clock.now_s += self.takes_s
         return (await super().get_records(subject_filter))[: min(self.readings, self.most)]

@@ -72,7 +72,6 @@ def test_a_day_of_64_learners_is_as_small_as_the_module_says() -> None:
 
 
 def test_pauses_are_bounded() -> None:
-    """By a second, and by what the learner was told."""
     assert pause_of(0.0, 30.0) == 1.0
     assert pause_of(SAMPLES_PER_AGE * 7.0, 30.0) == 7.0
     assert pause_of(1e9, 30.0) == 30.0
@@ -81,7 +80,6 @@ def test_pauses_are_bounded() -> None:
 
 
 def test_a_sample_is_read_as_it_was_written() -> None:
-    """Its fields are those of the heartbeat, rounded where more digits show nothing."""
     told = fields_of(sample(7), SampleEvent)
 
     assert (told.incarnation, told.step, told.tokens, told.loss) == (3, 7, 4096 * 7, 2.345679)
@@ -90,7 +88,6 @@ def test_a_sample_is_read_as_it_was_written() -> None:
 
 
 def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
-    """Of a run that is over nobody hears heartbeats."""
     view = RunView()
     for step in range(1, 6):
         view.on_event(sample(step))
@@ -103,7 +100,6 @@ def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
 
 
 def test_a_malformed_sample_is_counted_and_not_believed() -> None:
-    """As other entries of the event log."""
     view = RunView()
     view.on_event(event("sample", "a", 1.0, incarnation=1, step=-3, tokens=0))
 
@@ -113,7 +109,6 @@ def test_a_malformed_sample_is_counted_and_not_believed() -> None:
 
 @pytest.mark.parametrize("heard", [1, SAMPLES_MAX, SAMPLES_MAX + 1, 5000, 100_001])
 def test_a_curve_stays_bounded_and_spread(heard: int) -> None:
-    """It has the first sample, the newest, and gaps of one width between."""
     curve = Curve()
     for step in range(heard):
         curve.add(SampleLine(float(step), SampleEvent(incarnation=1, step=step, tokens=step)))

@@ -37,7 +37,6 @@ def test_the_longer_a_run_the_larger_the_share_of_its_decay() -> None:
 
 
 def test_a_share_of_the_rate_may_remain() -> None:
-    """Half way down the decay the rate is half way to what remains."""
     train = TrainSettings(rate=1.0, warmup=0.0, decay=0.4, rate_min_ratio=0.2)
 
     assert [learning_rate(train, tokens, 1000) for tokens in (800, 1000)] == pytest.approx([0.6, 0.2])
@@ -54,7 +53,6 @@ def test_a_cosine_falls_from_the_warm_up_on() -> None:
 
 @pytest.mark.parametrize("schedule", ["wsd", "cosine"])
 def test_without_a_target_the_rate_is_constant_and_a_short_warm_up_is_none(schedule: str) -> None:
-    """Nobody knows where such a run ends."""
     train = train_settings({"rate": 1.0, "schedule": schedule}, model=model_settings({"size": "xs"}, vocab=256))
 
     assert learning_rate(train, 12345, 0) == 1.0
@@ -72,7 +70,6 @@ def test_a_decay_may_be_nothing_or_all(decay: float) -> None:
 
 
 def test_a_warm_up_that_reaches_into_the_decay_makes_no_jump() -> None:
-    """The rate is the smaller of the two at each place."""
     train = TrainSettings(rate=1.0, warmup=0.5, decay=1.0, batch=1, sequence=2)
 
     rates = [learning_rate(train, tokens, 1000) for tokens in range(0, 1000, 2)]
@@ -113,6 +110,5 @@ def test_each_inner_optimizer_has_a_warm_up_of_its_own() -> None:
 
 
 def test_an_unknown_schedule_is_refused_with_those_that_there_are() -> None:
-    """As every setting is."""
     with pytest.raises(SettingsError, match="cosine"):
         train_settings({"schedule": "linear"}, model=model_settings({"size": "xs"}, vocab=256))

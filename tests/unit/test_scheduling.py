@@ -29,7 +29,6 @@ def test_it(number):
 
 
 def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> None:
-    """With real workers, of the versions that are installed."""
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     names = ("test_one", "test_two", "test_examples")
     for name in names:
@@ -64,7 +63,6 @@ def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> No
     ],
 )
 def test_who_is_together(name: str, group: str) -> None:
-    """By the names of files."""
     assert group_of(name) == group
 
 

@@ -38,7 +38,6 @@ def spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def drawn(seed: int, size: int = SIZE) -> Vector:
-    """Return values."""
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
@@ -81,7 +80,6 @@ def test_what_is_let_go_leaves_the_process() -> None:
 
 
 def test_nothing_is_spilled_unless_a_process_says_so() -> None:
-    """And letting go of what lies in memory does nothing."""
     array = scratch_arrays.spare(4 * MIB, np.float32)
     array[:] = 1.0
     scratch_arrays.release_pages(array)
@@ -144,7 +142,6 @@ def stepped(codec: str) -> tuple[Vector, UpdatedFragment, bytes]:
 def test_a_round_has_the_same_bits_wherever_its_arrays_lie(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What arrives, the sum, the outer step, what is carried and what is sent."""
     here, new, sent = stepped(codec)
     monkeypatch.setattr(scratch_arrays, "policy", scratch_arrays.Policy(float(MIB), tmp_path))
     there, other, sent_too = stepped(codec)
@@ -177,7 +174,6 @@ def test_arrays_travel_in_pieces(order: int) -> None:
 
 
 def test_pieces_of_something_else_are_refused() -> None:
-    """Before room is made for what they announce."""
     whole = pack_arrays({"a": np.zeros(9)})
     for size, piece in ((len(whole) + 1, whole), (len(whole) - 1, whole[:-1]), (4, b"\0\0\0\0"), (40, b"\xff" * 40)):
         with pytest.raises(PeerMisbehaved):

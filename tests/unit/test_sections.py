@@ -25,14 +25,12 @@ def test_every_dimension_follows_from_the_dial() -> None:
 
 
 def test_a_completed_section_completes_to_itself() -> None:
-    """A run that is continued reads back what it wrote."""
     once = complete({"layers": "2", "width": "64", "heads": "4"}, {"batch": "4"})
 
     assert complete(*once) == once
 
 
 def test_a_vocabulary_that_was_given_stays_and_long_contexts_do_not_make_long_sequences() -> None:
-    """A model that somebody has says both."""
     model, train = complete({"vocab": "512", "context": "4096"}, {})
 
     assert (model["vocab"], model["context"], train["sequence"]) == (512, 4096, 1024)
@@ -69,7 +67,6 @@ def test_every_description_fits_into_a_run_record() -> None:
 
 
 def test_biases_and_norms_of_queries_exclude_each_other() -> None:
-    """There is no family that others load with both."""
     with pytest.raises(SettingsError, match="qkv_bias and qk_norm exclude each other"):
         complete({"qkv_bias": "true", "qk_norm": "true"}, {})
 
@@ -90,6 +87,5 @@ def test_biases_and_norms_of_queries_exclude_each_other() -> None:
     ],
 )
 def test_a_mistake_is_refused_where_settings_are_read(assignment: str, said: str) -> None:
-    """Every verb refuses it, before anything is started."""
     with pytest.raises(SettingsError, match=said):
         load(None, [assignment], {})

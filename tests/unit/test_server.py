@@ -38,7 +38,6 @@ def fake_server(path: Path, says: str) -> Path:
 
 
 def test_the_named_server_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """NATS_SERVER_BIN wins over the installed one."""
     named = fake_server(tmp_path / "mine", "nats-server: v2.14.0")
     monkeypatch.setenv("NATS_SERVER_BIN", str(named))
 
@@ -47,7 +46,6 @@ def test_the_named_server_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.parametrize("says", ["nats-server: v2.11.6", "nats-server: v1.99.0", "hello"])
 def test_an_old_or_foreign_server_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
-    """The message says what it is and what is allowed."""
     monkeypatch.setenv("NATS_SERVER_BIN", str(fake_server(tmp_path / "old", says)))
 
     with pytest.raises(BrokerUnavailable, match=rf"(?s){says}.*2\.12"):
@@ -55,7 +53,6 @@ def test_an_old_or_foreign_server_is_refused(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_no_server_names_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without any binary the person learns what to install."""
     monkeypatch.delenv("NATS_SERVER_BIN", raising=False)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -86,7 +83,6 @@ def test_it_starts_stops_and_starts_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_frozen_server_is_stopped_too(tmp_path: Path) -> None:
-    """SIGSTOP does not keep it alive."""
     broker = EmbeddedBroker(tmp_path / "b").start()
     pid = broker.pid
     os.kill(pid, signal.SIGSTOP)
@@ -97,7 +93,6 @@ def test_a_frozen_server_is_stopped_too(tmp_path: Path) -> None:
 
 
 def test_a_busy_port_is_named(tmp_path: Path) -> None:
-    """The error carries the port and what to do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -114,7 +109,6 @@ def test_another_broker_on_the_port_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_two_brokers_never_share_a_store(tmp_path: Path) -> None:
-    """The directory is locked while one runs, and free afterwards."""
     with EmbeddedBroker(tmp_path / "b"), pytest.raises(EnvironmentFault, match="another broker"):
         EmbeddedBroker(tmp_path / "b").start()
     with EmbeddedBroker(tmp_path / "b") as again:
@@ -130,7 +124,6 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_death_at_start_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The last words of the server are in the error."""
     program = tmp_path / "server"
     program.write_text(
         "#!/bin/sh\n[ \"$1\" = --version ] && echo 'nats-server: v2.15.0' && exit 0\necho 'fatal: no luck'\nexit 1\n"
@@ -180,6 +173,5 @@ def test_an_included_file_that_moves_the_broker_is_named(tmp_path: Path, moved: 
 
 
 def test_a_host_that_is_not_ours_is_named(tmp_path: Path) -> None:
-    """A person has mistyped --host."""
     with pytest.raises(SettingsError, match="--host"):
         EmbeddedBroker(tmp_path, host="no-such-host.invalid").start()

@@ -18,7 +18,6 @@ FULL_LINE = f"[7] 2026/11/25 09:00:58.79 [ERR] Filestore [S] Write error: write 
 
 
 def test_only_lines_that_are_about_no_connection_are_the_servers_word() -> None:
-    """Whatever a client calls itself, and however a line is cut."""
     text = "\n".join([OWN, *OF_CLIENTS, FULL_LINE, "Reloaded server configuration", "", OWN[:20]])
     assert own_lines(text) == [OWN.partition("[INF] ")[2], FULL_LINE.partition("[ERR] ")[2]]
 
@@ -43,7 +42,6 @@ def test_what_is_appended_is_read_once_also_when_the_file_is_another(tmp_path: P
 
 
 def test_a_death_is_explained_by_the_servers_words(tmp_path: Path) -> None:
-    """A client that talks of addresses and disks explains nothing."""
     place = ("127.0.0.1:4222", tmp_path, tmp_path / "log")
     lie = OF_CLIENTS[0].replace(DISK_FULL, "address already in use")
     assert isinstance(startup_error(f"{OWN}\n{lie}", *place), BrokerUnavailable)

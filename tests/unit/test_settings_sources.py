@@ -35,13 +35,11 @@ def test_a_file_that_python_cannot_hold_is_refused(tmp_path: Path, value: str) -
 
 
 def test_a_list_deeper_than_python_reads_is_refused() -> None:
-    """A flag gives a list as JSON."""
     with pytest.raises(SettingsError, match=r"up\.corpus(\.0)? is wrong"):  # newer Pythons read it: no path then
         load(None, [f"up.corpus={'[' * 5000}{']' * 5000}"], {})
 
 
 def test_an_unknown_table_is_refused_also_when_it_is_empty(tmp_path: Path) -> None:
-    """Whoever wrote it believes that it does something."""
     config = tmp_path / "run.toml"
     config.write_text("[brokers]\n", encoding="utf-8")
 
@@ -170,7 +168,6 @@ def test_of_a_table_in_the_place_of_a_value_only_the_names_are_told(
 
 @pytest.mark.parametrize("config", ["x" * 300, "a\0b", "5", "{}"])
 def test_a_model_that_nobody_can_have_is_told_in_words(config: str) -> None:
-    """A name that no system can have, and what is no name."""
     with pytest.raises(SettingsError, match=r"model\.config"):
         load(None, [f"model.config={config}"], {})
 
@@ -192,7 +189,6 @@ def test_a_model_that_nobody_can_have_is_told_in_words(config: str) -> None:
 def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(
     assignment: str, said: str, allowed: str
 ) -> None:
-    """Both bounds, whichever was broken, in the words of the description of the settings."""
     with pytest.raises(SettingsError) as refused:
         load(None, [assignment], {})
 
@@ -210,7 +206,6 @@ def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(
     ],
 )
 def test_a_choice_that_does_not_exist_is_told_with_those_that_do(assignment: str, got: str, allowed: str) -> None:
-    """In its own line, as every other range."""
     with pytest.raises(SettingsError, match="there is no such choice") as refused:
         load(None, [assignment], {})
 

@@ -84,7 +84,6 @@ def asked(**changes: Any) -> ProtocolSettings:  # noqa: ANN401  (settings of any
 
 
 def test_the_defaults_are_those_of_the_table() -> None:
-    """Every one of them, and no more."""
     assert msgspec.structs.asdict(ProtocolSettings()) == DEFAULTS
     assert ProtocolSettings().check() == ProtocolSettings()
 
@@ -118,7 +117,6 @@ def test_a_setting_may_go_to_its_bounds_and_no_further(name: str) -> None:
     ],
 )
 def test_settings_that_rest_on_each_other_are_checked_together(change: dict[str, object], fits: bool) -> None:  # noqa: FBT001
-    """At the relation's edge and one beyond it."""
     if fits:
         asked(**change)
     else:
@@ -127,7 +125,6 @@ def test_settings_that_rest_on_each_other_are_checked_together(change: dict[str,
 
 
 def test_a_quorum_is_no_larger_than_the_learners_that_are_expected() -> None:
-    """Where their number is known."""
     settings = msgspec.structs.replace(ProtocolSettings(), quorum=3)
     assert settings.check(learners=3) is settings
     with pytest.raises(SettingsError, match="number of learners"):
@@ -135,7 +132,6 @@ def test_a_quorum_is_no_larger_than_the_learners_that_are_expected() -> None:
 
 
 def test_fragments_are_dealt_to_shards_in_turn() -> None:
-    """Each has one owner, and neighbours have different ones."""
     settings = asked(fragments=7, shards=3)
     owned = [settings.fragments_of(shard) for shard in range(3)]
 

@@ -32,7 +32,6 @@ class StoringLate(MemoryBus):
             await asyncio.Event().wait()
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Tell, or stall."""
         if self.mute == "verdict":
             await asyncio.Event().wait()
         await super().tell(subject, data)
@@ -40,7 +39,6 @@ class StoringLate(MemoryBus):
 
 @pytest.fixture
 async def bus(run: str) -> StoringLate:
-    """A bus of a run."""
     return StoringLate(run, MemoryBroker())
 
 
@@ -81,7 +79,6 @@ async def test_an_event_whose_writer_was_cancelled_is_written_once(bus: StoringL
 
 @pytest.mark.parametrize("mute", ["verdict", "before", "after"])
 async def test_refusals_that_are_being_told_at_a_tenures_end_are_told(bus: StoringLate, run: str, mute: str) -> None:
-    """Each has one line in the event log, wherever the cancellation came."""
     event_log = log_of(bus, run)
     pending = PendingAcknowledgements(bus, Subjects(run), event_log, GarbageCollector(bus))
     pending.refuse(Refuse(key=PushKey("a", 1, 0, 1), reason="stale"))

@@ -157,7 +157,6 @@ def test_a_small_stream_has_small_shares() -> None:
 
 
 def test_places_are_those_of_the_run() -> None:
-    """Each fragment is in the queue of its own shard."""
     run = run_record("demo")
     s = run.subjects
     farewells = {s.farewell(shard, "*") for shard in range(SHARDS)}

@@ -34,7 +34,6 @@ MESSAGE = encode(Control(verb="drain", sender="up"))
 
 @pytest.fixture
 def office(tmp_path: Path) -> SigningOffice:
-    """A folder of keys."""
     return SigningOffice(tmp_path / "keys")
 
 
@@ -79,7 +78,6 @@ def test_a_signed_message_is_believed_by_all_and_read_by_everybody(office: Signi
     ],
 )
 def test_nobody_is_believed_where_he_may_not_write(office: SigningOffice, kind: Kind, subject: str) -> None:
-    """A valid voucher and a valid signature are not enough."""
     name = premerger_of("me") if kind == "premerger" else "me"
     signed = office.signatures(name, kind).sign(subject, MESSAGE)
     with pytest.raises(PeerMisbehaved, match="may not write here"):
@@ -292,7 +290,6 @@ async def test_nobody_can_take_the_next_ids_of_another(office: SigningOffice) ->
 
 
 async def test_an_answer_is_signed_as_an_answer(office: SigningOffice) -> None:
-    """Whoever asks believes a member of the run, and not the broker."""
     broker = MemoryBroker()
     asker = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("a"))
     signing, plain = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("b", "operator")), MemoryBus(RUN, broker)
@@ -329,7 +326,6 @@ async def test_a_signed_blob_has_a_digest_that_nobody_can_forge(office: SigningO
 
 
 def test_a_store_of_checkpoints_refuses_no_run_id_late() -> None:
-    """The run becomes a part of subjects and paths."""
     with pytest.raises(SettingsError, match="run id"):
         CheckpointStore(None, "a/b")  # type: ignore[arg-type]
 

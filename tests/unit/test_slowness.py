@@ -152,7 +152,6 @@ def test_the_time_of_rounds_is_told_apart(told: SteppedRun) -> None:
 
 
 def test_what_is_told_is_bounded_and_the_largest_share_comes_first(told: SteppedRun) -> None:
-    """With twenty learners that do not step, only the largest shares are told."""
     for number in range(20):
         told.steps[f"x{number}"] = 1.0
         told.join(f"x{number}")

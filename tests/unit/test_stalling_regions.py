@@ -39,7 +39,6 @@ class StallingBus(MemoryBus):
     """A bus behind which a region answers that it is at work, before it works."""
 
     def __init__(self, run: str, broker: MemoryBroker, stall: Stall) -> None:
-        """Delay nothing yet."""
         super().__init__(run, broker)
         self._stall = stall
         self._until_s: dict[bytes, float] = {}

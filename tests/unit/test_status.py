@@ -56,7 +56,6 @@ PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5)
 def test_a_run_says_all_that_it_waits_for(
     states: list[str], owned: set[int], *, ended: bool, expected: Standing
 ) -> None:
-    """A missing quorum, missing shards, or the end."""
     assert standing_of(PROTOCOL, states, owned, ended=ended) == expected
 
 
@@ -108,7 +107,6 @@ def moment(now_s: float) -> TopMoment:
 
 
 def test_the_status_names_learners_shards_lag_and_fragments() -> None:
-    """What was heard, what nobody serves, and what is not known as None."""
     told = status_of(moment(11.0), "nats://hub:4222")
 
     assert (told.standing, told.waits_for) == ("waiting", ("a synchronizer for shard 0",))
@@ -173,7 +171,6 @@ def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() 
 
 
 def test_a_run_that_has_ended_grows_no_older() -> None:
-    """Its last entry in the event log is its end."""
     told = moment(11.0)
     told.timeline.newest_s = 71.0
 
@@ -287,7 +284,6 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_nobody_reaches_leaves_with_3() -> None:
-    """The usual error, and nothing on standard output."""
     done = atoll("status", "--json", "--run", "r", "--broker", "nats://127.0.0.1:1", "--set", "broker.patience_s=1")
 
     assert done.returncode == 3

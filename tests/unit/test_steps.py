@@ -127,7 +127,6 @@ def test_what_a_learner_keeps_for_itself_would_move_no_call() -> None:
 
 
 def test_the_median_of_an_odd_number_is_the_middle_one() -> None:
-    """One quick step among usual ones makes none of those odd."""
     times = StepTimes()
 
     assert [times.add(step_s) for step_s in (1.0, 4.0, 4.0, 0.0)] == [1.0, 1.0, 3.0, 3.0]

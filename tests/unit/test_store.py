@@ -46,7 +46,6 @@ class StoreDesk:
     """A founded run of one fragment on an in-memory bus, and the stores of its successive owners."""
 
     def __init__(self) -> None:
-        """Name a run."""
         self.name = unique_run()
         self.subjects = Subjects(self.name)
         self.broker = MemoryBroker()
@@ -177,7 +176,6 @@ async def test_what_a_machine_decides_is_not_durable_yet(desk: StoreDesk) -> Non
 
 
 async def test_a_deposed_owner_removes_what_it_wrote_in_vain(desk: StoreDesk) -> None:
-    """Its compare-and-set is refused, and its chunks do not stay."""
     first = await desk.owner(1)
     await first.commit(one_commit(0), STEP)
     heir = await desk.owner(2)
@@ -235,7 +233,6 @@ class Cramped(MemoryBus):
 
 
 async def test_a_state_from_before_there_was_a_memory_has_an_empty_one() -> None:
-    """A run with statistics that an earlier version has begun goes on."""
     desk = StoreDesk()
     protocol = msgspec.structs.replace(desk.run.protocol, value_fragments=1)
     by_value = msgspec.structs.replace(LAYOUT, by_value=tuple(tensor.name for tensor in LAYOUT.tensors))

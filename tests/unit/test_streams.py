@@ -62,7 +62,6 @@ def test_taps_lead_to_a_tree_no_stream_keeps(*, bodies: bool) -> None:
 
 
 def test_no_tap_covers_tensors_or_leases() -> None:
-    """Nothing large, and nothing that is written every second."""
     s = Subjects("r")
     stems = (
         s.global_stem(0, 1, "1.n"), s.delta_stem(0, 1, "1.n"), s.contribution_stem("a", 0, 1, 1),
@@ -86,7 +85,6 @@ def test_what_was_heard_last_is_small_and_in_memory() -> None:
 
 
 def test_differences_name_field_and_both_values() -> None:
-    """Absent means off, equal is silent, extra fields of the broker do not matter."""
     wanted = {"max_bytes": 5, "deny_purge": False, "discard": "new"}
 
     assert differences(wanted, {"max_bytes": 5, "discard": "new", "first_seq": 1}) == []
@@ -94,7 +92,6 @@ def test_differences_name_field_and_both_values() -> None:
 
 
 def test_a_subject_without_a_stream_is_our_bug() -> None:
-    """The message lists what is kept."""
     plans = (StreamPlan("S", ("a.b.>",)),)
 
     assert plans[0] == stream_of(plans, "a.b.*")

@@ -17,7 +17,6 @@ def test_a_token_cannot_open_a_level(bad: str) -> None:
 
 
 def test_a_good_token_is_returned() -> None:
-    """Letters, digits, dash and underscore pass."""
     assert token("a-B_9", "learner") == "a-B_9"
 
 
@@ -48,7 +47,6 @@ def test_patterns_cover_as_on_the_broker(pattern: str, subject: str, *, covered:
 
 @pytest.mark.parametrize("good", [">", "*", "ev.>", "gl.head.*", "ev.round.shard-0", "*.x_1.>"])
 def test_a_filter_below_a_level_is_returned(good: str) -> None:
-    """Wildcards stand for whole levels."""
     assert filter_below(good, "the tap") == good
 
 

@@ -29,7 +29,6 @@ class SumDesk:
     """A shard of one fragment with three learners."""
 
     def __init__(self, **changes: object) -> None:
-        """Hear all of them and call the first round."""
         settings = {"fragments": 1, "shards": 1, "interval_steps": 8, "quorum": 1} | changes
         self.shard = Shard(ProtocolSettings(**settings).check(), 0, {0: 0})  # type: ignore[arg-type]
         for name in NAMES:
@@ -37,14 +36,12 @@ class SumDesk:
         told(self.shard, TimerFired(at_s=8.0, name="due/0"))
 
     def beat(self, name: str, at_s: float) -> None:
-        """Hear a heartbeat."""
         told(
             self.shard,
             LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=100, steps=int(at_s)),
         )
 
     def arrive(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[Command]:
-        """Let manifests arrive."""
         return [
             action
             for name in names
@@ -62,7 +59,6 @@ class SumDesk:
         ]
 
     def ready(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float | None = None) -> list[Command]:
-        """Let the sum of contributions arrive."""
         first, *others = (PushKey(name, 1, 0, push) for name in names)
         norm = 1.0 if norms is None else norms
         rest = tuple((key, 1.0) for key in others)
@@ -85,7 +81,6 @@ def test_a_sum_is_folded_whole_before_its_round_moves_on() -> None:
 
 
 def test_a_sum_that_comes_too_late_is_parked_whole_and_folded_late() -> None:
-    """Its contributions are one version old then, all of them."""
     desk = SumDesk(grace_gamma=0.0, grace_cap_steps=0.0)
     desk.arrive(*NAMES)
     desk.ready("a")

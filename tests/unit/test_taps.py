@@ -37,7 +37,6 @@ class DatedClock(SystemClock):
     wall_s = 0.0
 
     def wall(self) -> float:
-        """Return that date."""
         return self.wall_s
 
 
@@ -66,7 +65,6 @@ def test_every_subject_with_a_tap_has_a_kind(tail: str, kind: str | None) -> Non
 
 
 def test_views_read_no_event_that_has_no_fields_here() -> None:
-    """A new kind of event comes into the table, and so into the schemas."""
     read = {name.removeprefix("_on_") for name in vars(RunView) if name.startswith("_on_")}
     assert read <= EVENT_FIELDS.keys()
 
@@ -107,14 +105,12 @@ def test_an_event_has_the_fields_of_its_kind() -> None:
 
 
 def test_the_signature_of_a_locked_run_is_no_part_of_the_body() -> None:
-    """It stands behind the message."""
     told = json.loads(GOLDEN["Beat"])
     tail = tail_of(KINDS["beat"], told)
     assert body_of(KINDS["beat"], tail, GOLDEN["Beat"].encode() + b"\nsigned:a.b.c") == told
 
 
 def test_the_document_names_every_kind_and_refers_to_nothing_that_is_not_there() -> None:
-    """In the dialect that AsyncAPI prescribes."""
     document = asyncapi()
 
     def references(node: Any) -> list[str]:  # noqa: ANN401  (a piece of JSON)
@@ -166,12 +162,10 @@ REFUSED = {"fields": {"refusals": [{"learner": "a", "fragment": 3, "reason": "x"
 def test_a_selection_takes_what_is_about_it(
     *, selection: Selection, kind: str, tail: str, told: dict[str, Any], wanted: bool
 ) -> None:
-    """By kind, by learners that a message names, and by fragment."""
     assert selection.takes(KINDS[kind], tail, told) is wanted
 
 
 def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
-    """On one screen."""
     with pytest.raises(SettingsError) as refused:
         Selection(frozenset({"rounds"}))
     assert "round, " in str(refused.value.allowed)
@@ -193,7 +187,6 @@ async def write(bus: MemoryBus, number: int) -> None:
 
 
 def numbers(told: list[Tapped]) -> list[int]:
-    """Return the numbers of events."""
     return [one.body["fields"]["tokens"] for one in told if one.kind == "left" and one.body]
 
 
@@ -251,7 +244,6 @@ async def test_a_reader_of_the_past_begins_with_how_things_stand(bus: MemoryBus)
 
 
 async def test_without_the_past_only_what_happens_is_told(bus: MemoryBus) -> None:
-    """And only what is wanted."""
     await write(bus, 0)
     reader = Tapping(bus, "r", SystemClock(), Selection(frozenset({"left"}), fragments=frozenset()))
     await reader.listen()
@@ -276,7 +268,6 @@ async def test_taps_without_bodies_are_counted(bus: MemoryBus) -> None:
 
 
 def test_fields_of_events_can_be_described() -> None:
-    """Each kind says in a sentence what it is."""
     assert [tap.kind for tap in TAPS if not tap.about] == []
     assert all(issubclass(tap.message, Event) == (tap.fields is not None) for tap in TAPS)
     assert all(issubclass(fields, msgspec.Struct) for fields in EVENT_FIELDS.values())
@@ -321,7 +312,6 @@ def test_a_field_that_nobody_can_show_makes_a_message_none(more: str) -> None:
 )
 @pytest.mark.parametrize("selection", [EVERY_READER, Selection(learners=frozenset({"a"}), fragments=frozenset({3}))])
 def test_headers_of_a_stranger_end_no_reader(headers: dict[str, str], selection: Selection) -> None:
-    """What was heard is told as far as it means something, and is JSON."""
     reader = Tapping(MemoryBus("r", MemoryBroker()), "r", HandClock(), selection)
     told = reader._heard(CoreMessage(S.tap("up.m.0.3.a"), b"", headers=headers))
 

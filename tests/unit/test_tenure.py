@@ -32,7 +32,6 @@ class Candidate:
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        """Begin to wait."""
         self.machine = Tenure(LEASE_S)
 
     def look(self, now_s: float, *, lose_answer: bool = False) -> list[Command]:
@@ -58,7 +57,6 @@ class Candidate:
 
 
 def test_a_free_lease_is_taken_at_once() -> None:
-    """Nobody owned the shard yet, or its owner gave it back."""
     record = LeaseRecord()
     first = Candidate(1, record)
     first.look(0.0)
@@ -162,7 +160,6 @@ def test_a_lease_that_was_there_and_is_lost_is_taken_once_that_stands_still() ->
 
 
 def test_a_taking_whose_answer_was_lost_counts() -> None:
-    """The record says that it is ours."""
     candidate = Candidate(1, LeaseRecord())
     candidate.look(0.0, lose_answer=True)
     before = candidate.machine.standing

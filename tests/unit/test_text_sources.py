@@ -28,7 +28,6 @@ def packed(text: bytes) -> bytes:
 
 
 def as_jsonl(field: str) -> bytes:
-    """Return the rows as jsonl."""
     return "".join(json.dumps({field: row}) + "\n" for row in ROWS).encode()
 
 
@@ -101,7 +100,6 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, name: str, content
 
 
 def test_the_offset_of_what_is_no_text_is_that_in_the_file(tmp_path: Path) -> None:
-    """Also where an earlier part was read already."""
     (tmp_path / "a.txt").write_bytes(b"words\n" * 1000 + b"\0")
 
     with pytest.raises(DataError, match="byte 0 at offset 6000"):
@@ -188,7 +186,6 @@ def test_a_row_without_text_is_refused_with_the_reason(tmp_path: Path, row: str,
 
 
 def test_a_row_of_null_is_empty(tmp_path: Path) -> None:
-    """As in a table."""
     (tmp_path / "a.jsonl").write_text('{"text": null}\n', encoding="utf-8")
 
     assert list(documents(tmp_path / "a.jsonl")) == [b""]
@@ -203,6 +200,5 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, content: bytes, kept: list
 
 
 def test_a_name_that_no_file_can_have_is_a_plain_error(tmp_path: Path) -> None:
-    """It was a traceback."""
     with pytest.raises(DataError, match="cannot be used"):
         files_of([tmp_path / ("x" * 300)])

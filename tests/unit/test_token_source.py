@@ -93,7 +93,6 @@ def test_a_learner_that_shall_end_waits_for_no_window(folder: Path) -> None:
     ],
 )
 def test_a_window_that_is_none_is_refused(folder: Path, wrong: str, said: str) -> None:
-    """With what it was, and what it should be."""
     with pytest.raises(DataError, match="returned no window") as refused:
         feed(f"{module(folder, wrong)}:bad").next(never)
 
@@ -121,7 +120,6 @@ def test_another_source_is_other_data() -> None:
 def test_grain_gives_each_learner_its_own_order_and_goes_on_at_any_window(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worked example, as a learner uses it."""
     monkeypatch.setenv("TEXTS", str(folder))
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     for number in range(5):

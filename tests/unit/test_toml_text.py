@@ -26,6 +26,5 @@ def test_what_cannot_be_held_is_a_value_error(text: str) -> None:
 
 
 def test_what_people_write_is_read() -> None:
-    """Tables in lists in tables, down to the bound."""
     assert parsed_toml("[[a.b]]\nc = [1, [2]]\n") == {"a": {"b": [{"c": [1, [2]]}]}}
     assert parsed_toml(f"{'a.' * (DEPTH_MAX - 1)}a = 1")

@@ -26,7 +26,6 @@ REASON = "not_finite: a value of its update is not a number"
 
 
 def beat(learner: str, step: int, at_s: float, *, loss: float, state: LearnerState = "training") -> Beat:
-    """Return a heartbeat."""
     return Beat(
         learner=learner,
         incarnation=1 if learner == "learner-1" else 2,
@@ -219,7 +218,6 @@ async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
 
 
 def test_the_heading_says_what_a_run_waits_for() -> None:
-    """Silent processes are named, and a broker that is away."""
     view = told_run()
 
     assert heading(moment_of(view)) == "demo: training"

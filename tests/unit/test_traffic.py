@@ -63,7 +63,6 @@ def trained() -> RunView:
 
 
 def test_what_a_bus_has_counted_is_what_its_link_has_moved() -> None:
-    """Every counter has its own place."""
     stats = BusStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 
     assert moved_by(stats).counters == {
@@ -189,7 +188,6 @@ def test_a_synchronizer_is_named_by_the_shards_that_it_has_owned() -> None:
 
 
 def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storm of restarts does not grow the view, and no byte goes missing."""
     monkeypatch.setattr(views, "HOSTS_MAX", 3)
     view = RunView()
     for number in range(10):

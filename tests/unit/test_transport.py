@@ -31,12 +31,10 @@ class Peer:
 
     @property
     def port(self) -> int:
-        """Return where it listens."""
         assert self.server is not None
         return int(self.server.sockets[0].getsockname()[1])
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read to the end."""
         self.writers.append(writer)
         await self.reading.wait()
         while piece := await reader.read(MIB):
@@ -51,7 +49,6 @@ class Peer:
         return self.writers[0]
 
     async def until(self, size: int) -> None:
-        """Wait for so many bytes."""
         self.reading.set()
         async with asyncio.timeout(SOON_S):
             while len(self.came) < size:  # noqa: ASYNC110  # bytes set no event
@@ -60,7 +57,6 @@ class Peer:
 
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
-    """One that listens."""
     made = Peer()
     made.server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     yield made
@@ -73,7 +69,6 @@ async def peer() -> AsyncIterator[Peer]:
 
 @pytest.fixture
 async def wire(peer: Peer) -> AsyncIterator[SocketTransport]:
-    """A connection to the peer."""
     made = SocketTransport(BusStats())
     await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
     yield made
@@ -82,7 +77,6 @@ async def wire(peer: Peer) -> AsyncIterator[SocketTransport]:
 
 
 async def test_pieces_arrive_in_order_and_are_counted(peer: Peer, wire: SocketTransport) -> None:
-    """Small ones, large ones, empty ones, from every kind of buffer."""
     large = bytes(range(256)) * (12 << 10)
     pieces: list[Buffer] = [
         b"head",
@@ -163,7 +157,6 @@ async def test_a_lost_connection_is_told_to_all_who_wait(wire: SocketTransport) 
 
 
 async def test_closing_sends_what_is_queued(peer: Peer, wire: SocketTransport) -> None:
-    """A polite end, even when the peer reads late."""
     wire.writelines([b"z" * 16 * MIB])
     wire.close()
     await asyncio.sleep(0.05)
@@ -233,7 +226,6 @@ async def test_a_transport_that_rests_reads_many_messages_at_once(peer: Peer) ->
 
 
 async def test_nobody_there_is_an_error_of_the_system() -> None:
-    """Refused, and nothing left open."""
     probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = probe.sockets[0].getsockname()[1]
     probe.close()

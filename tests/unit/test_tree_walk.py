@@ -75,7 +75,6 @@ def test_both_walks_find_the_same_leaves_under_the_same_names(tree: Any) -> None
 
 @given(TREES, TREES)
 def test_both_walks_call_the_same_trees_equal(one: Any, two: Any) -> None:  # noqa: ANN401
-    """What one walk refuses as another tree, the other refuses, too."""
     plain = PlainShape.of(one)[1] == PlainShape.of(two)[1]
 
     assert plain == (JaxShape.of(one)[1] == JaxShape.of(two)[1])
@@ -83,7 +82,6 @@ def test_both_walks_call_the_same_trees_equal(one: Any, two: Any) -> None:  # no
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_keys_without_an_order_are_refused(walk: type[TreeShape]) -> None:
-    """By either walk, with what to do."""
     with pytest.raises(SettingsError, match="no order") as refused:
         walk.of({"a": 1, 2: 3})
 
@@ -103,5 +101,4 @@ def test_with_jax_loaded_its_own_containers_and_arrays_are_known() -> None:
     [(PlainShape, "dict(a: list(0: *), b: NoneType())"), (JaxShape, "PyTreeDef({'a': [*], 'b': None})")],
 )
 def test_a_shape_can_be_shown(walk: type[TreeShape], shown: str) -> None:
-    """For messages."""
     assert str(walk.of({"b": None, "a": [1]})[1]) == shown

@@ -45,7 +45,6 @@ def test_a_mistake_ends_a_script_with_its_message() -> None:
 
 
 def test_in_a_thread_the_message_names_the_thread() -> None:
-    """The process goes on, as after any error of a thread."""
     code, said = ends(
         "import atoll, threading\ndef work():\n    raise atoll.SettingsError('wrong', todo='mend it')\n"
         "threading.Thread(target=work, name='worker').start()"
@@ -57,7 +56,6 @@ def test_in_a_thread_the_message_names_the_thread() -> None:
 
 @pytest.mark.parametrize("kind", ["LayoutMismatch", "StorageFull", "BlobGone", "PeerMisbehaved"])
 def test_a_fault_of_a_machine_or_a_peer_is_told_likewise(kind: str) -> None:
-    """Where it was met in our code helps nobody."""
     assert ends(f"{WRONG}{kind}('gone')") == (1, "atoll: gone\n")
 
 
@@ -93,7 +91,6 @@ def test_a_group_of_our_errors_is_told_as_its_messages() -> None:
     ],
 )
 def test_everything_else_shows_its_traceback(program: str, environment: dict[str, str]) -> None:
-    """Errors of others, bugs of ours, and all of them where somebody wants it."""
     assert "Traceback (most recent call last)" in ends(program, **environment)[1]
 
 
@@ -113,7 +110,6 @@ def test_a_hook_that_a_program_has_set_before_stays() -> None:
 
 
 def test_a_program_that_catches_it_has_all_fields() -> None:
-    """Under the short names, too."""
     with pytest.raises(atoll.AtollError) as caught:
         atoll.join("nats://127.0.0.1:1", run="r", learner="a", params={})
 
@@ -123,7 +119,6 @@ def test_a_program_that_catches_it_has_all_fields() -> None:
 
 
 def test_names_that_are_not_there_are_missing_attributes() -> None:
-    """As of any module."""
     with pytest.raises(AttributeError, match="nothing"):
         atoll.nothing  # noqa: B018
 
@@ -138,7 +133,6 @@ def test_importing_atoll_loads_next_to_nothing() -> None:
 
 
 def test_the_switch_is_no_setting() -> None:
-    """A command line does not take it for one that it does not know."""
     done = subprocess.run(
         [sys.executable, "-m", "atoll.cli", "config"],
         env={**os.environ, "ATOLL_TRACEBACK": "1"},
@@ -244,7 +238,6 @@ def test_a_program_that_breaks_shows_where() -> None:
 
 
 def test_code_of_somebody_else_gets_the_end_that_python_has() -> None:
-    """A file that it leaves open is written out when its objects are collected."""
     assert ends(PROGRAM.replace("END", "end_as_python_does()")) == (0, "call thread handler collected ")
 
 
@@ -318,7 +311,6 @@ def test_a_command_whose_output_has_no_room_ends_in_words() -> None:
 
 
 def test_a_command_line_inside_another_program_leaves_its_end_alone() -> None:
-    """The exit code is that program's."""
     program = "import sys\nfrom atoll.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\nsys.exit(7)"
 
     assert ends(program)[0] == 7

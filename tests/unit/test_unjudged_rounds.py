@@ -57,7 +57,6 @@ class Desk:
         return told
 
     def beat(self, name: str, at_s: float) -> LearnerBeat:
-        """Return a heartbeat."""
         return LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=10)
 
     def push(self, name: str, at_s: float) -> list[Command]:
@@ -68,7 +67,6 @@ class Desk:
 
 
 def refused(actions: list[Command]) -> Counter[str]:
-    """Return the reasons of refusals."""
     return Counter(action.reason for action in actions if isinstance(action, Refuse))
 
 
@@ -112,7 +110,6 @@ def test_while_the_run_goes_on_such_a_round_waits_for_learners() -> None:
 
 
 def test_without_a_judging_merge_the_last_push_is_merged_as_before() -> None:
-    """No quorum is needed when nobody is left."""
     desk = Desk(robust="none")
     desk.tell(desk.beat("a", 0.0))
     desk.push("a", 1.0)

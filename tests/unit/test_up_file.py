@@ -51,7 +51,6 @@ def test_a_file_describes_a_whole_run(file: Path) -> None:
 
 
 def test_flags_go_before_assignments_those_before_variables_and_those_before_the_file(file: Path) -> None:
-    """Each is taken away in turn, and the next one shows."""
     variables, assignments = {"ATOLL_UP__LEARNERS": "6"}, ("up.learners=5",)
     asked = UpRequest(config=file, learners=7, assignments=assignments)
 
@@ -145,7 +144,6 @@ def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
 
 
 def test_two_files_are_one_too_many(file: Path) -> None:
-    """Neither wins in silence."""
     done = atoll("up", str(file), "--config", str(file))
 
     assert done.returncode == 2
@@ -187,7 +185,6 @@ def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
 
 
 def test_a_run_that_goes_on_keeps_learners_and_text_and_nothing_else_of_the_section(tmp_path: Path) -> None:
-    """Minutes, throttles and relays are a matter of each session."""
     asked = UpRequest(out=tmp_path / "run", learners=2, minutes=3, throttle=("learner-1=4",), standbys=1)
     begun = plan(asked, {})
     with RunFolder(begun.out) as folder:

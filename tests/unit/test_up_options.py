@@ -100,7 +100,6 @@ def test_a_wrong_number_of_learners_is_refused_by_its_name(tmp_path: Path, said:
 
 
 def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
-    """Run id, learners and settings come from the folder, also with --again."""
     begun = former(tmp_path / "run", 500, "protocol.fragments=6")
     up = plan(UpRequest(out=tmp_path / "run", again=True), {})
 
@@ -181,7 +180,6 @@ def test_moving_aside_keeps_everything_under_the_next_free_name(tmp_path: Path) 
 
 
 def test_a_run_that_is_going_on_is_not_moved(tmp_path: Path) -> None:
-    """The lock of the folder decides."""
     former(tmp_path / "run", 1000)
     with RunFolder(tmp_path / "run"), pytest.raises(EnvironmentFault, match="uses this folder"):
         move_aside(tmp_path / "run")
@@ -220,7 +218,6 @@ def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path: Path,
 
 
 def test_a_run_that_ended_before_it_began_is_no_obstacle(tmp_path: Path) -> None:
-    """Empty folders, a lock and logs are ours."""
     for _ in range(2):
         with RunFolder(tmp_path / "run") as folder:
             folder.path("logs", "up.jsonl").touch()
@@ -266,13 +263,11 @@ def test_those_that_compute_on_the_processor_ask_for_huge_pages(
     ],
 )
 def test_an_address_for_nobody_or_of_no_broker_is_refused(tmp_path: Path, via: str, complaint: str) -> None:
-    """What was got and what is allowed is said."""
     with pytest.raises(SettingsError, match=complaint):
         plan(UpRequest(out=tmp_path / "run", learners=2, via=(via,)), {})
 
 
 def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
-    """Messages end up in logs."""
     with pytest.raises(SettingsError) as refusal:
         plan(UpRequest(out=tmp_path / "run", via=("learner-1=http://ann:secret@host:1",)), {})
 
@@ -319,7 +314,6 @@ def test_a_run_that_goes_on_keeps_its_open_door(tmp_path: Path) -> None:
 
 
 def test_somebody_elses_broker_is_not_ours_to_lock(tmp_path: Path) -> None:
-    """It is locked where it is started."""
     with pytest.raises(SettingsError, match="--locked and --broker contradict"):
         plan(UpRequest(out=tmp_path / "run", locked=True, assignments=("broker.url=nats://a:1",)), {})
 

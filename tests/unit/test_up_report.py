@@ -363,7 +363,6 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
         replays = 0
 
         async def replay(self, *words: Any, **more: Any) -> Any:  # noqa: ANN401  (as of the bus)
-            """Count and read."""
             self.replays += 1
             return await super().replay(*words, **more)
 

@@ -46,7 +46,6 @@ def heard(spans: list[tuple[str, float]], step_s: float, every_s: float = 1.0) -
 
 @pytest.mark.parametrize("step_s", [0.05, 0.3, 1.0, 1.5, 5.0, 20.0])
 def test_one_that_always_steps_has_all_of_its_time(step_s: float) -> None:
-    """Whatever a step lasts beside the second between two heartbeats."""
     view = heard([("steps", 300.0)], step_s)
 
     assert view.present_s == pytest.approx(300.0)
@@ -83,7 +82,6 @@ def test_between_two_lives_nobody_steps() -> None:
 
 
 def test_nobody_is_present_after_goodbye() -> None:
-    """What is heard after it changes nothing, and the next life begins anew."""
     view = heard([("steps", 50.0)], 0.5)
     view.on_beat(beat(100, 0.5, state="left"), 51.0)
     view.on_beat(beat(120, 0.5), 90.0)

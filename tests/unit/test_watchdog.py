@@ -33,7 +33,6 @@ class EchoedConnection:
         self.done = asyncio.Event()
 
     def moved(self) -> Movement:
-        """Nothing but echoes."""
         return (0, 0, 0)
 
     async def echo(self, timeout_s: float) -> None:
@@ -46,7 +45,6 @@ class EchoedConnection:
             raise Unanswered("no echo")
 
     async def cut(self) -> None:
-        """Count it."""
         self.cuts += 1
 
 
@@ -66,7 +64,6 @@ async def watched(echoes: list[bool]) -> tuple[EchoedConnection, float]:
 
 
 async def test_a_silence_that_ends_counts_from_the_first_echo_that_was_late() -> None:
-    """A round that waited through it is not held against the learners."""
     connection, took_s = await watched([True, False, False])
 
     assert connection.away[:4] == [False, False, True, True]

@@ -33,7 +33,6 @@ def test_weights_are_quantity_times_rate() -> None:
 
 
 def test_a_fold_says_how_fresh_it_is() -> None:
-    """The weight beside it is that of a contribution on time."""
     settings = ProtocolSettings(age_law="gate", age_max=2, age_damping=0.5)
     now = FragmentRound(0, 5, settings)
     folds = [now.fold(Offer(PushKey("a", 1, 0, n), 5 - n, 8, 4, final=False), "") for n in range(3)]
@@ -43,6 +42,5 @@ def test_a_fold_says_how_fresh_it_is() -> None:
 
 
 def test_a_lever_out_of_range_is_refused_by_name() -> None:
-    """With what is allowed."""
     with pytest.raises(SettingsError, match="average_versions is out of range"):
         ProtocolSettings(average_versions=-1).check()

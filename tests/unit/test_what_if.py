@@ -47,7 +47,6 @@ def events(lasts_s: float = LASTS_S, steps_s: Mapping[str, float] = STEPS_S) -> 
 
 
 def event(kind: str, who: str, at_s: float, **fields: object) -> dict[str, Any]:
-    """Return one event."""
     return {"kind": kind, "who": who, "at_s": BEGAN_S + at_s, "fields": fields}
 
 
@@ -77,7 +76,6 @@ def made(fragment: int, version: int, at_s: float, steps_s: Mapping[str, float],
 
 
 def history_of(told: Sequence[dict[str, Any]]) -> History:
-    """Return a history of events."""
     history = History()
     for each in told:
         history.take(f"ev.{each['kind']}.{each['who']}", msgspec.json.encode(each))
@@ -87,12 +85,10 @@ def history_of(told: Sequence[dict[str, Any]]) -> History:
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    """The recording of that run."""
     return fit_recording(history_of(events()), SETTINGS)
 
 
 def figure(changes: Sequence[FigureChange], name: str) -> FigureChange:
-    """Return one changed figure."""
     return next(each for each in changes if each.name == name)
 
 
@@ -102,7 +98,6 @@ def changes_of(recording: Recording, settings: Sequence[str] = (), links: Sequen
 
 
 def test_a_fit_finds_what_was_told(recording: Recording) -> None:
-    """Pace, presence, tokens of a step, delay, rate and sizes."""
     for learner in recording.learners:
         steps = sum(each.steps for each in learner.stretches)
         pace_s = sum(each.steps * each.step_s for each in learner.stretches) / steps
@@ -133,13 +128,11 @@ def test_a_learner_that_was_killed_and_came_back_has_two_lives() -> None:
 
 
 def test_too_short_a_recording_is_refused() -> None:
-    """Three rounds say nothing of waiting."""
     with pytest.raises(SettingsError, match="too little for a what-if"):
         fit_recording(history_of([each for each in events(2.0) if each["kind"] != "sample"][:8]), SETTINGS)
 
 
 def test_one_seed_gives_one_outcome(recording: Recording) -> None:
-    """And the simulated learners train at the recording's pace."""
     once = simulate_change(recording, AS_IT_WAS, 3)
     assert once == simulate_change(recording, AS_IT_WAS, 3)
     assert once.trained_tokens_s == pytest.approx(recording.outcome.trained_tokens_s, rel=0.05)
@@ -147,7 +140,6 @@ def test_one_seed_gives_one_outcome(recording: Recording) -> None:
 
 
 def test_the_same_settings_change_nothing(recording: Recording) -> None:
-    """No figure is called changed."""
     assert not any(each.significant for each in changes_of(recording, ["protocol.quorum=3"]))
 
 
@@ -225,7 +217,6 @@ def test_goodput_is_never_above_one_and_is_that_of_the_run(noted: float) -> None
 
 
 def test_a_codec_of_fewer_bytes_helps_a_narrow_link(recording: Recording) -> None:
-    """Sizes follow the codec, so rounds wait for less."""
     links = {"slow": RecordedLink(0.005, BYTES / 2.0)}
     wide = simulate_change(recording, Change({"codec_up": "f32"}, links), 0)
     narrow = simulate_change(recording, Change({"codec_up": "e3m0"}, links), 0)
@@ -262,7 +253,6 @@ def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -
     ],
 )
 def test_mistakes_are_named(recording: Recording, settings: list[str], links: list[str], said: str) -> None:
-    """What was got, and what is allowed."""
     with pytest.raises(SettingsError, match=said):
         parse_change(recording, settings, links)
 
@@ -316,7 +306,6 @@ def test_the_verb_reads_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_recording_without_an_end_is_told_of(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of an event log which somebody has edited."""
     monkeypatch.setattr(replay, "REST_S", 0.0)
 
     with pytest.raises(SettingsError, match="cannot be simulated to its end"):

@@ -16,7 +16,6 @@ from atoll.story.slowness import left_out_told
     ("number", "told"), [(0, "0 rounds"), (1, "1 round"), (2, "2 rounds"), (1_234_567, "1,234,567 rounds")]
 )
 def test_only_one_is_one(number: int, told: str) -> None:
-    """None and many have the plural, and thousands are set apart."""
     assert counted(number, "round") == told
 
 
@@ -40,17 +39,14 @@ def test_a_plural_may_be_another_word() -> None:
     ],
 )
 def test_a_long_list_is_cut_and_what_is_left_out_is_counted(names: Iterable[str], told: str) -> None:
-    """One that is short enough is whole."""
     assert few(names, 2) == told
 
 
 def test_parts_that_have_commas_are_set_apart_by_something_else() -> None:
-    """Rules of leaves are."""
     assert few(["a, b", "c", "d"], 2, "; ") == "a, b; c and 1 more"
 
 
 def test_a_list_that_was_cut_before_says_how_many_there_were() -> None:
-    """Not how many are left of it."""
     assert few(["a", "b"], 2, of=7) == "a, b and 5 more"
     assert few(["a", "b"], 2, of=2) == "a, b"
     assert list_names(Names.of(map(str, range(NAMED_MAX + 3)))).endswith(" and 3 more")

@@ -35,7 +35,6 @@ PLACES = {
 
 
 def main() -> int:
-    """Compare."""
     first, second = jax.devices()
     mesh = Mesh(np.array([first, second]), ("x",))
     rng = np.random.default_rng(0)
