@@ -2,7 +2,8 @@
 
 One mutant changes one place. Line numbers stay, so a function of the mutant is found by its name and line. What cannot
 change behaviour that anybody relies on is left alone: docstrings, annotations, decorators, log lines, the texts and values
-inside a `raise`, and f-strings.
+inside a `raise`, and f-strings. Numbers outside of functions are decisions, not rules: no test repeats a constant or a
+default, so none is changed here either.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     made = []
     for path, scope in _places(tree):
         for change, replacement in _replacements(_at(tree, path)):
+            if change == "constant" and scope is None:
+                continue
             target = _at(tree, path)
             before, after = (_shown(node) for node in (target, replacement))
             line, column = getattr(target, "lineno", 0), getattr(target, "col_offset", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.story.findings import NAMED_MAX, RunFinding, findings
+from atoll.story.findings import RunFinding, findings
 from atoll.story.lives import absences_of
 from atoll.story.telling import learner_story
 from support.told_runs import SteppedRun
@@ -79,14 +79,6 @@ def test_a_learner_is_still_gone_when_the_others_have_gone_on_for_a_minute(told:
     assert any("it was gone for 61 s, to the end of the event log" in line for line in learner_story(told.history, "a"))
 
 
-def test_any_event_of_a_learner_is_a_sign_of_it(told: SteppedRun) -> None:
-    told.log("moved", "a", 70.0, role="learner", moved={}, incarnation=1)
-    for who in "bc":
-        sample(told, 110.0, who)
-
-    assert gone(told) == []
-
-
 def test_a_run_that_was_stopped_as_a_whole_and_a_log_that_ends_tell_of_nobody(told: SteppedRun) -> None:
     """All learners were killed with their run, and began anew ten minutes later; then the event log ends."""
     for who in told.steps:
@@ -117,15 +109,6 @@ def test_what_was_lost_is_known_once_every_shard_has_closed_its_ledger(told: Ste
     assert any(line.endswith("; 20 tokens were lost with it") for line in learner_story(told.history, "a"))
     told.serve("shard-0", 81.0, epoch=2)
     assert absences_of(told.history)[0].lost_tokens is None
-
-
-def test_a_learner_that_dies_again_and_again_is_told_with_its_newest_absences(told: SteppedRun) -> None:
-    for life in range(2, NAMED_MAX + 4):
-        told.join("a", 40.0 * life, incarnation=life, took_s=5.0)
-    found = [each for each in gone(told) if each.culprit == "a"]
-
-    assert len(found) == NAMED_MAX
-    assert found[0].evidence[-1] == "it was gone 2 times before, which are not told here"
 
 
 def test_that_nothing_of_it_was_merged_is_a_consequence(told: SteppedRun) -> None:

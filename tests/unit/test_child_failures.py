@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AtollError, EnvironmentFault, UserError
+from atoll.base.errors import AtollError, UserError
 from atoll.local.processes import ChildPlan, Exit, ProcessGroup
 from support.clocks import HandClock
 
@@ -52,23 +52,6 @@ def test_an_error_of_ours_is_told_as_our_own(tmp_path: Path, style: str, todo: s
     assert error.todo == (f"mend it; its log is {log}" if todo else f"look at {log}")
 
 
-def test_an_error_of_ours_is_told_without_what_python_adds(tmp_path: Path) -> None:
-    """Python complains of what is left when it ends; that is no part of what to do."""
-    later = (
-        "import sys; print('atoll: wrong\\n  to do:   mend it\\nException ignored in: <x>\\nOSError: y'); sys.exit(2)"
-    )
-    error = failure_of(later, tmp_path)
-
-    assert error.todo == f"mend it; its log is {tmp_path / 'child.jsonl'}"
-
-
-def test_a_bug_after_a_line_of_ours_is_shown_as_a_bug(tmp_path: Path) -> None:
-    error = failure_of("print('atoll: waiting'); raise ValueError('broken')", tmp_path)
-
-    assert error.what == "work failed"
-    assert str(error.got).endswith("ValueError: broken")
-
-
 def test_a_program_that_leaves_in_order_when_asked_has_left_well(tmp_path: Path) -> None:
     """Its exit code says that SIGTERM ended it, as a shell would; one that nobody asked has failed."""
     leaves = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\nprint('ready', flush=True)\n"
@@ -84,13 +67,6 @@ def test_a_program_that_leaves_in_order_when_asked_has_left_well(tmp_path: Path)
         time.sleep(0.01)
 
     assert [(end.code, end.is_good, replace(end, asked=False).is_good) for end in ends] == [(143, True, False)]
-
-
-def test_what_is_no_error_of_ours_is_shown_as_its_end(tmp_path: Path) -> None:
-    error = failure_of("import sys; print('one\\ntwo'); sys.exit(3)", tmp_path)
-
-    assert isinstance(error, EnvironmentFault)
-    assert str(error).splitlines()[:3] == ["work failed", "  got:     one", "           two"]
 
 
 def ended(group: ProcessGroup, clock: HandClock, lives: int) -> list[Exit]:
@@ -175,9 +151,3 @@ def test_a_restart_that_the_system_refuses_is_a_fault_of_that_child_alone(
     assert not group.alive(["victim"])
     monkeypatch.undo()
     group.kill_all()
-
-
-def test_an_end_says_what_comes_of_it() -> None:
-    said = [Exit("a", -9, restarting=True).news, Exit("a", -9).news, Exit("a", -15, asked=True).news]
-
-    assert [line.partition("; ")[2] for line in said] == ["starting it again", "it is not started again", ""]

@@ -13,13 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll import __version__
 from atoll.base.errors import BrokerUnavailable
 from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.cli.reading import settings_of
 from atoll.run.folder import RunFile
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
 from support.command_line import atoll
 from support.links import GreetingServer
 
@@ -56,38 +54,6 @@ def test_a_verb_that_waits_says_so_and_outlives_a_request_for_facts() -> None:
     assert first == f"no broker answers at {broker} yet; trying for 4 s\n"
     assert f"no broker answers at {broker}\n" in rest
     assert waiting.returncode == BrokerUnavailable.exit_code
-
-
-@pytest.mark.parametrize("words", [("version",), ("--version",), ("--version", "why")])
-def test_the_version_says_which_wire_versions_it_speaks(words: tuple[str, ...]) -> None:
-    """Whoever upgrades a run asks just that; as an option it goes before whatever follows."""
-    done = atoll(*words)
-
-    assert (done.returncode, done.stdout) == (0, f"atoll {__version__}, wire {SCHEMA_OLDEST} to {SCHEMA_NEWEST}\n")
-
-
-def test_help_lists_every_verb() -> None:
-    done = atoll("--help")
-
-    assert done.returncode == 0
-    for verb in (
-        "up",
-        "tap",
-        "top",
-        "status",
-        "fates",
-        "archive",
-        "plan",
-        "dashboard",
-        "config",
-        "doctor",
-        "learner",
-        "synchronizer",
-        "evaluate",
-        "export",
-        "data",
-    ):
-        assert f" {verb} " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -216,11 +182,3 @@ def test_two_verbs_read_the_folder_of_a_run_that_is_over_at_a_time(tmp_path: Pat
     assert answered.returncode == 2, answered.stderr
     assert "nobody has founded this run" in answered.stderr
     assert left.read_text(encoding="utf-8") == "nats://127.0.0.1:9", "a run that is continued takes its former port"
-
-
-def test_config_says_where_each_value_comes_from() -> None:
-    done = atoll("config", "--set", "protocol.quorum=2", environment={"ATOLL_RUN": "founded"})
-
-    assert done.returncode == 0, done.stderr
-    assert any("protocol.quorum" in line and "--set" in line for line in done.stdout.splitlines())
-    assert any("founded" in line and "ATOLL_RUN" in line for line in done.stdout.splitlines())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.cluster import ClusteredBroker, ClusterNode, is_cluster, node_store, planned_nodes
-from atoll.bus.options import SHORT_TRIES, BusOptions, addresses, is_address
+from atoll.bus.options import SHORT_TRIES, BusOptions, is_address
 from atoll.bus.server import EmbeddedBroker
 
 NODE = ClusterNode("hub", 2, 6222, ("nats://a:6222", "nats://c:6222"))
@@ -33,11 +32,6 @@ def test_a_broker_has_one_address_or_several(url: str, known: bool) -> None:  # 
     assert is_address(url) is known
 
 
-def test_addresses_are_taken_apart() -> None:
-    """In their order, without blanks."""
-    assert addresses("nats://a:1, nats://b:2") == ["nats://a:1", "nats://b:2"]
-
-
 @pytest.mark.parametrize(
     ("node", "complaint"),
     [
@@ -53,23 +47,6 @@ def test_what_can_be_no_node_is_refused(node: ClusterNode, complaint: str) -> No
     """By the option that is wrong."""
     with pytest.raises(SettingsError, match=complaint):
         node.check()
-
-
-def test_a_server_is_told_its_name_and_its_routes(tmp_path: Path) -> None:
-    """The name follows from cluster and number, whatever the life; clients are told of no other address."""
-    said = []
-    for _ in range(2):
-        broker = ClusteredBroker(tmp_path / "b", NODE, 4222, host="0.0.0.0")  # noqa: S104  (not opened here)
-        broker._occupy()
-        said.append(broker._write_config().read_text())
-        broker.stop()
-
-    assert said[0] == said[1]
-    assert re.search(r"^server_name: hub-2$", said[0], re.MULTILINE)
-    assert (
-        'cluster { name: "hub", listen: "0.0.0.0:6222", no_advertise: true, '
-        'routes: ["nats://a:6222", "nats://c:6222"]\n}' in said[0]
-    )
 
 
 def test_a_store_stays_its_owners(tmp_path: Path) -> None:

@@ -21,13 +21,3 @@ def test_a_trouble_of_all_connections_is_logged_once() -> None:
                 each.note(REFUSED)
     assert [(line["event"], line["bus"]) for line in said] == [("bus.error", "a")]
     assert all("EOF" in each.text and "Authorization" in each.text for each in (trunk, *branches))
-
-
-def test_after_a_connection_it_is_said_again() -> None:
-    trunk = Complaints("a")
-    with capture_logs() as said:
-        trunk.note(REFUSED)
-        Complaints("a-bulk-0", trunk).forget()
-        trunk.forget()
-        trunk.note(REFUSED)
-    assert len(said) == 2

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from atoll.local import run_settings
 from atoll.local.options import UpRequest, kept_settings, plan
 from atoll.local.run_settings import flat
-from atoll.protocol.settings import BOUNDS, OUTER_ALLOWED
+from atoll.protocol.settings import BOUNDS
 from atoll.settings import load
 from atoll.settings.catalogue import every_setting
 from support.command_line import atoll
@@ -30,33 +29,6 @@ def test_every_setting_that_there_is_is_described() -> None:
     assert [name for name, setting in DESCRIBED.items() if not setting.meaning or not setting.allowed] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "default", "allowed", "variable"),
-    [
-        ("run", '"local"', "text", "ATOLL_RUN"),
-        ("protocol.quorum", "1", "1 to 4,096", "ATOLL_PROTOCOL__QUORUM"),
-        ("protocol.overlap_steps", "2", "1 to protocol.interval_steps", "ATOLL_PROTOCOL__OVERLAP_STEPS"),
-        ("protocol.merge", '"rda"', "mean, rda", "ATOLL_PROTOCOL__MERGE"),
-        ("protocol.codec_up", '"int4"', "f32, bf16, int8, int4, e3m0", "ATOLL_PROTOCOL__CODEC_UP"),
-        ("protocol.codec_down", '"int4"', "f32, bf16, int8, int4, e3m0", "ATOLL_PROTOCOL__CODEC_DOWN"),
-        ("protocol.outer", '"nesterov"', OUTER_ALLOWED, "ATOLL_PROTOCOL__OUTER"),
-        ("learner.initial_model", "none", "a path", "ATOLL_LEARNER__INITIAL_MODEL"),
-        ("learner.throttle", "1.0", "at least 1, at most 1,000", "ATOLL_LEARNER__THROTTLE"),
-        ("archive.url", '""', "a folder or a URL", "ATOLL_ARCHIVE__URL"),
-        ("up.corpus", "[]", "a list of paths", "ATOLL_UP__CORPUS"),
-        ("up.throttle", "{}", "a table", "ATOLL_UP__THROTTLE"),
-        ("model.size", '"s"', "xs, s, m, l, or a depth from 1 to 64", "ATOLL_MODEL__SIZE"),
-        ("train.tokens_before", "0", "at least 0, at most 2^62", "ATOLL_TRAIN__TOKENS_BEFORE"),
-        ("sim.kills", "[]", "a list of tables", "ATOLL_SIM__KILLS"),
-        ("sim.link.latency_s", "0.001", "at least 0, at most 5", "ATOLL_SIM__LINK__LATENCY_S"),
-    ],
-)
-def test_a_description_holds_default_bounds_and_variable(name: str, default: str, allowed: str, variable: str) -> None:
-    one = DESCRIBED[name]
-
-    assert (one.default, one.allowed, one.variable) == (default, allowed, variable)
-
-
 def test_a_variable_that_is_told_works() -> None:
     """Every protocol setting is given by its variable, at a bound that stands in the table, and arrives."""
     for name, bounds in BOUNDS.items():
@@ -65,70 +37,6 @@ def test_a_variable_that_is_told_works() -> None:
         told = {DESCRIBED[f"protocol.{name}"].variable: str(bounds.low)}
 
         assert getattr(load(environment=told).settings.protocol, name) == bounds.low
-
-
-def test_describe_tells_all_of_a_setting() -> None:
-    done = atoll("config", "--describe", "protocol.quorum", "up", environment={"ATOLL_PROTOCOL__QUORUM": "2"})
-    lines = [line.strip() for line in done.stdout.splitlines()]
-
-    assert lines[:3] == [
-        "protocol.quorum = 2  (ATOLL_PROTOCOL__QUORUM)",
-        "K, contributions a round needs before its grace window opens.",
-        "1 to 4,096; default 1; ATOLL_PROTOCOL__QUORUM",
-    ]
-    assert "up.learners = 3  (default)" in lines
-    assert not [line for line in lines if line.startswith("train.")]
-
-
-def test_names_choose_sections_and_settings() -> None:
-    """Whole words alone: `up` is no prefix of another name."""
-    done = atoll("config", "up", "train.rate", "--set", "up.throttle.learner-1=2")
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-
-    assert set(names) == {"train.rate", "up.throttle.learner-1", "up.out", "up.dashboard"} | {
-        f"up.{name}"
-        for name in ["learners", "standbys", "brokers", "bulk_brokers", "minutes", "corpus", "port", "locked"]
-    }
-
-
-def test_a_name_that_is_none_is_refused_with_a_hint_at_config() -> None:
-    """Somebody may mean a file."""
-    done = atoll("config", "run.toml")
-
-    assert done.returncode == 2
-    assert "there is no such setting or section" in done.stderr
-    assert "--config" in done.stderr
-
-
-def test_up_shows_the_defaults_of_atoll_up() -> None:
-    """With their origin; what is given goes before."""
-    lines = atoll("config", "--up", "protocol", "--set", "protocol.quorum=2").stdout.splitlines()
-    shown = {line.split()[0]: line.split(maxsplit=2)[2].split(maxsplit=1) for line in lines}
-
-    assert shown["protocol.fragments"] == [str(run_settings.DEFAULTS["protocol.fragments"]), "atoll up"]
-    assert shown["protocol.quorum"] == ["2", "--set protocol.quorum"]
-    assert shown["protocol.age_max"][1] == "default"
-
-
-def test_up_shows_what_follows_from_the_learners() -> None:
-    """Four learners meet more often than three."""
-    shown = [
-        atoll("config", "--up", "protocol.interval_steps", *more).stdout.split()[2:]
-        for more in ((), ("--set", "up.learners=4"))
-    ]
-
-    assert shown == [["5", "atoll", "up", "with", "3", "learners"], ["4", "atoll", "up", "with", "4", "learners"]]
-
-
-def test_a_printed_file_says_what_follows_from_the_learners() -> None:
-    """The value that stands there is that of so many; one that somebody gives is theirs, whoever joins."""
-    about = "# This is the value of atoll up with 4 learners; with others it may be another.\n"
-    learners = ("--set", "up.learners=4")
-
-    assert f"{about}#interval_steps = 4\n" in atoll("config", "--up", "--toml", *learners).stdout
-    given = atoll("config", "--up", "--toml", *learners, "--set", "protocol.interval_steps=9").stdout
-    assert about not in given
-    assert "\ninterval_steps = 9\n" in given
 
 
 def test_a_printed_file_changes_nothing(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from atoll.base.clock import SystemClock
 from atoll.wire.messages import event
 from atoll_monitor import http_server
 from atoll_monitor.dashboard import feed as feeds
-from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed, Mailbox
+from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed
 from atoll_monitor.dashboard.routes import STATIC, page_routes
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
@@ -180,37 +178,6 @@ async def test_a_hundred_look_and_one_too_many_is_told_to_wait(monkeypatch: pyte
     assert {first["commits"] for first in firsts} == {1}
     assert (status, headers["retry-after"]) == (503, "5")
     assert b"too many look" in body
-
-
-async def test_the_newest_frame_of_each_kind_waits() -> None:
-    """A mailbox never grows."""
-    mailbox = Mailbox("r")
-    for number in range(5):
-        mailbox.put("state", b"%d" % number)
-    mailbox.put("curves", b"c")
-
-    assert mailbox.missed == 4
-    assert await mailbox.take() == b"event: state\ndata: 4\n\nevent: curves\ndata: c\n\n"
-
-
-async def test_a_run_that_is_not_shown_is_named_with_those_that_are() -> None:
-    async with serving() as server:
-        answers = [await server.get(f"{path}?run=other") for path in ("/data.json", "/events")]
-
-    assert [answer[0] for answer in answers] == [404, 404]
-    assert all(b"there are: r" in answer[2] for answer in answers)
-
-
-def test_what_is_vendored_is_what_its_note_says() -> None:
-    note = (STATIC / "vendor" / "VERSIONS.md").read_text(encoding="utf-8")
-    files = [path for path in (STATIC / "vendor").iterdir() if path.suffix in (".js", ".css")]
-
-    assert "MIT" in (STATIC / "vendor" / "uPlot-LICENSE.txt").read_text(encoding="utf-8")
-    assert {path.name: digest_of(path) in note for path in files} == dict.fromkeys((p.name for p in files), True)
-
-
-def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 async def test_a_request_for_the_numbers_has_fates_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,21 +85,6 @@ def test_alerts_that_differ_in_a_digit_are_two(tmp_path: Path) -> None:
     ]
 
 
-def test_an_alert_whose_figure_changes_stays_in_its_place(tmp_path: Path) -> None:
-    """What counts up is no other alert: the line is written anew and not made anew."""
-    known, later = alert("a"), alert("a") | {"summary": "Learner a has been silent for 17m"}
-    script = """
-      const panel = new Alerts(new Element("section"));
-      panel.set({ alerts: [known], at_s: 30, saved: false });
-      const [first] = rows(panel.host);
-      panel.set({ alerts: [later], at_s: 31, saved: false });
-      const [second] = rows(panel.host);
-      tell([first === second, second.name.textContent]);
-    """
-
-    assert told_by(tmp_path, script, known=known, later=later) == [True, "Learner a has been silent for 17m"]
-
-
 def test_a_finding_whose_beginning_moves_stays_open(tmp_path: Path) -> None:
     """Of a long run only the newest rounds are known, so what lasts begins later each time."""
     script = """
@@ -114,36 +99,3 @@ def test_a_finding_whose_beginning_moves_stays_open(tmp_path: Path) -> None:
     after = [finding(14.0, "slow, too", "learner-2"), finding(14.0, "slow")]
 
     assert told_by(tmp_path, script, before=before, after=after) == [2, True, True, ["Slow, too.", "Slow."]]
-
-
-def test_two_times_of_one_cause_and_culprit_are_two_findings(tmp_path: Path) -> None:
-    script = """
-      const panel = new Causes(new Element("section"));
-      panel.set({ rounds: 320, findings: before });
-      const [first, second] = rows(panel.host);
-      panel.set({ rounds: 320, findings: after });
-      const shown = rows(panel.host);
-      tell([shown.length, shown[0] === second, shown[1] === first, shown.map((item) => item.text.textContent)]);
-    """
-    before = [finding(10.0, "early"), finding(90.0, "late")]
-    after = [finding(90.0, "late"), finding(12.0, "early")]
-
-    assert told_by(tmp_path, script, before=before, after=after) == [2, True, True, ["Late.", "Early."]]
-
-
-@pytest.mark.parametrize(
-    ("state", "goodput", "words"),
-    [
-        ({"status": "live", "saved": False}, None, "no samples yet"),
-        ({"status": "live", "saved": False}, {"now": None, "whole": None}, "no samples yet"),
-        ({"status": "live", "saved": False}, {"now": 0.5, "whole": 0.9}, "50.0\u202f% in the last minute"),
-        ({"status": "still", "saved": False}, {"now": 0.0, "whole": 0.9}, "0.0\u202f% in the last minute"),
-        ({"status": "away", "saved": False}, {"now": None, "whole": 0.9}, "no samples in the last minute"),
-        ({"status": "over", "saved": False}, {"now": None, "whole": 0.9}, "of the whole run"),
-        ({"status": "over", "saved": True}, {"now": None, "whole": 0.9}, "of the whole run"),
-    ],
-)
-def test_the_tile_says_what_its_figure_is_of(
-    tmp_path: Path, state: dict[str, Any], goodput: dict[str, Any] | None, words: str
-) -> None:
-    assert told_by(tmp_path, "tell(recently(state, goodput));", state=state, goodput=goodput) == words

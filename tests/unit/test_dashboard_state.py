@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.curves import PresentTime, rates
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.wire.messages import Beat, LearnerState, Presence, event
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.dashboard.page_data import LEARNERS_MAX, PageFacts, comparison_rows, curves_of, state_of
+from atoll_monitor.dashboard.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
 
 BEGAN_S = 1000.0
 AGREED = ProtocolSettings(fragments=2, shards=1, silence_s=5.0, lease_s=3.0)
@@ -116,15 +115,6 @@ def test_a_live_run_tells_who_trains_and_who_is_behind(told: ToldRun) -> None:
     assert [(cell["base"], cell["lag"]) for cell in rows[0]["cells"]] == [(1, 0), (0, 1)]
 
 
-def test_a_round_has_its_phases_in_order(told: ToldRun) -> None:
-    """Quorum, grace, queue, merge and commit add up to the time from the call until the version was visible."""
-    newest = told.state(9.0)["rounds"][-1]
-
-    assert newest["phases"] == [0.2, 0.5, 0.1, 0.03, 0.02]
-    assert (newest["fragment"], newest["version"], newest["at_s"], newest["granted_s"]) == (0, 2, 8.0, 0.6)
-    assert newest["contributors"] == [["a", 0, 50]]
-
-
 def test_a_silent_learner_is_marked_until_it_is_back(told: ToldRun) -> None:
     """Its last heartbeat is the mark; when a new incarnation joins, the log itself tells of loss and return."""
     told.beat("a", 20.0, 40)
@@ -137,17 +127,6 @@ def test_a_silent_learner_is_marked_until_it_is_back(told: ToldRun) -> None:
     assert [mark for mark in kinds(back) if mark[0] in ("lost", "back")] == [("lost", "b"), ("back", "b")]
     lost = next(mark for mark in back["marks"] if mark["kind"] == "lost")
     assert (lost["at_s"], lost["group"]) == (8.0, "fault")
-
-
-def test_a_return_is_told_also_when_the_new_life_is_heard_first(told: ToldRun) -> None:
-    """A heartbeat comes before the entry that tells of the joining, which a shard that dies may delay."""
-    told.sample("b", 12.0, 1, incarnation=2)
-    told.log("joined", "b", 13.0, incarnation=2)
-
-    state = told.state(14.0)
-
-    assert ("lost", "b") in kinds(state)
-    assert ("back", "b") in kinds(state)
 
 
 def test_a_goodbye_is_no_fault(told: ToldRun) -> None:
@@ -192,31 +171,6 @@ def test_a_shard_that_dies_is_marked_live_and_from_the_log(told: ToldRun) -> Non
         ("shard_back", "shard-0"),
     ]
     assert served["hosts"] == [{"name": "shard-0", "state": "serving"}]
-
-
-def test_a_quarantine_has_its_reason(told: ToldRun) -> None:
-    """It stands beside the learner until its next incarnation, and in the list for good."""
-    told.log("quarantined", "shard-0", 9.0, learner="b", incarnation=1, offences=3, reason="outlier")
-    now = told.state(9.5)
-    told.log("joined", "b", 12.0, incarnation=2)
-    later = told.state(12.5)
-
-    assert now["learners"][1]["quarantine"] == "outlier"
-    assert later["learners"][1]["quarantine"] == ""
-    (isolated,) = later["quarantined"]
-    assert {name: isolated[name] for name in ("learner", "incarnation", "offences", "reason")} == {
-        "learner": "b",
-        "incarnation": 1,
-        "offences": 3,
-        "reason": "outlier",
-    }
-    assert "protocol.protect" in isolated["why"]
-
-
-def test_who_fills_the_broker_is_a_fault_on_the_page(told: ToldRun) -> None:
-    told.log("filled", "shard-0", 9.0, subjects_of="mallory", removed=1234)
-
-    assert ("filled", "mallory") in kinds(told.state(9.5))
 
 
 def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
@@ -268,50 +222,6 @@ def test_goodput_falls_while_a_learner_is_silent() -> None:
     assert gone == (1.0, [1.0, 1.0, 1.0])
 
 
-def test_goodput_is_zero_while_everybody_is_silent() -> None:
-    """An hour after all have died nothing of their last minute is told as that of now."""
-    run = trained(120)
-
-    assert goodputs(run, run.facts(3720.0)) == (0.0, [0.0, 0.0, 0.0])
-    assert goodputs(run, run.facts(3720.0, answered=False)) == (None, [1.0, 1.0, 1.0])
-
-
-@pytest.mark.parametrize("ended", [{"over": True}, {"over": True, "saved": True}])
-def test_nobody_is_silent_in_a_run_that_is_over(ended: dict[str, Any]) -> None:
-    """Its curve ends with its samples; it has no last minute."""
-    run = trained(120)
-
-    assert goodputs(run, replace(run.facts(3720.0), **ended)) == (None, [1.0, 1.0, 1.0])
-
-
-def test_a_step_of_minutes_is_no_silence() -> None:
-    """A learner that is heard has no new sample before its step ends; and one that is silent makes no gap look like a fall."""
-    run = trained(120)
-    run.beat("a", 170.0, 240)
-    alone = goodputs(run, run.facts(171.0))
-    run.sample("b", 122.0, 244)
-
-    assert alone == (1.0, [1.0, 1.0, 1.0])
-    assert goodputs(run, run.facts(171.0)) == (1.0, [1.0, 1.0, 1.0])
-
-
-def test_tokens_per_second_add_up_to_the_tokens() -> None:
-    made = rates([PresentTime(0.0, 7.0, 700, 7.0), PresentTime(3.0, 400.0, 4000, 100.0)])
-    widths = [400.0 / 180] * 180
-
-    assert len(made.at_s) == 180
-    total = sum((speed or 0.0) * width for speed, width in zip(made.tokens_per_s, widths, strict=True))
-    assert total == pytest.approx(4700, rel=1e-3)
-
-
-def test_a_measurement_has_time_and_tokens(told: ToldRun) -> None:
-    """The tokens are those of the model that was measured; the run has gone on meanwhile."""
-    told.log("validation", "evaluator", 9.0, run_tokens=60, bits_per_byte=4.25)
-    merged = curves_of(told.view, told.history, told.facts(10.0))["merged"]
-
-    assert (merged["at_s"], merged["tokens"], merged["bits_per_byte"]) == ([9.0], [60], [4.25])
-
-
 def test_a_run_says_what_it_waits_for() -> None:
     run = ToldRun()
 
@@ -335,13 +245,3 @@ def test_many_learners_are_cut_and_counted() -> None:
     assert len(state["learners"]) == LEARNERS_MAX
     assert state["left_out"]["learners"] == 6
     assert state["tokens_per_s"] == 200.0 * (LEARNERS_MAX + 6)
-
-
-def test_runs_are_compared_by_their_sums(told: ToldRun) -> None:
-    facts = told.facts(9.0)
-    pair = state_of(told.view, told.timeline, facts), curves_of(told.view, told.history, facts)
-    rows = comparison_rows([pair, pair])
-
-    assert [row["run"] for row in rows] == ["r", "r"]
-    assert {"bits_per_byte", "goodput", "bytes_per_token", "merged", "rates"} <= rows[0].keys()
-    assert (rows[0]["tokens"], rows[0]["wall_s"], rows[0]["tokens_per_s"]) == (100, 8.0, 12.5)

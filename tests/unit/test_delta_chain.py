@@ -15,10 +15,10 @@ from atoll.client.founding import publish_origin
 from atoll.codec import frame_bytes
 from atoll.merge.global_update import CARRY
 from atoll.merge.outer import MOMENTUM, make_outer
-from atoll.run.delta_chain import DELTAS_BEHIND, continued, frames_of, read_values
+from atoll.run.delta_chain import DELTAS_BEHIND, frames_of, read_values
 from atoll.run.heads import GlobalFragment, fetch_frame, fetch_newest
 from atoll.run.outer_state import StatedVersion, read_version
-from atoll.wire.messages import Delta, Head, encode
+from atoll.wire.messages import Head, encode
 from atoll.wire.version import SCHEMA, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer.store import ShardStore
 from support.founded_run import one_fragment_run
@@ -246,13 +246,6 @@ async def test_the_broker_keeps_what_heads_name_and_no_more(founded: ChainRun) -
         named = {ref.stem for ref in (*frames_of(founded.subjects, founded.head), *founded.head.superseded)}
         assert stems == named
         assert len(founded.head.deltas) < EVERY + DELTAS_BEHIND
-
-
-def test_a_keyframe_keeps_the_newest_deltas() -> None:
-    """So many as a learner may be behind without reading it."""
-    deltas = [Delta(version, "n", 1, 1, "") for version in range(1, 20)]
-    assert continued(deltas[:-1], deltas[-1], at_keyframe=False) == tuple(deltas)
-    assert continued(deltas[:-1], deltas[-1], at_keyframe=True) == tuple(deltas[-DELTAS_BEHIND:])
 
 
 @pytest.mark.parametrize("damage", ["purged", "changed"])

@@ -201,14 +201,6 @@ def test_every_kubernetes_object_keeps_the_schema_of_its_version(rendered: Path)
     }
 
 
-def test_a_field_that_kubernetes_does_not_know_is_found(rendered: Path) -> None:
-    job = next(one for one in documents(rendered / "eu" / "learners.yaml"))
-    job["spec"]["backofLimit"] = 3
-
-    with pytest.raises(kubernetes_validate.ValidationError, match="backofLimit"):
-        kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
-
-
 def test_what_a_pod_mounts_is_given_to_it(rendered: Path) -> None:
     """Secrets and run files by reference: every name in a workload is one that the kustomization of services makes."""
     for place in IN_KUBERNETES:
@@ -436,14 +428,6 @@ def test_units_of_synchronizers_alone_may_write_to_the_folder_of_the_archive(tmp
         assert archives or "/srv/archive" not in text
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
-def test_systemd_takes_a_unit_with_an_archive(tmp_path: Path) -> None:
-    render(read_description(with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')), tmp_path / "out")
-    done = _verified(*sorted((tmp_path / "out").rglob("*synchronizer*.service")))
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 NAMED = (
     'log.dump_dir = "/srv/facts"',
     'learner.scratch_dir = "/scratch"',
@@ -471,15 +455,6 @@ def test_units_may_write_to_the_folders_that_their_settings_name(tmp_path: Path)
         assert re.findall(r"install -d -o atoll -g atoll -m 0700 (\S+?)\"", text) == folders, name
         (run_file,) = (text for file, text in plain.items() if file.endswith(f"/{name}/atoll.toml"))
         assert tomllib.loads(run_file)["log"]["dump_dir"] == f"/var/lib/atoll-tides-{name}/facts"
-
-
-def test_units_of_learners_ask_for_huge_pages(tmp_path: Path) -> None:
-    """Containers have the variable from their image; no other unit has it."""
-    texts = rendered_texts(read_description(with_archive(tmp_path, "systemd")))
-
-    asking = {file for file, text in texts.items() if "\nEnvironment=GLIBC_TUNABLES=glibc.malloc.hugetlb=1\n" in text}
-
-    assert asking == {file for file, text in texts.items() if "/atoll learner --config" in text} != set()
 
 
 def test_containers_may_write_to_the_folders_that_their_settings_name(tmp_path: Path) -> None:
@@ -539,15 +514,6 @@ def test_containers_of_synchronizers_alone_have_the_folder_of_the_archive(tmp_pa
             archives = name.startswith("synchronizer-")
             assert binds(service) == ({"/srv/archive": False, "/srv/former": True} if archives else {}), name
         assert ("sudo install -d -o 10001 -g 10001 -m 0700 /srv/archive" in text) == (place == "hub")
-
-
-def test_a_run_is_rebuilt_from_the_folder_to_which_it_is_archived(tmp_path: Path) -> None:
-    both = ('archive.url = "/srv/archive"', 'synchronizer.restore = "file:///srv/archive"')
-    found = yaml.safe_load(
-        rendered_texts(read_description(with_archive(tmp_path, "compose", *both)))["hub/compose.yml"]
-    )
-
-    assert binds(found["services"]["synchronizer-1"]) == {"/srv/archive": False}
 
 
 @pytest.mark.parametrize("target", ["compose", "systemd", "kubernetes"])
@@ -617,47 +583,6 @@ def test_an_archive_that_not_every_synchronizer_would_find_is_refused(
     assert tree(tmp_path / "out") in ({}, {".lock": b""})
 
 
-def test_a_folder_of_several_machines_is_noted(tmp_path: Path) -> None:
-    description = with_archive(tmp_path, "systemd", 'archive.url = "/srv/archive"')
-    one = render(read_description(description), tmp_path / "out").notes
-    text = description.read_text(encoding="utf-8")
-    description.write_text(text.replace('["hub.example.org"]', '["a.example.org", "b.example.org", "c.example.org"]'))
-    three = render(read_description(description), tmp_path / "three").notes
-
-    assert not [note for note in one if "archive" in note]
-    assert [note for note in three if "/srv/archive" in note and "file system" in note]
-
-
-@pytest.mark.parametrize("setting", ["archive.url", "synchronizer.restore"])
-def test_in_kubernetes_synchronizers_reach_the_object_store(tmp_path: Path, setting: str) -> None:
-    texts = rendered_texts(read_description(with_archive(tmp_path, "kubernetes", f'{setting} = "s3://bucket/a"')))
-    rules = [one for one in yaml.safe_load_all(texts["hub/rules.yaml"]) if one["metadata"]["name"] == "synchronizer"]
-    ports = [port["port"] for way in rules[0]["spec"]["egress"] for port in way["ports"]]
-
-    assert ports == [53, 53, 4222, 443]
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
-@pytest.mark.parametrize("folder", [f"{place}{more}" for place in IN_KUBERNETES for more in ("", "/services")])
-def test_kubectl_builds_every_kustomization(rendered: Path, folder: str) -> None:
-    """As our own rules do: the same objects, and each keeps its schema."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(rendered / folder)],  # noqa: S607  (wherever it is)
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    objects = [one for one in yaml.safe_load_all(done.stdout) if one]
-
-    assert done.returncode == 0, done.stderr
-    for one in objects:
-        kubernetes_validate.validate(one, VERSIONS[0], strict=True)
-        assert one["metadata"]["namespace"] == "atoll"
-    ours = {(one["kind"], one["metadata"]["name"]) for one in built(rendered / folder)}
-    assert {(one["kind"], one["metadata"]["name"]) for one in objects} == ours
-
-
 @pytest.mark.parametrize("hub", ["compose"])
 def test_compose_files_keep_their_schema_and_are_closed(tmp_path: Path, hub: str) -> None:
     """The schema of compose; nothing is published but the nodes' ports; a volume for each that writes."""
@@ -676,34 +601,6 @@ def test_compose_files_keep_their_schema_and_are_closed(tmp_path: Path, hub: str
     assert [hub_services[f"broker-{n}"]["ports"] for n in (1, 2, 3)] == [
         [f"{4221 + n}:4222", f"{7421 + n}:7422"] for n in (1, 2, 3)
     ]
-
-
-def test_compose_gets_processors_as_a_number(tmp_path: Path) -> None:
-    """It refuses what Kubernetes writes as 500m; and memory is no number of processors."""
-    description = every_target(tmp_path, "compose")
-    text = description.read_text(encoding="utf-8").replace("[regions.desk]\n", '[regions.desk]\ncpus = "500m"\n')
-    description.write_text(text, encoding="utf-8")
-    render(read_description(description), tmp_path / "out")
-    found = yaml.safe_load((tmp_path / "out/desk/compose.yml").read_text(encoding="utf-8"))["services"]["desk-1"]
-
-    assert found["deploy"]["resources"]["limits"]["cpus"] == "0.5"
-    description.write_text(text.replace("500m", "2Gi"), encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"regions\.desk\.cpus"):
-        read_description(description)
-
-
-def test_a_region_in_compose_publishes_nothing_and_its_learners_do_not_wait_for_the_hub(tmp_path: Path) -> None:
-    """Its broker is unhealthy while the hub is away, and learners start all the same."""
-    render(read_description(with_leaf(tmp_path, "compose")), tmp_path / "out")
-    found = yaml.safe_load((tmp_path / "out/far/compose.yml").read_text(encoding="utf-8"))
-    Draft7Validator(get_builtin_schema("vendor.compose-spec")).validate(found)
-
-    assert set(found["services"]) == {"far-broker", "far-1", "far-2", "far-premerge"}
-    assert found["services"]["far-premerge"]["command"][0] == "synchronizer"
-    for name, service in found["services"].items():
-        assert "ports" not in service
-        waits = {} if name == "far-broker" else {"far-broker": {"condition": "service_started"}}
-        assert service.get("depends_on", {}) == waits
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
@@ -728,16 +625,6 @@ def test_systemd_takes_every_unit(tmp_path: Path) -> None:
 def _verified(*units: Path) -> subprocess.CompletedProcess[str]:
     words = ["systemd-analyze", "--man=no", "verify", *map(str, units)]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_a_task_for_skypilot_names_its_secret_and_does_not_hold_it(rendered: Path) -> None:
-    """`sky` itself reads the files in `make deploy-check`, in an environment of its own."""
-    task = yaml.safe_load((rendered / "us" / "us-1.sky.yaml").read_text(encoding="utf-8"))
-
-    assert task["secrets"] == {"ATOLL_IDENTITY_BASE64": None}
-    assert task["resources"] == {"accelerators": "H100:1", "use_spot": True, "disk_size": 256}
-    inner = task["run"].partition("<<'END_OF_RUN_FILE'\n")[2].partition("END_OF_RUN_FILE")[0]
-    assert tomllib.loads(inner)["learner"]["id"] == "us-1"
 
 
 @pytest.mark.parametrize(
@@ -825,13 +712,6 @@ def test_a_host_that_the_certificate_lacks_is_told_with_its_remedy(tmp_path: Pat
     assert KeyFolder(out / "keys").certificate_path.read_text(encoding="utf-8") == before
     assert atoll(*words).returncode == 0
     assert not [note for note in render(read_description(description), out).notes if "certificate" in note]
-
-
-def test_no_secret_is_in_what_the_description_decides(tmp_path: Path) -> None:
-    """Every text that is made without the keys holds none: they can be kept under version control."""
-    for text in rendered_texts(read_description(every_target(tmp_path))).values():
-        assert "PRIVATE KEY" not in text
-        assert "seed" not in text.lower().replace("seeds", "")
 
 
 leaves = (

@@ -12,9 +12,7 @@ from atoll.base.errors import (
     AtollError,
     BusError,
     EnvironmentFault,
-    FrameRejected,
     ProtocolMisuse,
-    SettingsError,
     UserError,
 )
 
@@ -32,20 +30,9 @@ def test_message_has_one_line_per_known_part() -> None:
     ]
 
 
-def test_unknown_parts_are_left_out() -> None:
-    """A message never says that something is None."""
-    assert str(AtollError("the link is down")) == "the link is down"
-
-
 @pytest.mark.parametrize("got", [0, "", False, 0.0])
 def test_falsy_values_are_shown(got: object) -> None:
     assert f"got:     {got}" in str(AtollError("wrong", got=got))
-
-
-def test_parts_stay_as_fields() -> None:
-    error = SettingsError("unknown setting", got="x", allowed="y", todo="z")
-
-    assert (error.what, error.got, error.allowed, error.todo) == ("unknown setting", "x", "y", "z")
 
 
 def test_exit_codes_tell_person_machine_and_bug_apart() -> None:
@@ -55,14 +42,6 @@ def test_exit_codes_tell_person_machine_and_bug_apart() -> None:
     }
 
     assert {kind: kind.exit_code for kind in ALL} == expected
-
-
-def test_frame_rejection_keeps_its_reason_for_counters() -> None:
-    """The short word is a field; the sentence is for people."""
-    error = FrameRejected("oversized", "the frame is too long", got=10, allowed="at most 8")
-
-    assert error.reason == "oversized"
-    assert str(error).startswith("the frame is too long\n")
 
 
 def test_branches_do_not_overlap() -> None:

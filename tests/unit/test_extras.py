@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from atoll.base import extras
-from atoll.base.errors import SettingsError
 from atoll.base.exits import run_guarded
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -59,10 +58,3 @@ def test_what_no_extra_brings_stays_an_error_of_ours(capsys: pytest.CaptureFixtu
         run_guarded(needs)
     assert left.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].strip() == "to do:   pip install 'atoll[parquet]'"
-
-
-def test_what_is_there_is_not_asked_for() -> None:
-    """A package that is installed is not imported, one that is not is named with its extra."""
-    extras.require("numpy", "island", "an island")
-    with pytest.raises(SettingsError, match=r"an island needs no_such_package[\s\S]*'atoll\[island\]'"):
-        extras.require("no_such_package", "island", "an island")

@@ -8,9 +8,8 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.cli.fates import show, show_data
+from atoll.cli.fates import show
 from atoll.client.membership import claim
-from atoll.protocol.data import DataLedger
 from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.ledger import Account, Ledger
 from atoll.run import ledger
@@ -18,33 +17,6 @@ from atoll.run.ledger import IncarnationAccount
 from atoll.run.record import RecordedProgress
 from atoll.wire.subjects import Subjects
 from support.founded_run import run_record
-
-
-def test_no_digit_is_cut_in_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pipe counts as 80 columns: an account in which digits are missing is none."""
-    monkeypatch.setenv("COLUMNS", "40")
-    account = Account(trained=123_456_789, merged=123_450_000, merged_late=6_000, refused={"stale": 700, "outlier": 89})
-    show([IncarnationAccount(f"learner-{number}/1", account, "left") for number in (1, 2)], 1)
-    show_data(DataLedger(blocks=1_234_567))
-    said = capsys.readouterr().out
-
-    assert "…" not in said
-    assert said.count("123,450,000") == 2
-    assert "246,913,578" in said
-    assert "refused:outlier" in said
-    assert "1,234,567" in said
-
-
-async def test_incarnations_stand_in_the_order_of_their_numbers(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read(*_: object) -> Ledger:
-        return Ledger({name: Account() for name in ("bob/1", "ada/10", "ada/2")})
-
-    monkeypatch.setattr(ledger, "read_ledger", read)
-    bus = MemoryBus(run, MemoryBroker())
-    await bus.provision(1 << 20)
-    assert [life.name for life in await ledger.read_lives(bus, run_record(run))] == ["ada/2", "ada/10", "bob/1"]
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from atoll.run.decisions import CLIP_CURE, describe_clip, describe_outlier
+from atoll.run.decisions import describe_outlier
 from atoll.story.findings import (
     EPISODES_MAX,
     GRAVITY,
     SAME_CULPRIT,
     SAME_TIME,
-    TELLS_MORE,
     Cause,
     RunFinding,
     by_cause,
@@ -24,12 +21,10 @@ from atoll.story.findings import (
     hindered_commits,
 )
 from atoll.story.history import RunClock
-from atoll.story.questions import behind, loss, refused
 from atoll.story.slowness import slowness
 from support.told_runs import SteppedRun
 
 AWAY = "it did not answer: it was gone, cut off, or its disk was full"
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ask-a-run.md"
 
 
 @pytest.fixture
@@ -81,41 +76,6 @@ def test_a_quarantine_names_the_shards_and_fragments_that_read_the_learner_no_mo
     (both,) = findings(told.history)
     assert "no shard reads it any more" in both.text
     assert both.until_s == 60.0
-
-
-def test_a_share_that_is_exceeded_is_told_with_the_cure(told: SteppedRun) -> None:
-    told.log("filled", "shard-0", 40.0, subjects_of="mallory", removed=1200)
-    told.log("filled", "shard-0", 50.0, subjects_of="mallory", removed=34)
-    (found,) = findings(told.history)
-
-    assert (found.cause, found.culprit, found.from_s, found.until_s) == ("share exceeded", "mallory", 40.0, 50.0)
-    assert "1,234 messages beyond it were removed" in found.text
-    assert "atoll keys revoke" in found.text
-    assert found.evidence == ("shard-0: 1,200 removed", "shard-0: 34 removed")
-
-
-def test_clips_are_told_with_both_lengths_the_setting_and_the_cure(told: SteppedRun) -> None:
-    """As a finding, and to whoever asks why contributions were refused: none was."""
-    for version in (50, 51, 52):
-        told.steps = {"a": 1.0}
-        told.round(version, norm=12.0, norm_max=4.5)
-    (found,) = [each for each in findings(told.history) if each.cause == "clipped"]
-    answer = "\n".join(refused(told.history, "a"))
-
-    assert found.culprit == "a"
-    assert CLIP_CURE in found.text
-    assert found.evidence[-1] == f"push/a/1/0/52 {describe_clip(12.0, 4.5)}"
-    for words in ("no contribution of a was refused", describe_clip(12.0, 4.5), CLIP_CURE, "protocol.outlier_ratio"):
-        assert words in answer
-
-
-def test_an_outlier_is_told_with_its_length_and_the_bound(told: SteppedRun) -> None:
-    told.refuse("a", 40.0, "outlier", norm=12.0, norm_max=4.5)
-    told.refuse("b", 41.0, "outlier")
-    answer = "\n".join(refused(told.history, None))
-
-    assert f"push/a/1/0/1, {describe_outlier(12.0, 4.5)}" in answer
-    assert answer.splitlines()[-1].endswith("push/b/1/0/1")
 
 
 def test_one_cause_is_one_finding_with_its_consequences_beneath(told: SteppedRun) -> None:
@@ -176,14 +136,6 @@ def test_two_short_hiccups_hours_apart_are_two_findings_and_explain_nothing_betw
     assert not any(each.consequences for each in found)
 
 
-def test_a_round_that_waited_for_its_quorum_without_a_broker_is_told(told: SteppedRun) -> None:
-    told.round(11, at_s=160.0, quorum_s=40.0, away_s=38.0)
-    (found,) = [each for each in findings(told.history) if each.cause == "broker was away"]
-
-    assert found.text == f"1 round and 0 uploads waited 38 s in all, because {AWAY}"
-    assert found.evidence == ("commit/0/11 by shard-0: 38 s of its 2 s from its call until it was visible",)
-
-
 @pytest.mark.parametrize(("superseded", "rounds", "is_told"), [(60, 8, True), (15, 8, False), (60, 7, False)])
 def test_what_new_versions_overwrite_is_told(superseded: int, rounds: int, *, is_told: bool) -> None:
     """Of 100 token-fragments, once every fragment had its rounds: goodput is high all the same."""
@@ -196,16 +148,6 @@ def test_what_new_versions_overwrite_is_told(superseded: int, rounds: int, *, is
 
     assert [each.culprit for each in found] == (["a"] if is_told else [])
     assert all(each.text.startswith("60 % of what it trained was overwritten") for each in found)
-
-
-def test_who_adopts_again_before_any_round_is_no_finding() -> None:
-    """Below its quorum a run makes no round, and its learner begins anew from the version that it has."""
-    run = SteppedRun()
-    run.join("a")
-    run.log("sample", "a", 200.0, incarnation=1, step=10, tokens=100, superseded=60)
-    run.log("sample", "b", 200.0, incarnation=1, step=0, tokens=0, superseded=1)
-
-    assert findings(run.history) == []
 
 
 def test_of_many_hiccups_the_newest_and_the_longest_are_told() -> None:
@@ -281,66 +223,6 @@ def test_a_shard_that_is_dead_for_longer_than_rounds_are_kept_is_still_told() ->
     assert dead.text.endswith("and nobody took it over: its fragments (1) stood still")
 
 
-def test_why_a_learner_is_behind_counts_all_that_came_too_late(told: SteppedRun) -> None:
-    """As the finding does that leads there: segments that were deleted before they were read count as well."""
-    for number in range(3):
-        told.refuse("a", 50.0 + number, "chunks_gone")
-    told.refuse("b", 60.0, "stale")
-    (found,) = findings(told.history)
-    answer = behind(told.history, None)
-
-    assert (found.cause, found.command) == ("stale refusals", "atoll why behind a")
-    assert answer[0].startswith(
-        "a: 0 of its 20 merged contributions were late, and 3 more were refused because they came"
-    )
-
-
-@pytest.mark.parametrize(
-    ("losses", "answer"),
-    [
-        (
-            (0.0, 0.0, 0.0),
-            "the loss did not jump: the training loss of a never rose by more than 0.0%",
-        ),
-        ((0.0, 0.0, 2.5), "the training loss of a rose: from 0 to 2.5"),
-        ((-2.0, -3.0, -1.5), "the training loss of a rose by 50.0%: from -3 to -1.5"),
-        ((2.0, 1.0, 1.5), "the training loss of a rose by 50.0%: from 1 to 1.5"),
-    ],
-)
-def test_a_loss_of_zero_or_below_is_a_loss_too(losses: tuple[float, ...], answer: str) -> None:
-    """A loop of one's own tells what it calls its loss; nothing divides by it."""
-    run = SteppedRun()
-    run.steps = {"a": 1.0}
-    for version, told_loss in enumerate(losses, 1):
-        run.round(version, loss=told_loss)
-
-    assert loss(run.history)[0].startswith(answer)
-
-
-def test_learners_with_other_data_are_no_jump_of_the_loss() -> None:
-    """Rounds of a, whose data are easy, and of b, whose are not, once told of a rise by 61,610 %. Noise near 0 is none."""
-    run = SteppedRun()
-    for version, (name, told_loss) in enumerate([("a", 2.0), ("b", 0.5), ("a", 0.001), ("b", 0.49), ("a", 0.002)], 1):
-        run.steps = {name: 1.0}
-        run.round(version, loss=told_loss)
-
-    assert loss(run.history)[0].startswith("the loss did not jump")
-
-
-def test_a_consequence_of_a_consequence_is_the_causes_too() -> None:
-    found = by_cause(
-        [
-            one("disk was full", "broker", 0.0, 9.0),
-            one("stale refusals", "a", 1.0, 2.0),
-            one("nothing merged", "a", 0.0, None),
-        ],
-        9.0,
-    )
-
-    assert [each.cause for each in found] == ["disk was full"]
-    assert [each.cause for each in found[0].consequences] == ["stale refusals", "nothing merged"]
-
-
 @pytest.mark.parametrize("cause", ["learner was gone", "slow link", "slow learner", "bad direction", "stale refusals"])
 def test_what_had_ended_before_a_cause_began_is_no_effect_of_it(cause: Cause) -> None:
     """What a learner lost before it died was not lost by its death; what goes on while it is away may be."""
@@ -352,13 +234,6 @@ def test_what_had_ended_before_a_cause_began_is_no_effect_of_it(cause: Cause) ->
     assert by_cause([later, beyond], 20.0)[0].consequences == (beyond,)
 
 
-def test_the_offences_that_a_quarantine_is_for_are_beneath_it() -> None:
-    offences = one("refusals", "a", 1.0, 2.0)
-    (found,) = by_cause([one("quarantine", "a", 2.1, None), offences], 20.0)
-
-    assert found.consequences == (offences,)
-
-
 def test_no_cause_explains_itself() -> None:
     """Neither table has a circle: every finding is shown."""
     explains = {cause: {*SAME_CULPRIT.get(cause, ()), *SAME_TIME.get(cause, ())} for cause in get_args(Cause)}
@@ -368,41 +243,3 @@ def test_no_cause_explains_itself() -> None:
             seen |= due
             due = {after for each in due for after in explains[each]} - seen
         assert cause not in seen
-
-
-def test_a_finding_says_when_in_time_of_the_run_and_by_the_clock() -> None:
-    """A simulated run has no clock; what lasts has no end."""
-    began_s = 1_772_366_400.0  # 2026-03-01 12:00 UTC
-    real, simulated = RunClock(began_s), RunClock(began_s, virtual=True)
-
-    assert real.span(began_s + 5.0, began_s + 65.0) == "from 5.0 s to 65.0 s (2026-03-01 12:00:05 to 12:01:05 UTC)"
-    assert real.span(began_s, began_s + 86_400.0).endswith("(2026-03-01 12:00:00 to 2026-03-02 12:00:00 UTC)")
-    assert real.span(began_s + 5.0, None) == "from 5.0 s to the end of the event log (since 2026-03-01 12:00:05 UTC)"
-    assert real.at(began_s + 1.5) == "1.500 s (2026-03-01 12:00:01.500+00:00)"
-    assert simulated.span(began_s + 5.0, began_s + 65.0) == "from 5.0 s to 65.0 s"
-    assert simulated.at(began_s + 1.5) == "1.500 s"
-
-
-def test_what_was_there_but_not_yet_read_missed_nothing_by_a_negative_time(told: SteppedRun) -> None:
-    """It arrived 1 ms before the end of the round, which did not wait for its reading."""
-    # Version 10 ended at 109.5 s and was visible at 110; version 11 is called at 118.
-    told.round(11, age=1, arrived_s=-8.501)
-    told.round(12, age=1, arrived_s=-8.0)
-    answer = "\n".join(behind(told.history, "a"))
-
-    assert "push/a/1/0/11: arrived 0.001 s before the end of commit/0/10, and was still being read then" in answer
-    assert "push/a/1/0/12: missed commit/0/11 by 0.5 s" in answer
-    assert "by -" not in answer
-
-
-def test_the_page_says_of_every_finding_what_it_means_and_what_to_do() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("| finding |")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
-
-    assert {re.sub("`", "", row[0]) for row in rows} == set(get_args(Cause))
-    assert all(len(row) == 3 and all(row) for row in rows)
-
-
-def test_every_finding_has_a_command() -> None:
-    """A cause that is new needs one."""
-    assert set(TELLS_MORE) == set(get_args(Cause))

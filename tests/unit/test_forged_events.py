@@ -25,8 +25,8 @@ from atoll.run.taps import KINDS, Selection, body_of, schemas
 from atoll.run.timeline import TimedView
 from atoll.run.view import NAMES_KEPT, OTHER, RunView
 from atoll.run.watch import Watch
-from atoll.story.history import History, RunClock
-from atoll.wire.event_log import EVENT_WRITERS, event_of, writers_named
+from atoll.story.history import History
+from atoll.wire.event_log import event_of, writers_named
 from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode, event
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BYTES_MAX, LinkTraffic
@@ -60,11 +60,6 @@ async def write(bus: MemoryBus, subject: str, data: bytes) -> None:
 
 
 # --- the gate -----------------------------------------------------------------------------------------------------
-
-
-def test_every_kind_has_writers_and_fields() -> None:
-    assert EVENT_WRITERS.keys() == EVENT_FIELDS.keys()
-    assert all(EVENT_WRITERS.values())
 
 
 @pytest.mark.parametrize("subject", ["ev.left.a", "atoll.r.ev.left.a", "atoll.r.tap.ev.left.a"])
@@ -318,24 +313,6 @@ def test_sums_saturate() -> None:
     assert LinkTraffic(wire_up=BYTES_MAX).plus(LinkTraffic(wire_up=1)).wire_up == BYTES_MAX
 
 
-def test_a_known_learner_is_no_synchronizer() -> None:
-    """Its bytes would stand in the row of a shard."""
-    view = RunView()
-    view.on_event(event("joined", "a", 1.0, incarnation=1))
-    view.on_event(event("hosted", "a", 2.0, shards=[0], moved={"wire_up": 5}))
-    assert not view.hosts
-    assert view.strange["a"].count == 1
-
-
-def test_a_time_that_no_calendar_has_is_told() -> None:
-    """A difference of two claims may be one."""
-    clock = RunClock(0.0)
-
-    assert clock.at(1e100).partition(" s ")[2] == clock.at(MOMENT_MAX).partition(" s ")[2]
-    assert clock.at(-1e100).partition(" s ")[2].startswith("(1970-01-01")
-    assert "(1970-01-01 00:00:00 to " in clock.span(-1e100, 1e100)
-
-
 # --- taps ---------------------------------------------------------------------------------------------------------
 
 
@@ -403,12 +380,3 @@ def test_why_a_message_was_refused_is_said_in_few_plain_words(state: str) -> Non
     with pytest.raises(PeerMisbehaved) as refused:
         decode(Event, json.dumps({"kind": state}).encode())
     assert len(str(refused.value)) < 2 * FAULT_CHARS_MAX
-
-
-def test_events_of_old_still_pass() -> None:
-    view = RunView()
-    view.on_event(
-        Event(kind="refused", who="shard-0", at_s=1.0, fields={"refusals": msgspec.Raw(b'[{"reason":"stale"}]')})
-    )
-    assert view.refused == {"stale": 1}
-    assert view.unreadable == 0

@@ -422,25 +422,6 @@ def test_a_run_of_a_former_wire_version_keeps_its_accounts() -> None:
     assert not desk.shards[0].ledger.former.lives
 
 
-def test_a_ledger_of_a_former_release_is_read_and_goes_on() -> None:
-    """It has an account of each life and knows of no former ones; its shard folds them."""
-    desk, names = LivesDesk(), one_life(0)
-    desk.interval(*(next(names) for _ in range(60)))
-    desk.interval()
-    old = {fragment: msgspec.json.decode(frozen) for fragment, frozen in desk.durable.items()}
-    for each in old.values():
-        del each["former"]
-    ledgers = {fragment: parsed(msgspec.json.encode(each), FragmentLedger) for fragment, each in old.items()}
-    versions = {fragment: slot.round.version for fragment, slot in desk.shards[0].slots.items()}
-
-    desk.shards = [Shard(desk.settings, 0, versions, fragment_ledger=ledgers)]
-    for _ in range(6):
-        desk.interval()
-
-    assert desk.shards[0].ledger.former.lives == 60 - KEPT_LIVES
-    desk.check_exact()
-
-
 def test_the_learners_that_are_named_are_the_last_ones() -> None:
     """Of one that fell out nobody can say here whether it was folded, so its record has to."""
     former = FormerLives()

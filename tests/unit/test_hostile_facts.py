@@ -467,10 +467,6 @@ def test_the_more_learners_the_more_rarely_all_of_them_are_looked_at() -> None:
     assert look_is_due(11.0, 10.0, 1000)
 
 
-def test_constants_of_patience_are_in_order() -> None:
-    assert LOOK_S < SETTINGS.silence_s < PATIENCE_S_MAX < OVERDUE_S
-
-
 def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_from_the_model() -> None:
     """Below the quorum only a fleet that is gone has them merged, and one that never pushes again is as good as gone."""
     desk = Shard(agreed(tokens_target=100, quorum=2), 0, {0: 0})

@@ -25,7 +25,7 @@ from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import intake as fact_intake
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, MessageFailed, digest_of
+from atoll_synchronizer.intake import FactIntake, MessageFailed
 from atoll_synchronizer.pending import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
@@ -369,17 +369,6 @@ async def test_strangers_wait_in_bounded_memory() -> None:
     assert not strangers.room.is_set()
     assert strangers.before(asyncio.get_running_loop().time()) == [1, 1]
     assert strangers.room.is_set()
-
-
-def test_a_message_has_the_same_name_for_each_owner() -> None:
-    @dataclass
-    class NamedMessage:
-        subject: str
-        data: bytes
-
-    first, second = NamedMessage("a", b"x"), NamedMessage("a", b"x")
-    assert digest_of(first) == digest_of(second)  # type: ignore[arg-type]
-    assert digest_of(first) != digest_of(NamedMessage("b", b"x"))  # type: ignore[arg-type]
 
 
 async def test_what_may_be_of_a_forgotten_former_life_is_judged_by_the_newest_record(scene: IntakeScene) -> None:

@@ -13,11 +13,8 @@ import zstandard
 
 from atoll.base.errors import InUse, SettingsError
 from atoll.wire.messages import Event, event
-from atoll_monitor.metrics import families
 from atoll_monitor.records import journal as journal_module
 from atoll_monitor.records.journal import RecordJournal
-from atoll_monitor.records.keeper import samples_by_name, samples_by_tag
-from support.watched_runs import full
 
 
 def joined(at_s: float) -> Event:
@@ -191,18 +188,3 @@ def test_a_journal_has_one_writer_and_a_folder(tmp_path: Path) -> None:
         RecordJournal(tmp_path / "file", "r", 4)
     journal.close()
     RecordJournal(tmp_path, "r", 4).close()
-
-
-def test_samples_have_every_metric_and_sinks_every_curve() -> None:
-    """The journal goes by Prometheus' names; a sink by tags, without buckets, texts and what is no number."""
-    told = list(families(full()))
-    table, curves = samples_by_name(told), samples_by_tag(told)
-
-    assert table["atoll_commits_total"] == 1
-    assert table['atoll_learner_loss{learner="a"}'] == 2.5
-    assert table['atoll_round_phase_seconds_bucket{phase="commit",le="2.5"}'] == 1
-    assert curves["learner_loss/a"] == 2.5
-    assert curves["learner_wire_bytes_total/a/up"] == 15
-    assert curves["round_phase_seconds_sum/commit"] == 2.0
-    assert curves["disk_free_bytes/_data"] == 10
-    assert not [tag for tag in curves if "bucket" in tag or "_info" in tag]

@@ -157,13 +157,6 @@ def test_memory_is_used_again_when_nobody_holds_it() -> None:
     assert buffer_pool.empty(elements).ctypes.data == place
 
 
-def test_a_bounded_number_of_vectors_is_kept() -> None:
-    held = [buffer_pool.empty(buffer_pool.KEPT_ELEMENTS + number) for number in range(2 * buffer_pool.KEPT)]
-    held.clear()
-    gc.collect()
-    assert len(buffer_pool._spent) == buffer_pool.KEPT
-
-
 def test_no_more_bytes_are_kept_than_a_process_can_spare() -> None:
     """Large vectors that lie idle are dearer than the time that they save; also smaller ones beside the largest."""
     buffer_pool._spent.clear()

@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import atoll as package
 from atoll.base import provenance
 from atoll.base.errors import SettingsError
-from atoll.local import run_settings
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.run_settings import EarlierRun, read_earlier
 from atoll.report.collect import Facts, collect
@@ -86,17 +84,6 @@ def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, 
     assert up.settings.protocol.fragments == 6
 
 
-def test_fewer_learners_than_the_earlier_run_had_leave_the_throttles_of_the_others_behind(
-    tmp_path: Path, first: UpPlan
-) -> None:
-    """Nobody can take back what the report says; what is asked now is refused as ever."""
-    up = begin_like(first.out, tmp_path / "second", learners=1)
-
-    assert (up.throttle, kept_settings(up).get("up.throttle.learner-2")) == ({}, None)
-    with pytest.raises(SettingsError, match="names nobody"):
-        begin_like(first.out, tmp_path / "second", learners=1, throttle=("learner-2=2",))
-
-
 def test_another_size_takes_all_that_follows_from_it_along(tmp_path: Path, first: UpPlan) -> None:
     """The width that followed from the earlier size is not a wish; the ffn that somebody gave is one."""
     up = begin_like(first.out, tmp_path / "second", "model.size=xs")
@@ -128,15 +115,6 @@ def test_a_folder_that_holds_a_run_cannot_begin_another(first: UpPlan) -> None:
     assert begin_like(first.out, first.out, again=True).aside
 
 
-def test_a_text_that_is_gone_is_told_with_the_file_that_names_it(tmp_path: Path, first: UpPlan, text: Path) -> None:
-    """The person may never have typed it."""
-    text.unlink()
-    with pytest.raises(SettingsError, match="there is no such text") as refused:
-        begin_like(first.out, tmp_path / "second")
-
-    assert "report.json names it" in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -154,59 +132,10 @@ def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, sa
         read_earlier(path)
 
 
-def test_a_run_file_from_before_tells_learners_and_text_in_fields_of_their_own(tmp_path: Path, text: Path) -> None:
-    up = plan(UpRequest(out=tmp_path / "old"), {})
-    settings = {name: value for name, value in kept_settings(up).items() if not name.startswith("up.")}
-    old = RunFile(run="old", learners=5, settings=settings, broker=EMBEDDED, corpus=[str(text)])
-    path = tmp_path / "run.json"
-    path.write_bytes(msgspec.json.encode(old))
-    new = begin_like(path, tmp_path / "new")
-
-    assert (len(new.learners), new.corpus) == (5, (text,))
-
-
-def test_a_setting_that_is_gone_is_refused_by_name(tmp_path: Path, first: UpPlan) -> None:
-    """A report of another version may have one; the file that names it is told."""
-    path = tmp_path / "report.json"
-    told = {**kept_settings(first), "protocol.colour": "blue"}
-    path.write_text(json.dumps({"run": "r", "settings": told, "tokens_by_fate": {}}), encoding="utf-8")
-    with pytest.raises(SettingsError, match="colour") as refused:
-        begin_like(path, tmp_path / "second")
-
-    assert str(path) in str(refused.value)
-
-
 def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
     """Return an earlier run of this version."""
     told = {"atoll": package.__version__, "commit": commit} | changed
     return EarlierRun(Path("report.json"), "first", {}, **told)
-
-
-def test_another_version_or_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
-
-    assert earlier().differences() == []
-    assert "Atoll 0.0.1" in earlier(atoll="0.0.1").differences()[0]
-    assert "at commit bbb" in earlier("bbb").differences()[0]
-    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40 + provenance.EDITED)
-    assert len(earlier("a" * 40 + provenance.EDITED).differences()) == 1
-    monkeypatch.setattr(run_settings, "commit", lambda: provenance.UNKNOWN)
-    assert len(earlier(provenance.UNKNOWN).differences()) == 1
-
-
-def test_a_broker_of_somebodys_is_not_taken_over_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_settings, "commit", lambda: "a" * 40)
-
-    assert earlier(broker=EMBEDDED).differences() == []
-    assert "nats://***@host:4222" in earlier(broker="nats://***@host:4222").differences()[0]
-
-
-def test_another_text_is_told(tmp_path: Path) -> None:
-    """By the hash of the report: of the documents, or of the tokens where the run was not exported."""
-    (tmp_path / "meta.json").write_text('{"source": "s", "fingerprint": "f"}', encoding="utf-8")
-
-    assert [earlier(data=known).text_difference(tmp_path) for known in ("s", "f", "")] == ["", "", ""]
-    assert "the text is not that of first" in earlier(data="x").text_difference(tmp_path)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -75,15 +75,6 @@ async def test_what_a_broker_answers_is_a_loss(
     assert isinstance(await loss(up, MemoryBus(run, MemoryBroker()), monkeypatch), RunLost)
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/x", "file:/folder", "s3://bucket/x"])
-def test_what_has_a_scheme_is_no_folder(url: str, tmp_path: Path, run: str) -> None:
-    """A URL with a slash missing is passed on as it is, to be refused, and not taken for a folder of this machine."""
-    up = continued(tmp_path / "out", run, 0)
-    settings = up.settings.model_copy(update={"archive": up.settings.archive.model_copy(update={"url": url})})
-
-    assert run_store.archive_url(replace(up, settings=settings)) == url
-
-
 async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the_end(tmp_path: Path, run: str) -> None:
     """Else the first to learn of it would be who needs it."""
 

@@ -103,12 +103,6 @@ async def test_but_for_its_lie_a_contribution_is_whole(row: MemberAttack) -> Non
         check_manifest(decode(Contribution, data), run)
 
 
-def test_no_two_rows_are_called_the_same() -> None:
-    names = [row.name for row in MEMBER_ATTACKS]
-
-    assert len({*names}) == len(names)
-
-
 @dataclass(frozen=True)
 class Harm:
     """A later look at a run, and what it shows."""

@@ -10,9 +10,7 @@ import pytest
 from atoll.run.view import OTHER
 from atoll.wire.messages import LearnerState, event
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
-from atoll_monitor.monitored_run import ROUNDS_KEPT, BrokerFigures, DiskFigures, MonitoredRun
-from atoll_monitor.polling import figures_of
-from atoll_monitor.round_times import BOUNDS_S, PhaseHistogram
+from atoll_monitor.monitored_run import ROUNDS_KEPT, MonitoredRun
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
 
 
@@ -71,29 +69,6 @@ def test_an_incarnation_is_in_quarantine_and_the_next_one_is_not() -> None:
     assert value(watched, "atoll_quarantines_total") == 1
 
 
-def test_a_farewell_that_only_the_log_tells_of_ends_every_alert() -> None:
-    """The heartbeat that says it was lost, or the learner was in quarantine: it is gone, and not silent for ever."""
-    watched, clock = watched_run()
-    for learner in ("a", "b"):
-        watched.view.on_beat(beat(learner), clock.now_s)
-    isolated = {"learner": "a", "incarnation": 1, "offences": 3, "reason": "not_finite"}
-    watched.view.on_event(event("quarantined", "shard-0", 1.0, **isolated))
-    before = [
-        value(watched, name, learner="a", region="") for name in ("atoll_learner_up", "atoll_learner_quarantined")
-    ]
-    watched.view.on_event(event("left", "a", 2.0, incarnation=1, tokens=1000, steps=10))
-    at_once = value(watched, "atoll_learners_live")
-    clock.now_s += watched.protocol.silence_s + 1.0
-
-    assert before == [1, 1]
-    assert at_once == 1
-    assert value(watched, "atoll_learner_up", learner="a", region="") is None
-    assert value(watched, "atoll_learner_quarantined", learner="a", region="") is None
-    assert value(watched, "atoll_learner_up", learner="b", region="") == 0
-    assert value(watched, "atoll_learner_steps_total", learner="a", region="") == 10
-    assert value(watched, "atoll_quarantines_total") == 1
-
-
 def test_labels_are_bounded_and_sums_stay_right() -> None:
     """More learners and reasons than the bounds: the live ones have series, and nothing is missing in the sums."""
     watched, clock = watched_run()
@@ -134,38 +109,6 @@ def test_another_founding_begins_anew_and_its_rounds_are_measured() -> None:
     assert value(watched, "atoll_contributions_merged_total") == 2
 
 
-def test_a_histogram_counts_a_bound_as_reached() -> None:
-    """A duration of exactly a bound is in its bucket, one beyond all of them in the last."""
-    histogram = PhaseHistogram()
-    for duration_s in (BOUNDS_S[0], BOUNDS_S[-1] + 1.0):
-        histogram.take(duration_s)
-
-    assert histogram.buckets()[0] == (str(BOUNDS_S[0]), 1.0)
-    assert histogram.buckets()[-2:] == [(str(BOUNDS_S[-1]), 1.0), ("+Inf", 2.0)]
-
-
-def test_what_a_broker_leaves_out_or_mistells_is_zero() -> None:
-    """The endpoint is of software that we do not make; -1 is its word for no bound."""
-    told = figures_of({"mem": 5, "cpu": 150.0, "connections": "many"}, {"config": {"max_storage": -1}, "storage": 7})
-
-    assert told == BrokerFigures(memory_bytes=5.0, cpu_ratio=1.5, store_bytes=7)
-    assert figures_of({}, {"config": None}) == BrokerFigures()
-
-
-def test_what_carries_the_run_is_told() -> None:
-    watched = full()
-
-    assert value(watched, "atoll_queue_depth") == 12
-    assert value(watched, "atoll_stream_copies_current", stream="UPM") == 2
-    assert value(watched, "atoll_broker_up", broker="hub:8222") == 1
-    assert value(watched, "atoll_broker_up", broker="gone:8222") == 0
-    assert value(watched, "atoll_broker_memory_bytes", broker="gone:8222") is None
-    assert value(watched, "atoll_disk_free_bytes", path="/data") == 10
-    assert value(watched, "atoll_certificate_end_timestamp_seconds", address="hub:4222") == 2e9
-    assert value(watched, "atoll_contributions_refused_total", reason="stale") == 1
-    assert value(watched, "atoll_validation_loss") == 3.5
-
-
 def test_every_metric_has_the_run_and_no_label_beyond_the_bounded_ones() -> None:
     """A label with rounds or messages in it would grow without an end."""
     allowed = {
@@ -200,11 +143,3 @@ def test_promtool_finds_nothing_to_complain_of() -> None:
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_label_that_needs_quoting_comes_back_as_it_was() -> None:
-    """Paths may hold anything."""
-    watched = full()
-    watched.disks = {'/a "b"\\c': DiskFigures(1, 1)}
-
-    assert value(watched, "atoll_disk_size_bytes", path='/a "b"\\c') == 1

@@ -49,16 +49,6 @@ async def test_an_export_is_the_newest_until_any_fragment_goes_on(tmp_path: Path
         assert await newest_is_exported(run.bus, "r", folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"versions_min": 0, "versions_max": 0}'])
-async def test_what_nobody_can_read_is_no_export(tmp_path: Path, content: bytes) -> None:
-    """A file that is cut short, one of somebody else's, and one that an older Atoll wrote."""
-    run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
-    await run.found()
-    with RunFolder(tmp_path / "run") as folder:
-        folder.write("validation.json", content)
-        assert not await newest_is_exported(run.bus, "r", folder)
-
-
 async def test_a_run_that_the_broker_does_not_have_has_no_export(tmp_path: Path, work: LearnerWork) -> None:
     run = FoundedRun(run_record("r"), FolderArchive(tmp_path / "archive"), TurnedClock())
     await run.found()

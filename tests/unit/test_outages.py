@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.base.errors import SettingsError
 from atoll.cli.story import story_lines as story_told
 from atoll.cli.story import why_lines
 from atoll.story.findings import findings
@@ -83,17 +82,6 @@ def test_a_round_that_an_outage_interrupted_is_the_longest(run: SteppedRun) -> N
     assert stood_still(run.history, longest.line, outages_of(run.history))[0].until_s == 100.0
 
 
-def test_no_list_is_filled_with_rounds_that_are_not_long() -> None:
-    """Equal rounds have no longest ones; one sentence says by what measure, and how long the longest is."""
-    run = SteppedRun()
-    for version in range(1, 6):
-        run.round(version)
-    (told,) = long_rounds(run.history)
-
-    assert told.startswith("none of 5 rounds is long (from the call of a round until its version was visible")
-    assert "more than 4 s is long), the longest is fragment 0 version" in told
-
-
 def test_a_shard_that_nobody_took_over_is_named_to_the_end() -> None:
     dead = SteppedRun()
     dead.serve("shard-0", 9.0)
@@ -131,16 +119,6 @@ def test_a_shard_that_waits_for_its_quorum_has_an_owner(quick: SteppedRun, silen
     assert findings(quick.history) == []
 
 
-def test_a_young_shard_that_says_why_it_waits_has_an_owner() -> None:
-    run = SteppedRun()
-    for version in range(1, 11):
-        run.round(version, at_s=10.0 + version / 2)
-    run.log("waiting", "shard-0", 17.0, fragment=0, version=11, why="two learners are missing")
-    run.log("sample", "a", 29.0, incarnation=1, step=1, tokens=1)
-
-    assert outages_of(run.history) == []
-
-
 def test_a_dead_shard_is_missed_when_two_samples_of_its_presence_are_due(quick: SteppedRun) -> None:
     """It lasts from its last sign; a takeover at once ends it, and is told exactly, however short it was."""
     quick.log("sample", "a", 134.0, incarnation=1, step=1, tokens=1)
@@ -153,36 +131,3 @@ def test_a_dead_shard_is_missed_when_two_samples_of_its_presence_are_due(quick: 
     quick.round(121, at_s=138.0)
     quick.serve("shard-0", 141.0, epoch=3)
     assert [(each.from_s, each.until_s) for each in outages_of(quick.history)] == [(70.0, 137.0), (138.0, 141.0)]
-
-
-def test_the_story_of_a_finished_fragment_says_which_version_is_its_last(run: SteppedRun) -> None:
-    """It waits for nothing any more; of a run that goes on the next version is still to come."""
-    before = "\n".join(fragment_story(run.history, 0))
-    run.log("ledger", "shard-0", 111.0, ledger={})
-    after = "\n".join(fragment_story(run.history, 0))
-
-    assert "version 6 is not there yet: its round rests until its beat, or was called only now" in before
-    assert "version 5 is its last: shard-0 has closed its ledger, and makes no other" in after
-
-
-def test_the_story_of_a_shard_has_owners_outages_commits_refusals_and_rounds(run: SteppedRun) -> None:
-    """In the order in which they happened; an id that is none is refused with those that are."""
-    run.round(6, at_s=110.0)
-    for at_s in (111.0, 112.0):
-        run.refuse("a", at_s, "stale")
-    run.isolate("a", 113.0)
-    told = story_told(run.history, "shard", "shard-0")
-    story = "\n".join(told)
-
-    assert told[0] == "shard-0: fragments 0"
-    assert "process 1 on h serves it, epoch 1" in story
-    assert "the last sign of its owner; it had none for 40 s" in story
-    assert "process 2 on h serves it, epoch 2, after 0 s to begin: a takeover" in story
-    assert "6 commits, usually one every 10 s" in story
-    assert "fragment 0 is at version 6" in story
-    assert "2 contributions of a: stale" in story
-    assert "it put a, incarnation 1, into quarantine: 3 offences" in story
-    assert "40.000 s without an owner: fragment 0 version 6" in story
-    assert story_told(run.history, "shard", "0") == told
-    with pytest.raises(SettingsError, match="no such shard"):
-        story_told(run.history, "shard", "7")

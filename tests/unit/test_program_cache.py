@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from atoll.local.program_cache import LOOKED, machine, program_cache, tidy
+from atoll.local.program_cache import LOOKED, program_cache, tidy
 
 
 def test_all_runs_of_a_user_share_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,20 +31,6 @@ def test_a_home_without_room_for_it_leaves_the_run_its_own(tmp_path: Path, monke
 
     assert folder == tmp_path / "run" / "cache" / "jax"
     assert folder.is_dir()
-
-
-def test_unlike_processors_have_folders_of_their_own(tmp_path: Path) -> None:
-    """How fast a core runs at the moment makes no difference, what it can do does."""
-    said = ["processor : 0\nmodel name : A\ncpu MHz : 2000\nflags : avx\n\nprocessor : 1\n"]
-    said += [said[0].replace("2000", "3000"), said[0].replace("avx", "avx avx512f")]
-    for number, text in enumerate(said):
-        (tmp_path / str(number)).write_text(text, encoding="utf-8")
-
-    slow, quick, able = (machine(tmp_path / str(number)) for number in range(3))
-
-    assert slow == quick
-    assert slow != able
-    assert machine(tmp_path / "none") != slow
 
 
 def test_the_oldest_entries_go_first(tmp_path: Path) -> None:
@@ -112,16 +98,3 @@ def test_an_entry_that_is_cut_goes(tmp_path: Path) -> None:
     os.utime(tmp_path / "old-cache", (1.0, 1.0))
     tidy(tmp_path, 1 << 20)
     assert (tmp_path / "old-cache").exists(), "what was there at the last look is not read again"
-
-
-def test_what_is_no_entry_stays_and_stops_nothing(tmp_path: Path) -> None:
-    """Folders, links, pipes; a folder that cannot be listed."""
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    os.mkfifo(tmp_path / "pipe-cache")
-    (tmp_path / "big").write_bytes(bytes(500))
-
-    tidy(tmp_path, 100)
-    tidy(tmp_path / "none", 100)
-
-    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link", "pipe-cache", LOOKED}

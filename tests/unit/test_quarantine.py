@@ -414,13 +414,6 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     assert parsed(FragmentLedger(lengths=USUAL).frozen(Ledger()), FragmentLedger).lengths == USUAL
 
 
-def test_a_ledger_of_a_former_release_is_read() -> None:
-    """Its measures were several of a learner; the run is judged anew."""
-    old = b'{"settled":{},"reports":{},"measures":[[1.0,8,"good",false,1]],"told_tokens":7}'
-
-    assert parsed(old, FragmentLedger) == FragmentLedger(run_tokens=7)
-
-
 def test_a_question_opens_no_account() -> None:
     """Whoever is asked about, forged or real: the ledgers that travel hold only those who said or sent something."""
     shard = QuarantineBench(protect="isolate", offences_max=2).shard

@@ -56,11 +56,6 @@ def test_the_rows_of_graces_are_those_that_contributions_needed_where_the_usual_
     assert [float(row[3]) for row in rows(answer)][-1] == pytest.approx(1.31, abs=0.01)
 
 
-def test_where_nothing_was_late_the_usual_grace_is_the_only_row() -> None:
-    """There is nothing that another one would catch."""
-    assert [row[0] for row in rows(grace(fast([]).history, None))] == ["0"]
-
-
 def test_a_learner_like_the_others_is_behind_because_rounds_do_not_wait_for_it() -> None:
     answer = "\n".join(behind(fast([0.1] * 8).history, "a"))
 
@@ -70,25 +65,3 @@ def test_a_learner_like_the_others_is_behind_because_rounds_do_not_wait_for_it()
     )
     assert "explain it" not in answer
     assert "`atoll what-if` with `--set protocol.quorum=3`" in answer
-
-
-def test_a_quorum_of_all_is_no_reason_to_be_behind() -> None:
-    assert "protocol.quorum" not in "\n".join(behind(fast([0.1] * 8, quorum=3).history, "a"))
-
-
-@pytest.mark.parametrize("quorum", [1, 3])
-def test_a_learner_whose_contributions_are_in_messages_has_a_step_time_all_the_same(quorum: int) -> None:
-    """It has no upload whose time could be told, and its steps are those that its story tells."""
-    answer = "\n".join(behind(fast([0.1] * 8, quorum, inline=True, step_s=0.25).history, "a"))
-
-    assert "its steps (0.25 s, the others' " in answer
-    assert "does not tell its" not in answer
-    assert "messages carry them" in answer
-
-
-def test_only_what_the_event_log_lacks_is_said_to_be_unknown() -> None:
-    answer = "\n".join(behind(fast([0.1] * 8, upload_s=0.0).history, "a"))
-
-    assert "its steps (1 s, the others' 1 s)" in answer
-    assert "the event log does not tell its upload time" in answer
-    assert "messages carry them" not in answer

@@ -11,19 +11,16 @@ from atoll.protocol.events import (
     ContributionReady,
     Fact,
     LearnerBeat,
-    LearnerLeft,
     PublishCall,
     PushKey,
     TimerFired,
 )
-from atoll.protocol.grace import GraceWindow, grace_window
-from atoll.protocol.reasons import NAMED_MAX, Names, Opening, RoundNeeds, RoundReasons, id_of
+from atoll.protocol.grace import grace_window
+from atoll.protocol.reasons import Names, RoundReasons, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.run.decisions import describe_grace, describe_needs, describe_opening, describe_wait, list_names
+from atoll.run.decisions import describe_grace, describe_needs, describe_wait
 from support.shards import answered
-
-HEARD = 40.0
 
 
 class Told:
@@ -101,39 +98,6 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
     assert told.commits[0].cause_id == "grace/0"
 
 
-def test_a_later_round_rests_until_its_beat() -> None:
-    opening = Opening(opened="due", rested_s=3.5, interval_steps=4, step_s=1.0)
-
-    assert (
-        describe_opening(opening, 7) == "it rested until its beat (4 steps of 1 s), 3.5 s after version 7 was visible"
-    )
-
-
-def test_a_round_without_grace_says_that_there_was_none() -> None:
-    """No window was over, and with slack to spare it was not used up either."""
-    told = Told(grace_gamma=0.0)
-    told.beat(0.0, "a", "b")
-    told.due(4.0)
-    told.push(4.5, "a")
-    words = describe_wait(told.why)
-    little_slack = grace_window(ProtocolSettings(overlap_steps=2, grace_gamma=0.0), 1.0, 1.5, 0.25)
-
-    assert words["grace"] == describe_grace(little_slack) == "no grace: the run grants none (protocol.grace_gamma = 0)"
-    assert words["end"] == "it ended 0 s after the quorum, because there was no grace to wait for; b had not answered"
-
-
-def test_a_round_of_a_run_that_ends_together_says_that_nothing_bounded_it() -> None:
-    """Otherwise it would tell of a grace of a second, and of an end twenty seconds after the quorum."""
-    window = GraceWindow(1.0, "cap", step_s=0.5, quorum_s=0.1, sync_s=0.1, overlap_s=2.0, slack_s=1.8, cap_s=1.0)
-    reasons = RoundReasons(version=3, calls=4, grace=window, grace_waited_s=20.0, end="all answered", together=True)
-
-    words = describe_wait(reasons)
-
-    assert "the run ends together" in words["grace"]
-    assert "the quorum of 1 was never met, and needed no more because the run ends together" in words["quorum"]
-    assert "the cap" not in " ".join(words.values())
-
-
 def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None:
     """So an operator finds it in the log while it waits, and afterwards in the event."""
     told = Told(quorum=2)
@@ -157,40 +121,6 @@ def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None
     )
 
 
-def test_a_late_call_says_what_made_it_late() -> None:
-    """A shard that was busy, or a version that became visible only after the beat."""
-    busy = Told()
-    busy.beat(0.0, "a")
-    busy.due(6.0)
-    busy.push(6.5, "a")
-    behind = Told()
-    behind.beat(0.0, "a")
-    slot = behind.shard.slots[0]
-    slot.round.began_s = 5.5
-    behind.due(6.0)
-    behind.push(6.5, "a")
-
-    late = "it was called 2 s after its beat (4 steps of 1 s), because "
-    assert describe_wait(busy.why)["rest"] == late + "the shard was busy or its timer late"
-    assert describe_wait(behind.why)["rest"] == late + "version 0 was visible only then"
-
-
-def test_an_empty_run_is_not_called_and_a_round_of_a_former_release_says_who_opened_it() -> None:
-    """A last push once opened its round before the beat; event logs of then are read."""
-    empty = Told()
-    empty.beat(0.0, "a")
-    empty.push(1.0, "a", final=True)
-    assert empty.commits == []
-    empty.tell(LearnerLeft(at_s=2.0, learner="a", incarnation=1))
-    opened = Opening(opened="last_push", rested_s=2.0)
-
-    assert "the last push of a learner that leaves opened it before its beat" in describe_opening(opened, 3)
-    assert describe_wait(empty.why) == {
-        "rest": "it was never called, because no live learner was left to ask",
-        "end": "it ended, because no live learner was left to wait for",
-    }
-
-
 @pytest.mark.parametrize(
     ("quorum_s", "sync_s", "granted_s", "words"),
     [
@@ -209,15 +139,6 @@ def test_a_grace_window_names_the_term_that_decided(
 
     assert window.granted_s == pytest.approx(granted_s)
     assert describe_grace(window).startswith(words)
-
-
-def test_thousands_of_missing_learners_stay_a_short_note() -> None:
-    """A round of 4096 is written down as well."""
-    names = Names.of(f"learner-{i:04}" for i in range(4096))
-
-    assert len(names.names) == NAMED_MAX
-    assert list_names(names).endswith(f"and {4096 - NAMED_MAX:,} more")
-    assert "4,084 more" in describe_needs(2, RoundNeeds(1, 0, names, 4096))
 
 
 def test_reasons_survive_the_event_log() -> None:

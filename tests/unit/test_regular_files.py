@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base import regular_files
 from atoll.base.errors import DataError, SettingsError
-from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file, read_file, text_or_empty
+from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file, read_file
 from atoll.cli.replay import replay_dump
 from atoll.local.run_settings import read_earlier
 from atoll.run.folder import read_run_file
@@ -41,18 +40,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         ):
             with pytest.raises(OSError, match=why):
                 opened_file(place)
-
-
-def test_a_text_that_cannot_be_read_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing, a pipe, or larger than any such text; what is not UTF-8 shows as replaced."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "text").write_bytes(b"a\xffb\r\n")
-
-    assert text_or_empty(tmp_path / "text") == "a\ufffdb\r\n"
-    assert not text_or_empty(tmp_path / "none")
-    assert not text_or_empty(tmp_path / "pipe")
-    monkeypatch.setattr(regular_files, "TEXT_BYTES_MAX", 4)
-    assert not text_or_empty(tmp_path / "text")
 
 
 def test_a_link_is_followed_where_its_reader_allows_it(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from atoll.report.collect import _rounds
 from atoll.run import event_fields
 from atoll.run.view import NAMES_KEPT, OTHER, RoundSums, RunView
-from atoll.story.history import HistoryView
 from atoll.wire.messages import event
 
 SHARE: dict[str, Any] = {"learner": "a", "incarnation": 1, "push": 1, "tokens": 10, "weight": 1.0}
@@ -53,12 +52,3 @@ def test_whoever_writes_the_event_log_makes_no_sum_grow_without_end() -> None:
 
     assert len(sums.ends) == NAMES_KEPT + 1
     assert sums.ends[OTHER] == NAMES_KEPT
-
-
-def test_a_view_with_a_history_reads_each_round_once() -> None:
-    """Both keep a hundred thousand; twice as much would be gigabytes."""
-    view = HistoryView()
-    rounds(view, 10)
-
-    assert [id(line) for line in view.rounds] == [id(line) for line in view.history.rounds]
-    assert view.history.newest_s == 9.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.report.collect import LEARNERS_MAX, curves_of_run
-from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, first_s, lines_of, rates, silence, stretches
+from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, lines_of, rates, silence
 from atoll.run.view import RunView
 from atoll.wire.messages import event
 
@@ -46,16 +46,6 @@ def test_the_speed_of_the_learners_adds_up_to_that_of_the_run() -> None:
     assert curves["rates"]["goodput"][0] == 1.0
 
 
-def test_what_a_learner_says_of_itself_is_drawn_over_time() -> None:
-    """Times count from the first thing that the event log tells of; a loss that is not known is None."""
-    a, b = curves_of_run(two_learners())["learners"]
-
-    assert (a["at_s"][0], a["loss"][0], a["overhead"][0]) == (2.0, 4.98, 0.01)
-    assert set(b["loss"]) == {None}
-    assert dict(zip(b["at_s"], b["lag"], strict=True))[20.0] == 3
-    assert sum(b["lag"]) == 3
-
-
 def test_curves_have_bounds_whatever_peers_do() -> None:
     """Many samples are thinned, with the first and the last; of many learners the rest is counted."""
     view = RunView()
@@ -71,23 +61,6 @@ def test_curves_have_bounds_whatever_peers_do() -> None:
     assert len(curves["rates"]["at_s"]) <= BINS_MAX
     assert len(curves["learners"]) == LEARNERS_MAX
     assert curves["learners_left_out"] == 6
-
-
-def test_a_run_that_nobody_heard_of_has_empty_curves() -> None:
-    """No sample, no learner: no point, and nothing fails."""
-    curves = curves_of_run(RunView())
-
-    assert curves["learners"] == []
-    assert curves["rates"] == {"at_s": [], "tokens_per_s": [], "goodput": []}
-    assert first_s(RunView()) == 0.0
-
-
-def test_rates_without_a_span_take_that_of_their_parts() -> None:
-    """The dashboard's curves: the same figures as with the span of the whole run, if this is the whole run."""
-    view = two_learners()
-    parts = [part for one in view.learners.values() for part in stretches(one, lines_of(one))]
-
-    assert rates(parts) == rates(parts, (BEGAN_S, BEGAN_S + 40.0))
 
 
 def test_silence_is_presence_without_steps_and_a_farewell_ends_it() -> None:

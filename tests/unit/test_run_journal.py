@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AtollError, SettingsError, StorageFull
+from atoll.base.errors import AtollError, StorageFull
 from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
@@ -20,26 +20,6 @@ def journal(out: Path, target: int, broker: str | None = None) -> Journal:
     """Return the journal of a new run in a folder."""
     up = plan(UpRequest(out=out, assignments=(f"protocol.tokens_target={target}",)), {})
     return Journal(replace(up, broker=broker), RunFolder(out), RunView(), SystemClock())
-
-
-@pytest.mark.parametrize(
-    ("target", "tokens", "broker", "said"),
-    [
-        (1000, 999, None, "atoll up --out {out}"),
-        (0, 5000, None, "atoll up --out {out}"),
-        (1000, 999, "nats://a:1", "atoll up --out {out} --broker URL"),
-        (1000, 1000, None, ""),
-    ],
-)
-def test_a_run_that_is_not_finished_ends_with_the_command_that_continues_it(
-    tmp_path: Path, target: int, tokens: int, broker: str | None, said: str
-) -> None:
-    """Without --out the same command would begin another run. A finished one refuses to go on."""
-    out = tmp_path / "a run"
-    session = journal(out, target, broker)
-    session.file.tokens = tokens
-
-    assert session.continuation().partition("continue:")[2].strip() == said.format(out=f"'{out}'")
 
 
 def fails_in_turn(session: Journal, monkeypatch: pytest.MonkeyPatch, error: AtollError) -> list[bool]:
@@ -65,17 +45,6 @@ def test_a_full_disk_is_told_once_each_time_that_it_is_full(tmp_path: Path, monk
         session.look(said.append)
         assert len(said) == told
     assert said[0].startswith("the disk is full")
-
-
-def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network folder may fail for a moment, weeks into a run; it is told once, and again after it was well."""
-    session, said = journal(tmp_path / "run", 1000), list[str]()
-    fails_in_turn(session, monkeypatch, SettingsError("the folder of a run cannot be used", got="stale file handle"))
-    for told in (1, 1, 1, 2):
-        session.keep(said.append)
-        assert len(said) == told
-    assert "stale file handle" in said[0]
-    assert "run.json stays as it is" in said[0]
 
 
 def test_a_life_that_takes_no_step_proves_nothing(tmp_path: Path) -> None:

@@ -7,14 +7,11 @@ import itertools
 import msgspec
 import pytest
 
-from atoll.base.errors import SettingsError
 from atoll.base.units import DAY_S
-from atoll.bus.streams import info_header
-from atoll.client.session import SAMPLE_S, SAMPLES_PER_AGE, check_pause, pause_of, sample_of
-from atoll.run.event_fields import SampleEvent, fields_of
+from atoll.client.session import SAMPLE_S, pause_of, sample_of
+from atoll.run.event_fields import SampleEvent
 from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
 from atoll.run.view import RunView
-from atoll.wire.event_log import event_info
 from atoll.wire.messages import Beat, Event, decode, encode, event
 from atoll.wire.traffic import LinkTraffic
 
@@ -61,32 +58,6 @@ def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
     assert written_in(2 * DAY_S) - written_in(DAY_S) == DAY_S / SAMPLE_S
 
 
-def test_a_day_of_64_learners_is_as_small_as_the_module_says() -> None:
-    """The JSON of a sample with 12-digit counters, and what a stream keeps beside it, are at most 0.8 KB."""
-    info = info_header(event_info("sample", sample_of(beat(10**7))))
-    headers = {"Nats-Msg-Id": "sample-learner-17-3-1234567.123456", **info}
-    beside = len("atoll.run.ev.sample.learner-17" + "NATS/1.0") + sum(len(f"{k}: {v}__") for k, v in headers.items())
-
-    assert 500 <= len(encode(sample(10**7))) + beside <= 800
-    assert 64 * written_in(DAY_S) * 800 <= 153e6
-
-
-def test_pauses_are_bounded() -> None:
-    assert pause_of(0.0, 30.0) == 1.0
-    assert pause_of(SAMPLES_PER_AGE * 7.0, 30.0) == 7.0
-    assert pause_of(1e9, 30.0) == 30.0
-    with pytest.raises(SettingsError, match="no such pause"):
-        check_pause(0.5)
-
-
-def test_a_sample_is_read_as_it_was_written() -> None:
-    told = fields_of(sample(7), SampleEvent)
-
-    assert (told.incarnation, told.step, told.tokens, told.loss) == (3, 7, 4096 * 7, 2.345679)
-    assert told.moved == beat(7).moved
-    assert set(SampleEvent.__struct_fields__) == set(sample_of(beat(7)))
-
-
 def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
     view = RunView()
     for step in range(1, 6):
@@ -97,14 +68,6 @@ def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
     assert [line.at_s for line in seen.curve] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert seen.tokens == 5 * 4096
     assert seen.lives[3].meter.moved == beat(5).moved
-
-
-def test_a_malformed_sample_is_counted_and_not_believed() -> None:
-    view = RunView()
-    view.on_event(event("sample", "a", 1.0, incarnation=1, step=-3, tokens=0))
-
-    assert view.unreadable == 1
-    assert not view.learners
 
 
 @pytest.mark.parametrize("heard", [1, SAMPLES_MAX, SAMPLES_MAX + 1, 5000, 100_001])

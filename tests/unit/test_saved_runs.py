@@ -13,7 +13,6 @@ from atoll.base.errors import SettingsError
 from atoll.cli.main import build
 from atoll.cli.reading import recording_of
 from atoll.run.saved import EVENTS_FILE, saved_run
-from atoll_monitor.dashboard.page_data import comparison_rows
 from atoll_monitor.dashboard.scenes import SavedScene
 
 BEGAN_S = 5000.0
@@ -82,16 +81,6 @@ def test_a_saved_run_is_shown_as_it_was(out: Path) -> None:
     assert scene.view.unreadable == 1
 
 
-def test_saved_runs_are_compared(out: Path) -> None:
-    """A row each, as `atoll report compare` has them."""
-    scenes = [scene_of(out, name, ("one", "other")) for name in ("one", "other")]
-    rows = comparison_rows((scene.state(), scene.curves()) for scene in scenes)
-
-    assert [row["run"] for row in rows] == ["one", "other"]
-    assert (rows[0]["ended"], rows[0]["clock"], rows[0]["tokens"], rows[0]["wall_s"]) == ("over", "virtual", 600, 8.5)
-    assert rows[0]["tokens_per_s"] == pytest.approx(600 / 8.5, abs=1e-3)
-
-
 def test_an_event_log_alone_is_enough_to_be_shown_and_told(out: Path) -> None:
     """Without its run.json a run has the name of its folder; only what needs its agreement says that it is missing."""
     (out / "run.json").unlink()
@@ -118,13 +107,3 @@ def test_a_folder_without_an_event_log_is_no_saved_run(tmp_path: Path, out: Path
     assert (with_a_broker, saved_run(tmp_path)) == (None, None)
     with pytest.raises(SettingsError, match=EVENTS_FILE):
         scene_of(out)
-
-
-def test_an_agreement_that_is_none_is_refused(out: Path) -> None:
-    """The page would judge by wrong figures."""
-    file = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    file["settings"]["protocol.fragments"] = "many"
-    (out / "run.json").write_text(json.dumps(file), encoding="utf-8")
-
-    with pytest.raises(SettingsError, match="no agreement that we know"):
-        saved_run(out)

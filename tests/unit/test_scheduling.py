@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from support.scheduling import SuitePart, group_of
+from support.scheduling import SuitePart
 
 CONFTEST = """
 from support.scheduling import ModuleScheduling
@@ -53,19 +50,6 @@ def test_a_module_is_on_one_worker_and_examples_are_on_any(tmp_path: Path) -> No
     assert {name: len(workers[name]) for name in names} == {"test_one": 1, "test_two": 1, "test_examples": 2}
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("tests/unit/test_formats.py::test_a_name[f32::x@y]", "tests/unit/test_formats.py"),
-        ("tests/integration/test_records.py::test_it", "monitor"),
-        ("tests/integration/test_monitor.py::test_it", "monitor"),
-        ("tests/integration/test_examples.py::test_it[cnn.py]", "tests/integration/test_examples.py::test_it[cnn.py]"),
-    ],
-)
-def test_who_is_together(name: str, group: str) -> None:
-    assert group_of(name) == group
-
-
 def test_each_test_is_in_one_part() -> None:
     """And no part is much larger than another."""
     names = [f"tests/unit/test_it.py::test_{number}[{number}]" for number in range(400)]
@@ -73,10 +57,3 @@ def test_each_test_is_in_one_part() -> None:
 
     assert sum(found) == len(names)
     assert min(found) > 60
-
-
-@pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "1/4/2", "a/b", "-1/4"])
-def test_what_is_no_part_is_refused(text: str) -> None:
-    """Otherwise a typing error would leave all tests out."""
-    with pytest.raises(argparse.ArgumentTypeError, match="K/N"):
-        SuitePart.of(text)

@@ -79,14 +79,6 @@ def test_what_is_let_go_leaves_the_process() -> None:
     assert resident_bytes() - before < 8 * MIB
 
 
-def test_nothing_is_spilled_unless_a_process_says_so() -> None:
-    array = scratch_arrays.spare(4 * MIB, np.float32)
-    array[:] = 1.0
-    scratch_arrays.release_pages(array)
-    assert scratch_arrays.home_of(array) is None
-    assert float(array.sum()) == 4.0 * MIB
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 @pytest.mark.usefixtures("spilling")
 def test_a_folder_without_room_is_said(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,26 +11,16 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from atoll.base.errors import SettingsError
-from atoll.bus.interface import Bus
-from atoll.bus.open import open_bus
-from atoll.bus.options import BusOptions
-from atoll.bus.server import EmbeddedBroker
-from atoll.cli import watch
 from atoll.cli.main import build
-from atoll.cli.watch import _current_moment, has_heard_all
+from atoll.cli.watch import has_heard_all
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import TopMoment, standing_at, status_lines, status_of
-from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.event_fields import ClosedEvent, RoundView
+from atoll.run.event_fields import RoundView
 from atoll.run.standing import RunStatus, Standing, Storing, stalled_fragments, standing_of, status_schema
-from atoll.run.stream_room import provide
 from atoll.run.timeline import TimedView
 from atoll.run.view import RoundLine
-from atoll.settings import load
-from atoll.wire.messages import Presence, encode, event
-from support.command_line import atoll
+from atoll.wire.messages import Presence, event
 from support.founded_run import run_record
 from support.watched_runs import beat
 
@@ -147,17 +137,6 @@ def test_a_learner_that_has_not_left_and_is_not_heard_is_named() -> None:
     assert status_of(replace(told, closing=True), "").unheard == ()
 
 
-def test_the_lines_for_people_say_the_same() -> None:
-    """First what the run does, then its numbers, with the age of the run: since it was founded, or by its event log."""
-    told = moment(11.0)
-    lines = status_lines(told).splitlines()
-
-    assert lines[0] == "demo: waiting for a synchronizer for shard 0"
-    assert lines[1].startswith("16:42 · 2 training")
-    assert status_lines(told, founded_at_s=411.0).splitlines()[1].startswith("10:00 · ")
-    assert status_lines(told, founded_at_s=2000.0).splitlines()[1].startswith("0:00 · ")
-
-
 def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() -> None:
     """By that of whoever looks a healthy run would have a full disk, if it is minutes ahead."""
     told = moment(11.0)
@@ -168,13 +147,6 @@ def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() 
     for name in ("a", "b"):
         told.picture.view.on_beat(msgspec.structs.replace(beat(name, step=50), at_s=1200.0), 10.5)
     assert standing_at(told).waits_for == ("a broker that stores something: for 191 s it has not. Is its disk full?",)
-
-
-def test_a_run_that_has_ended_grows_no_older() -> None:
-    told = moment(11.0)
-    told.timeline.newest_s = 71.0
-
-    assert status_lines(replace(told, closing=True), founded_at_s=11.0).splitlines()[1].startswith("1:00 · ")
 
 
 @pytest.mark.parametrize(
@@ -196,42 +168,6 @@ def test_a_run_that_was_ended_before_its_target_is_stopped_and_not_over(
     picture.view.run_tokens = tokens
 
     assert standing_at(replace(told, picture=picture, closing=closing)).word == word
-
-
-async def test_a_run_that_is_still_being_founded_is_no_mistake_of_the_user(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """In the first seconds of `atoll up` its folder is there, and the run is not: options that nobody gave are not named."""
-    settings = load(None, [f"broker.url={broker.url}", "run=unfounded"]).settings
-    with pytest.raises(SettingsError, match="still being founded") as found:
-        await _current_moment(settings, tmp_path)
-
-    assert "try again" in str(found.value)
-    assert "--run" not in str(found.value)
-
-
-async def test_a_look_at_the_run_of_a_folder_opens_its_broker_once(
-    broker: EmbeddedBroker, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second connection costs another handshake, which over a slow link is what the verb mostly takes."""
-    bus, record = await open_bus(broker.url, run, name="founder"), run_record(run)
-    await provide(bus, record, None)
-    await bus.put_record(record.subjects.run_record, encode(record), expected=0)
-    await bus.close()
-    opened: list[str] = []
-
-    async def counted(url: str, run: str, *, name: str, options: BusOptions) -> Bus:
-        opened.append(name)
-        return await open_bus(url, run, name=name, options=options)
-
-    monkeypatch.setattr("atoll.bus.open.open_bus", counted)
-    monkeypatch.setattr(watch, "BEATS_HEARD", 0.0)
-    told, founded_at_s = await _current_moment(
-        load(None, [f"broker.url={broker.url}", f"run={run}"]).settings, tmp_path
-    )
-
-    assert opened == ["status"]
-    assert (told.picture.run, founded_at_s) == (run, record.founded_at_s)
 
 
 def test_a_look_is_over_once_nobody_is_missing() -> None:
@@ -256,18 +192,6 @@ def test_a_look_is_over_once_nobody_is_missing() -> None:
     assert not has_heard_all(record, TimedView())
 
 
-def test_nobody_is_awaited_of_a_run_that_is_over() -> None:
-    """Its learners have left and its shards have closed their ledgers; one that has not may still be at it."""
-    record, view = msgspec.structs.replace(run_record("r"), closing=True), TimedView()
-    for shard in ("shard-0", "shard-1"):
-        assert not has_heard_all(record, view)
-        view.closed[shard] = ClosedEvent(ledger=Ledger())
-
-    assert has_heard_all(record, view)
-    view.on_beat(beat("late"), 1.0)
-    assert not has_heard_all(record, view)
-
-
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
     """The schema is made from the struct, and the verb prints it without a broker."""
     encoded = msgspec.json.encode(status_of(moment(11.0), "nats://hub:4222"))
@@ -281,14 +205,6 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
     told = status_schema()["$defs"]["RunStatus"]
     assert set(json.loads(encoded)) == set(told["properties"])
     assert set(told["required"]) < set(told["properties"])
-
-
-def test_a_broker_that_nobody_reaches_leaves_with_3() -> None:
-    done = atoll("status", "--json", "--run", "r", "--broker", "nats://127.0.0.1:1", "--set", "broker.patience_s=1")
-
-    assert done.returncode == 3
-    assert "nats://127.0.0.1:1" in done.stderr
-    assert done.stdout == ""
 
 
 def stalled(*, tokens: int, rounds_at_s: float | None = None, now_s: float = 60.0) -> TopMoment:

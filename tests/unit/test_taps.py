@@ -7,20 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import PeerMisbehaved, SettingsError
+from atoll.base.errors import PeerMisbehaved
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.watch import pretty_line
 from atoll.run import taps
-from atoll.run.event_fields import EVENT_FIELDS
 from atoll.run.taps import KINDS, TAPS, Selection, TapKind, Tapped, Tapping, asyncapi, body_of, json_schemas, kind_of
-from atoll.run.view import RunView
-from atoll.wire.messages import Event, encode, event
+from atoll.wire.messages import encode, event
 from atoll.wire.subjects import Subjects
 from atoll.wire.version import SCHEMA_NEWEST
 from support.clocks import HandClock
@@ -62,11 +59,6 @@ EVERY_READER = Selection()
 def test_every_subject_with_a_tap_has_a_kind(tail: str, kind: str | None) -> None:
     """A goodbye is on a subject of contributions, and is none; what is unknown is passed over."""
     assert kind_of(tail) is (None if kind is None else KINDS[kind])
-
-
-def test_views_read_no_event_that_has_no_fields_here() -> None:
-    read = {name.removeprefix("_on_") for name in vars(RunView) if name.startswith("_on_")}
-    assert read <= EVENT_FIELDS.keys()
 
 
 def tail_of(tap: TapKind, told: dict[str, Any]) -> str:
@@ -165,12 +157,6 @@ def test_a_selection_takes_what_is_about_it(
     assert selection.takes(KINDS[kind], tail, told) is wanted
 
 
-def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(SettingsError) as refused:
-        Selection(frozenset({"rounds"}))
-    assert "round, " in str(refused.value.allowed)
-
-
 @pytest.fixture
 async def bus() -> AsyncIterator[MemoryBus]:
     """A bus on a broker in memory, whose clock shows the second of the newest event (`write`)."""
@@ -253,24 +239,6 @@ async def test_without_the_past_only_what_happens_is_told(bus: MemoryBus) -> Non
         assert told is not None
         assert (told.kind, told.stored, numbers([told])) == ("left", False, [1])
         break
-
-
-async def test_taps_without_bodies_are_counted(bus: MemoryBus) -> None:
-    """Of a run of before: its `info` is told and selected by."""
-    reader = Tapping(bus, "r", SystemClock(), Selection(fragments=frozenset({3})))
-    await reader.listen()
-    await bus.tell(S.tap("gl.head.3"), b"")
-    async for told in reader.messages(None):
-        assert told is not None
-        assert (told.kind, told.body, told.fault) == ("head", None, "")
-        break
-    assert reader.bodiless == 1
-
-
-def test_fields_of_events_can_be_described() -> None:
-    assert [tap.kind for tap in TAPS if not tap.about] == []
-    assert all(issubclass(tap.message, Event) == (tap.fields is not None) for tap in TAPS)
-    assert all(issubclass(fields, msgspec.Struct) for fields in EVENT_FIELDS.values())
 
 
 DEEP = "[" * 900 + "]" * 900

@@ -10,7 +10,7 @@ from textual.widgets import DataTable, Static
 from atoll.base.errors import INTERRUPTED
 from atoll.local.console import ConsolePicture
 from atoll.local.console_app import LEFT, HelpScreen, TopApp
-from atoll.local.console_tables import PANELS, TopMoment, fitting_columns, heading, sort_rows
+from atoll.local.console_tables import PANELS, TopMoment, fitting_columns
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.event_fields import QuarantineEvent
 from atoll.run.timeline import TimedView
@@ -134,19 +134,6 @@ async def test_everything_that_matters_is_on_the_screen_whole(size: tuple[int, i
                 assert [n for n in fitting_columns(made, size[0]) if f" {row.cells[n].text} " not in f" {line} "] == []
 
 
-async def test_what_a_narrow_terminal_leaves_out_is_told_below() -> None:
-    """The reason of a quarantine and the life of a learner are there at 60 columns, too."""
-    view = told_run()
-    app = TopApp(lambda: moment_of(view))
-    async with app.run_test(size=NARROW) as pilot:
-        await pilot.press("down")
-        await pilot.pause()
-        assert "learner-2: training, incarnation 2" in str(app.query_one("#detail", Static).content)
-        await pilot.press("6")
-        await pilot.pause()
-        assert "is not a number" in " ".join(lines_of(app))
-
-
 async def test_keys_turn_panels_and_sort_rows() -> None:
     """Tab goes round, s takes the next column, S the other direction, and the cursor stays on its row."""
     view = told_run()
@@ -215,56 +202,3 @@ async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
 
     assert "word" in text
     assert "\x1b" not in text
-
-
-def test_the_heading_says_what_a_run_waits_for() -> None:
-    view = told_run()
-
-    assert heading(moment_of(view)) == "demo: training"
-    later = heading(moment_of(view, NOW_S + 60.0))
-    assert later == (
-        "demo: waiting for a learner: none is heard; a synchronizer for shard 0, 1; not heard, and has not left: "
-        "learner-1 for 61 s, learner-2 for 61 s"
-    )
-    assert heading(moment_of(view, unanswered_s=12.0)) == "demo: the broker has not answered for 12 s"
-    view.on_event(event("validation", "evaluator", 1.0, run_tokens=1, bits_per_byte=3.0))
-    view.run_tokens = 2_000_000
-    assert heading(moment_of(view, NOW_S + 60.0)) == "demo: over"
-
-
-def test_faults_are_told_newest_first() -> None:
-    """Lost processes, their return and quarantine, from the event log; silent ones as they are now."""
-    rows = PANELS["faults"](moment_of(told_run(), NOW_S + 60.0)).rows
-    told = [(row.cells[1].text, row.cells[2].text) for row in rows if row.cells[1].text != "change"]
-
-    assert sorted(told[:4]) == [("fault", who) for who in ("learner-1", "learner-2", "shard-0", "shard-1")]
-    assert told[4:] == [
-        ("fault", "learner-3"),
-        ("recovery", "shard-0"),
-        ("fault", "shard-0"),
-        ("recovery", "learner-2"),
-        ("fault", "learner-2"),
-    ]
-
-
-def test_a_goodbye_is_no_fault() -> None:
-    """A learner that left, and a shard whose owner closed its ledger, were not lost."""
-    view = TimedView()
-    view.on_event(event("joined", "a", 1.0, incarnation=1))
-    view.on_event(event("left", "a", 2.0, incarnation=1, tokens=1, steps=1))
-    view.on_event(event("joined", "a", 3.0, incarnation=2))
-    view.on_event(event("serving", "shard-0", 1.0, epoch=1, versions={}, host="h", pid=7))
-    view.on_event(event("ledger", "shard-0", 2.0, ledger={}, reason="handed over"))
-    view.on_event(event("serving", "shard-0", 3.0, epoch=2, versions={}, host="h", pid=8))
-
-    assert view.timeline.faults == 0
-    assert {row.cells[1].text for row in PANELS["faults"](moment_of(view)).rows} == {"change"}
-
-
-def test_rows_are_sorted_by_numbers_and_not_by_their_letters() -> None:
-    """9 before 10, and an unknown first."""
-    view = told_run()
-    view.on_event(event("joined", "new", WALL_S, incarnation=1))
-    rows = sort_rows(PANELS["learners"](moment_of(view)).rows, 3, falling=False)
-
-    assert [row.key for row in rows] == ["new", "learner-2", "learner-1"]

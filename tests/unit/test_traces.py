@@ -71,17 +71,6 @@ def test_a_round_that_is_told_again_is_the_same_and_another_one_is_not() -> None
     assert {trace for trace, _ in ids[0]} != {trace for trace, _ in ids[2]}
 
 
-def test_two_contributions_of_a_learner_to_one_round_are_two_spans() -> None:
-    """One of them is late, and its push tells it from the other; spans of one id would be one to a collector."""
-    shares = [{"learner": "a", "incarnation": 2, "age": age, "tokens": 50, "weight": 0.5} for age in (1, 0)]
-    contributors = [share | {"push": push} for push, share in enumerate(shares, start=7)]
-    both = event("round", "shard-0", 1000.0, fragment=3, version=7, contributors=contributors, end="grace over")
-    spans = [span for span in told(both) if span.name == "contribution of a/2"]
-
-    assert [dict(span.attributes or {})["atoll.push"] for span in spans] == [7, 8]
-    assert len({span.context.span_id for span in told(both) if span.context}) == len(told(both))
-
-
 def test_what_was_before_is_not_told_and_what_is_malformed_says_nothing() -> None:
     """A monitor does not tell of a whole month when it is started; peers may write anything."""
     wrong = event("round", "shard-0", 1000.0, fragment="x")

@@ -7,7 +7,6 @@ import pytest
 from atoll.base.errors import PeerMisbehaved
 from atoll.run import view as views
 from atoll.run.links import STANDBY, as_report, byte_ledger
-from atoll.run.process_views import LearnerLife
 from atoll.run.view import FORMER, RunView
 from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
 from atoll.wire.traffic import (
@@ -19,7 +18,6 @@ from atoll.wire.traffic import (
     TrafficMeter,
     bits_per_parameter,
     data_parallel_bytes,
-    moved_by,
 )
 
 FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.counters)))
@@ -60,36 +58,6 @@ def trained() -> RunView:
     for fragment in (0, 1):
         view.on_event(committed(fragment, 1000))
     return view
-
-
-def test_what_a_bus_has_counted_is_what_its_link_has_moved() -> None:
-    stats = BusStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-
-    assert moved_by(stats).counters == {
-        "frames_up": 10,
-        "frames_down": 11,
-        "parameters_down": 12,
-        "blobs_up": 8,
-        "blobs_down": 9,
-        "payload_up": 1,
-        "payload_down": 2,
-        "wire_up": 6,
-        "wire_down": 7,
-    }
-
-
-def test_overhead_is_what_sockets_carry_beside_payload() -> None:
-    """Both ways together; a bus without sockets has none."""
-    assert LinkTraffic(payload_up=10, payload_down=5, wire_up=12, wire_down=9).overhead == 6
-    assert LinkTraffic(payload_up=10, payload_down=5).overhead == 0
-
-
-def test_links_add_up_and_one_link_never_goes_back() -> None:
-    """Two links are summed; of two counts of one link the larger of every number is the newer."""
-    one, other = LinkTraffic(frames_up=1, wire_down=7), LinkTraffic(frames_up=3, wire_down=5)
-
-    assert one.plus(other) == LinkTraffic(frames_up=4, wire_down=12)
-    assert one.latest(other) == LinkTraffic(frames_up=3, wire_down=7)
 
 
 def test_a_pace_is_that_of_the_last_seconds() -> None:
@@ -135,15 +103,6 @@ def test_lives_add_up_and_the_ratio_is_against_a_ring() -> None:
     assert ledger.times_less("learner") == 800 / 10
 
 
-def test_bits_per_parameter_follow_from_rounds_and_fetches() -> None:
-    """Contributions of every contributor, versions as published, and versions as fetched, which is the learners' own count."""
-    view = trained()
-    view.on_beat(beat("a", 1, LinkTraffic(frames_down=3000, parameters_down=4000), tokens=100, steps=10), 2.0)
-    ledger = byte_ledger(view, 2)
-
-    assert (ledger.bits_up, ledger.bits_published, ledger.bits_down) == (4.0, 8.0, 6.0)
-
-
 def test_nobody_says_a_ratio_that_is_not_known() -> None:
     """Not every fragment was committed yet, or there is one learner and no ring: None, not a wrong number."""
     alone = RunView()
@@ -153,14 +112,6 @@ def test_nobody_says_a_ratio_that_is_not_known() -> None:
     assert byte_ledger(trained(), 3).times_less("learner") is None
     assert byte_ledger(alone, 1).data_parallel is None
     assert as_report(byte_ledger(RunView(), 1))["bytes_per_token"] is None
-
-
-def test_tokens_whose_bytes_nobody_told_are_not_counted() -> None:
-    """A life that only the ledgers know would make every byte look cheaper."""
-    view = trained()
-    view.learners["a"].lives[7] = LearnerLife(7, tokens=1_000_000)
-
-    assert byte_ledger(view, 2).tokens == 400
 
 
 def test_the_event_log_and_heartbeats_are_two_counts_of_one_link() -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.local.options import UpRequest, kept_settings, plan
-from atoll.local.services import Services
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.settings import PLACES, load
 from atoll.settings.sections import UP_LEARNERS_MAX, UP_STANDBYS_MAX
-from support.command_line import atoll
 
 FILE = """
 run = "mine"
@@ -72,19 +70,6 @@ def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Pat
     assert up.corpus == (other,)
 
 
-def test_a_variable_can_hold_a_table_or_a_list() -> None:
-    """As JSON; one path may stand alone."""
-    told = {"ATOLL_UP__THROTTLE": '{"learner-2": 4}', "ATOLL_UP__CORPUS": '["a", "b"]'}
-
-    assert load(environment=told).settings.up.throttle == {"learner-2": 4.0}
-    assert load(environment=told).settings.up.corpus == (Path("a"), Path("b"))
-    assert load(environment={"ATOLL_UP__CORPUS": "a"}).settings.up.corpus == (Path("a"),)
-    assert load(environment=told, flags={"up.throttle.learner-1": "2"}).settings.up.throttle == {
-        "learner-1": 2.0,
-        "learner-2": 4.0,
-    }
-
-
 def test_paths_count_from_the_file_in_a_file_and_from_here_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,39 +120,6 @@ def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: st
         plan(UpRequest(config=path, out=tmp_path / "run"), {})
 
 
-def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
-    """And not a setting that the person never wrote."""
-    with pytest.raises(SettingsError, match="--learners is out of range") as refused:
-        plan(UpRequest(out=tmp_path, learners=0), {})
-
-    assert "from --learners" in str(refused.value)
-
-
-def test_two_files_are_one_too_many(file: Path) -> None:
-    done = atoll("up", str(file), "--config", str(file))
-
-    assert done.returncode == 2
-    assert "two files of settings" in done.stderr
-
-
-def test_the_file_is_an_argument_or_an_option(file: Path) -> None:
-    """Both read the same: here a mistake that stands in the file alone."""
-    file.write_text("[up]\nlearners = 0\n", encoding="utf-8")
-    said = {atoll("up", *words).stderr for words in ([str(file)], ["--config", str(file)])}
-
-    assert len(said) == 1
-    assert "up.learners is out of range" in said.pop()
-
-
-def test_children_are_told_nothing_of_the_section(file: Path) -> None:
-    """It belongs to `atoll up`; an address of one child's relay may hold a password."""
-    up = plan(UpRequest(config=file), {})
-    with RunFolder(up.out) as folder:
-        children = Services(up, folder, "nats://127.0.0.1:9")
-
-    assert not [name for name in children.learner("learner-2").environment if name.startswith("ATOLL_UP__")]
-
-
 def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
     """What the file says is what the run was begun with; its text may have gone since, for its data is there."""
     begun = plan(UpRequest(config=file), {})
@@ -182,14 +134,3 @@ def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
     assert up.settings == begun.settings
     with pytest.raises(SettingsError, match="the corpus of a run cannot change"):
         plan(UpRequest(config=file, corpus=(file,)), {})
-
-
-def test_a_run_that_goes_on_keeps_learners_and_text_and_nothing_else_of_the_section(tmp_path: Path) -> None:
-    asked = UpRequest(out=tmp_path / "run", learners=2, minutes=3, throttle=("learner-1=4",), standbys=1)
-    begun = plan(asked, {})
-    with RunFolder(begun.out) as folder:
-        folder.save(RunFile(run=begun.settings.run, learners=2, settings=kept_settings(begun), broker=EMBEDDED))
-    up = plan(UpRequest(out=tmp_path / "run"), {})
-
-    assert len(up.learners) == 2
-    assert (up.minutes, up.standbys, up.throttle) == (0.0, 0, {})

@@ -13,7 +13,7 @@ from atoll.cli.options import with_flags
 from atoll.keys.identity import read_identity
 from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.services import Services
-from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside, read_run_file
+from atoll.run.folder import EMBEDDED, RunFile, RunFolder, move_aside
 
 
 def former(out: Path, tokens: int, *assignments: str) -> UpPlan:
@@ -42,16 +42,6 @@ def test_who_gave_a_broker_to_a_run_that_has_its_own_is_named(tmp_path: Path) ->
 
         assert refusal.value.todo == todo
         assert "secret" not in str(refusal.value)
-
-
-def test_where_nothing_is_said_a_run_is_the_five_minute_one(tmp_path: Path) -> None:
-    """`atoll up` alone ends by itself: three learners, two shards, a token target."""
-    up = plan(UpRequest(out=tmp_path / "run"), {})
-
-    assert len(up.learners) == 3
-    assert up.settings.protocol.shards == 2
-    assert up.settings.protocol.tokens_target == 2_500_000
-    assert up.former is None
 
 
 def test_an_address_with_a_password_is_not_kept(tmp_path: Path) -> None:
@@ -90,15 +80,6 @@ def test_the_interval_follows_from_the_learners(tmp_path: Path) -> None:
     assert interval(4) == 8
 
 
-@pytest.mark.parametrize("said", ["many", "0", "-3", "2.5"])
-def test_a_wrong_number_of_learners_is_refused_by_its_name(tmp_path: Path, said: str) -> None:
-    """What follows from it cannot be known, and is not what the error is about."""
-    with pytest.raises(SettingsError, match=r"up\.learners") as refused:
-        plan(UpRequest(out=tmp_path / "run", assignments=(f"up.learners={said}", "protocol.overlap_steps=8")), {})
-
-    assert said in str(refused.value)
-
-
 def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
     begun = former(tmp_path / "run", 500, "protocol.fragments=6")
     up = plan(UpRequest(out=tmp_path / "run", again=True), {})
@@ -108,18 +89,6 @@ def test_an_unfinished_run_is_continued_as_it_was(tmp_path: Path) -> None:
     assert up.settings.run == begun.settings.run
     assert len(up.learners) == 2
     assert up.settings.protocol.fragments == 6
-
-
-@pytest.mark.parametrize("said", [(), ("train.rate=3e-3",)])
-def test_a_rate_that_nobody_said_goes_with_the_optimizer(tmp_path: Path, said: tuple[str, ...]) -> None:
-    """A run that goes on with another inner optimizer has its rate; a rate that was said stays."""
-    first = former(tmp_path / "run", 500, "model.size=xs", *said)
-    same = plan(UpRequest(out=tmp_path / "run"), {}).settings.train
-    other = plan(UpRequest(out=tmp_path / "run", assignments=("train.optimizer=adamw",)), {}).settings.train
-
-    assert same == first.settings.train
-    assert other["optimizer"] == "adamw"
-    assert other["rate"] == (3e-3 if said else 4.3e-3)
 
 
 def test_a_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
@@ -166,19 +135,6 @@ def test_a_target_below_what_an_unfinished_run_has_trained_is_refused(tmp_path: 
     assert "choose another --out" in str(refusal.value)
 
 
-def test_moving_aside_keeps_everything_under_the_next_free_name(tmp_path: Path) -> None:
-    """Two finished runs get two names; the folder is free afterwards."""
-    for count in (1000, 2000):
-        former(tmp_path / "run", count)
-        move_aside(tmp_path / "run")
-    first, second = read_run_file(tmp_path / "run-1"), read_run_file(tmp_path / "run-2")
-
-    assert first is not None
-    assert second is not None
-    assert (first.tokens, second.tokens) == (1000, 2000)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_is_going_on_is_not_moved(tmp_path: Path) -> None:
     former(tmp_path / "run", 1000)
     with RunFolder(tmp_path / "run"), pytest.raises(EnvironmentFault, match="uses this folder"):
@@ -217,12 +173,6 @@ def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path: Path,
     assert theirs.read_text(encoding="utf-8") == "precious"
 
 
-def test_a_run_that_ended_before_it_began_is_no_obstacle(tmp_path: Path) -> None:
-    for _ in range(2):
-        with RunFolder(tmp_path / "run") as folder:
-            folder.path("logs", "up.jsonl").touch()
-
-
 def test_a_child_may_have_an_address_of_its_own(tmp_path: Path) -> None:
     """Learners, shards and standbys can be put behind a relay; everybody else goes straight to the broker."""
     via = ("learner-2=nats://127.0.0.1:1", "shard-1=nats://127.0.0.1:2", "standby-0-1=tls://relay:3")
@@ -235,21 +185,6 @@ def test_a_child_may_have_an_address_of_its_own(tmp_path: Path) -> None:
     assert services.synchronizer("shard-1", 1).environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:2"
     assert services.synchronizer("standby-0-1", 0).environment["ATOLL_BROKER__URL"] == "tls://relay:3"
     assert services.evaluator().environment["ATOLL_BROKER__URL"] == "nats://127.0.0.1:9"
-
-
-def test_those_that_compute_on_the_processor_ask_for_huge_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Learners and the evaluator, unless the environment of `atoll up` says otherwise; shards have buffers of their own."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    with RunFolder(tmp_path / "run") as folder:
-        services = Services(plan(UpRequest(out=tmp_path / "run"), {}), folder, "nats://127.0.0.1:9")
-
-    assert services.learner("learner-1").environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    assert services.evaluator().environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    assert "GLIBC_TUNABLES" not in services.synchronizer("shard-0", 0).environment
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert services.learner("learner-1").environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
 
 
 @pytest.mark.parametrize(
@@ -265,13 +200,6 @@ def test_those_that_compute_on_the_processor_ask_for_huge_pages(
 def test_an_address_for_nobody_or_of_no_broker_is_refused(tmp_path: Path, via: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         plan(UpRequest(out=tmp_path / "run", learners=2, via=(via,)), {})
-
-
-def test_a_refused_address_does_not_tell_its_password(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError) as refusal:
-        plan(UpRequest(out=tmp_path / "run", via=("learner-1=http://ann:secret@host:1",)), {})
-
-    assert "secret" not in str(refusal.value)
 
 
 def test_a_locked_broker_stays_locked_and_an_open_one_open(tmp_path: Path) -> None:
@@ -313,11 +241,6 @@ def test_a_run_that_goes_on_keeps_its_open_door(tmp_path: Path) -> None:
     assert plan(UpRequest(out=tmp_path / "done", again=True), {}).keys == tmp_path / "done" / "keys"
 
 
-def test_somebody_elses_broker_is_not_ours_to_lock(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--locked and --broker contradict"):
-        plan(UpRequest(out=tmp_path / "run", locked=True, assignments=("broker.url=nats://a:1",)), {})
-
-
 def test_as_many_copies_as_brokers_unless_it_is_said(tmp_path: Path) -> None:
     """One broker keeps one copy, three keep three, or fewer; hosts get ports of their own, and a run keeps its brokers."""
     one, three = (plan(UpRequest(out=tmp_path / str(n), brokers=n, port=5000), {}) for n in (1, 3))
@@ -346,14 +269,6 @@ def test_copies_that_cannot_be_are_refused(tmp_path: Path, brokers: int, assignm
     """More than there are nodes, an even number, or of a broker that is somebody else's."""
     with pytest.raises(SettingsError, match=complaint):
         plan(UpRequest(out=tmp_path / "run", brokers=brokers, assignments=(assignment,)), {})
-
-
-def test_a_given_cluster_has_the_copies_that_are_said(tmp_path: Path) -> None:
-    """`atoll up` cannot know how many nodes somebody else's broker has."""
-    words = ("broker.url=nats://a:1,nats://b:2,nats://c:3", "broker.replicas=3")
-    up = plan(UpRequest(out=tmp_path / "run", assignments=words), {})
-
-    assert (up.broker, up.settings.broker.replicas) == ("nats://a:1,nats://b:2,nats://c:3", 3)
 
 
 def test_the_brokers_of_a_run_cannot_change(tmp_path: Path) -> None:

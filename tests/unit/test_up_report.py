@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import last_facts
@@ -121,14 +119,6 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     assert "what became of the tokens in fragments 1 is not known, and counts as lost" in said
 
 
-def test_a_shard_of_many_fragments_names_a_few_of_those_whose_ledger_is_missing() -> None:
-    """A reader learns which counts to doubt; a line stays a line."""
-    settings = {"protocol.fragments": 20, "protocol.shards": 2}
-    report = collect(RunView(), Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))
-
-    assert "in fragments 1, 3, 5, 7, 9, 11, … is not known" in report["fates_errors"][1]
-
-
 def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
     """The event log has its bytes and no tokens; without the ledgers' its bytes would be paid for by everybody else's."""
     closing = Ledger()
@@ -169,9 +159,6 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     assert closing_ledger(told).accounts == fragment_ledger.accounts
 
 
-LOST_GRACE = {"share": 0.5, "seconds": 3.29, "what": "grace", "sentence": "waited after the quorum"}
-
-
 def reported(average: float | None) -> tuple[dict[str, Any], str]:
     """Return the report of a run with two validations, and its page."""
     view = RunView()
@@ -182,157 +169,6 @@ def reported(average: float | None) -> tuple[dict[str, Any], str]:
     settings = {"protocol.fragments": 2, "protocol.shards": 1}
     report = collect(view, Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash=""))
     return report, page(report, view, "")
-
-
-def test_figures_that_look_alike_say_which_they_are() -> None:
-    """Grace that was granted is not grace that was waited, and payload is not what the wire carries."""
-    report, shown = reported(None)
-    waited = {**LOST_GRACE, "of": "rounds", "who": "", "command": "atoll why grace"}
-    report["slow"] = {"lost": [waited], "findings": [], "notes": []}
-    slow = page(report, RunView(), "")
-
-    assert "grace that was granted per round" in shown
-    assert "3.29 s (grace that was waited): " in slow
-    assert "payload bytes that the learners sent, read" in shown
-    assert "bytes on the wire of the learners&#x27; links, up, down" in shown
-    assert "fetched (with each learner&#x27;s first reading of the whole model)" in shown
-    assert "on the wire of the learners' links" in summary(report, Path("out"))
-
-
-def test_a_measurement_stands_where_the_model_was_that_was_measured() -> None:
-    """The run has merged more by the time that the measurement arrives; of a log that does not say it, that much is told."""
-    view = RunView()
-    view.token_fragments_merged = 90
-    view.on_event(event("validation", "evaluator", 1.0, run_tokens=10, bits_per_byte=4.0, token_fragments_merged=8))
-    view.on_event(event("validation", "evaluator", 2.0, run_tokens=20, bits_per_byte=3.0))
-    settings = {"protocol.fragments": 2, "protocol.shards": 1}
-    curve = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["validation"][
-        "curve"
-    ]
-
-    assert [(point["run_tokens"], point["tokens_merged"]) for point in curve] == [(10, 4), (20, 45)]
-
-
-def test_a_curve_ends_with_the_model_that_an_export_of_its_own_measured() -> None:
-    """The evaluator had left, so the event log knows nothing of it; one that it measured itself is there once."""
-    view = RunView()
-    view.on_event(event("validation", "evaluator", 1.0, run_tokens=10, bits_per_byte=4.0, token_fragments_merged=8))
-    settings = {"protocol.fragments": 2, "protocol.shards": 1}
-
-    def curve(**exported: object) -> list[tuple[int, float]]:
-        facts = Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash="")
-        points = collect(view, facts)["validation"]["curve"]
-        return [(point["tokens_merged"], point["bits_per_byte"]) for point in points]
-
-    assert curve(final_bits_per_byte=3.0, token_fragments_merged=20) == [(4, 4.0), (10, 3.0)]
-    assert curve(final_bits_per_byte=4.0, token_fragments_merged=8) == [(4, 4.0)]
-    assert curve(final_bits_per_byte=3.0) == [(4, 4.0)], "of an older Atoll"
-
-
-@pytest.mark.parametrize(("first_tokens", "initial"), [(0, 4.0), (10, None)])
-def test_a_curve_that_begins_late_says_nothing_about_the_beginning(first_tokens: int, initial: float | None) -> None:
-    """An evaluator may be up after thousands of tokens; its first point was told as what the run began with."""
-    view = RunView()
-    for tokens, bits in ((first_tokens, 4.0), (20, 3.0)):
-        view.on_event(event("validation", "evaluator", 1.0, run_tokens=tokens, bits_per_byte=bits))
-    settings = {"protocol.fragments": 2, "protocol.shards": 1}
-    found = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["validation"]
-
-    assert (found["initial_bits_per_byte"], found["final_bits_per_byte"]) == (initial, 3.0)
-
-
-def test_an_average_is_a_second_curve_and_a_second_number() -> None:
-    """Where the run keeps one; a report of a run without knows nothing of it."""
-    (plain, page_plain), (averaged, page_averaged) = reported(None), reported(1.75)
-
-    assert "average" not in str(plain["validation"])
-    assert "its average" not in page_plain
-    assert averaged["validation"]["average_bits_per_byte"] == 1.75
-    assert [point["average_bits_per_byte"] for point in averaged["validation"]["curve"]] == [1.75, 1.75]
-    assert "its average" in page_averaged
-    assert "1.75" in page_averaged
-
-
-def test_the_report_says_whom_the_others_judged() -> None:
-    """By learner: in how many slices it was shortened, and in how many left out; who was not, is not named."""
-    view = RunView()
-    for version in (1, 2):
-        liar = {
-            "learner": "liar",
-            "incarnation": 1,
-            "age": 0,
-            "tokens": 10,
-            "weight": 1.0,
-            "shortened": 2,
-            "unheard": 3,
-        }
-        honest = {"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0}
-        fields = {"fragment": 0, "version": version, "contributors": [liar, honest]}
-        view.on_event(event("round", "shard-0", float(version), **fields))
-    settings = {"protocol.fragments": 1, "protocol.shards": 1}
-
-    rounds = collect(view, Facts(run="r", settings=settings, sessions=[], validation={}, data_hash=""))["rounds"]
-
-    assert (rounds["shortened"], rounds["unheard"]) == ({"liar": 4}, {"liar": 6})
-
-
-def test_the_page_says_what_was_slow_with_its_command_and_draws_the_learners() -> None:
-    """Without the event log the page says so, and charts without a point do as well."""
-    view, history = RunView(), History()
-    shares = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0, "steps": 5, "step_s": 1.0}]
-    fields = {
-        "fragment": 0,
-        "version": 1,
-        "contributors": shares,
-        "quorum_wait_s": 3.0,
-        "waited_s": 3.0,
-        "commit_s": 1.0,
-    }
-    told = [
-        event("joined", "a", 10.0, incarnation=1, took_s=10.0),
-        event("sample", "a", 12.0, incarnation=1, step=2, tokens=20, step_s=1.0, loss=4.0, lag_versions=1),
-        event("sample", "a", 20.0, incarnation=1, step=5, tokens=50, step_s=1.0, loss=3.0),
-        event("round", "shard-0", 20.0, **fields),
-    ]
-    for one in told:
-        view.on_event(one)
-        history.take(f"ev.{one.kind}.{one.who}", encode(one))
-    settings = {"protocol.fragments": 1, "protocol.shards": 1}
-    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", history=history)
-    shown = page(collect(view, facts), view, "")
-    silent = page(collect(view, replace(facts, history=None)), view, "")
-
-    assert "75.0%</b> of the rounds' time, 3 s (quorum): rounds waited for the quorum" in shown
-    assert "50.0%</b> of the learners' time, 10 s (joining): a joined once" in shown
-    assert "<code>atoll story learner a</code>" in shown
-    assert shown.count("<polyline") == 4
-    assert "the event log could not be read to its end" in silent
-
-
-def test_the_page_has_a_finding_with_its_time_and_what_it_has_led_to() -> None:
-    """In the report seconds since the beginning of its curves; the page puts consequences beneath their cause."""
-    view, history = RunView(), History()
-    refusals = [{"reason": "outlier", "learner": "a", "incarnation": 1, "push": push} for push in (1, 2, 3)]
-    for one in (
-        event("joined", "a", 100.0, incarnation=1),
-        event("refused", "shard-0", 110.0, refusals=refusals),
-        event("quarantined", "shard-0", 112.5, learner="a", incarnation=1, offences=3, reason="outlier"),
-    ):
-        view.on_event(one)
-        history.take(f"ev.{one.kind}.{one.who}", encode(one))
-    settings = {"protocol.fragments": 1, "protocol.shards": 0}
-    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", history=history)
-    report = collect(view, facts)
-    (found,) = report["slow"]["findings"]
-    shown = page(report, view, "")
-
-    assert (found["cause"], found["culprit"], found["from_s"], found["until_s"]) == ("quarantine", "a", 12.5, None)
-    assert found["command"] == "atoll why refused a"
-    assert [(each["cause"], each["from_s"], each["until_s"]) for each in found["consequences"]] == [
-        ("refusals", 10.0, 10.0)
-    ]
-    assert "(12.5 s to the end). " in shown
-    assert "<ul><li>refusals, a: 3 of its contributions were refused: outlier (10.0 s to 10.0 s)." in shown
 
 
 def test_processes_that_died_and_never_came_back_are_faults() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.base.errors import SettingsError
 from atoll.protocol.events import PushKey
 from atoll.protocol.round import FragmentRound, Offer, staleness_weight, token_weight
 from atoll.protocol.settings import ProtocolSettings
@@ -39,8 +38,3 @@ def test_a_fold_says_how_fresh_it_is() -> None:
 
     np.testing.assert_allclose([fold.staleness_weight for fold in folds], [1.0, 0.5 * 0.75, 0.25 * 0.25])
     assert {fold.weight for fold in folds} == {16.0}
-
-
-def test_a_lever_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(SettingsError, match="average_versions is out of range"):
-        ProtocolSettings(average_versions=-1).check()
