@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from obstore.store import MemoryStore
 
-from atoll.archive.checkpoint_store import REFUSED_TOLD, CheckpointStore
+from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.archive.checkpoints import MANIFEST_BYTES_MAX, CheckpointObject, founding, opening
 from atoll.archive.object_store import BESIDE, FolderArchive, S3Archive
 from atoll.base.errors import CheckpointError
@@ -138,17 +138,6 @@ async def test_in_an_open_run_junk_that_may_be_of_another_version_keeps_its_obje
     assert before <= founded.checkpoint_store.objects(0)
     assert old not in {part.path for part in founded.checkpoint_store.parts()}
     assert MAYBE_ANOTHER_VERSION in capsys.readouterr().err
-
-
-async def test_a_flood_of_junk_is_told_in_a_few_lines(founded: FoundedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for some of it, and one that says how much more there is."""
-    for number in range(FAR, FAR + 100):
-        founded.object_store.put(manifest_path(founded, number), b"junk")
-    founded.checkpoint_store.checkpoints()
-    said = capsys.readouterr().err
-
-    assert said.count("archive.manifest_unreadable") == REFUSED_TOLD + 1
-    assert f"more={100 - REFUSED_TOLD}" in said
 
 
 async def test_show_tells_with_an_identity_what_a_rebuilding_sees(
@@ -293,19 +282,6 @@ async def test_a_refusal_says_what_was_refused_and_why(founded: FoundedRun, tmp_
 
     assert path in str(foreign.value)
     assert "open run" not in str(foreign.value)
-
-
-async def test_an_archive_of_which_nothing_is_believed_says_why(founded: FoundedRun, tmp_path: Path) -> None:
-    """Not only that nothing is there: a reason of each kind, and the remedy."""
-    own = KeyFolder(tmp_path / "others")
-    own.create(["127.0.0.1"], time.time())
-    other = read_identity(own.add("shard", "synchronizer", RUN, time.time())).signatures()
-    for manifest in founded.checkpoint_store.newest()[1]:
-        founded.object_store.put(f"{manifest.path.replace('.json', '.open.json')}", b"")
-    with pytest.raises(CheckpointError, match=r"does not vouch[\s\S]*atoll archive sign") as refusal:
-        CheckpointStore(founded.object_store, RUN, other).newest()
-
-    assert "nobody signed this" in str(refusal.value)
 
 
 async def test_the_operator_signs_what_he_trusts(

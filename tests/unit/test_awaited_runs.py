@@ -36,15 +36,6 @@ async def test_the_runs_of_the_broker_are_named_beside_the_one_that_is_missing(b
     assert f"{there}" in told or "more (`atoll runs`)" in told
 
 
-async def test_a_broker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be started later; the page waits for both."""
-    monkeypatch.setattr(process, "PATIENCE_S", 0.2)
-
-    assert await describe_founding_wait(settings_for("nats://127.0.0.1:1", "mine")) == (
-        "no broker lets us in at nats://127.0.0.1:1 yet: the page waits for it, and for run 'mine'"
-    )
-
-
 @pytest.mark.parametrize("soon", [True, False])
 async def test_a_run_that_is_found_soon_needs_no_word(monkeypatch: pytest.MonkeyPatch, soon: bool) -> None:  # noqa: FBT001
     """One that is founded later is told of, so that the first word is not the last."""

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from atoll.archive import checkpoint_store
-from atoll.archive.checkpoints import INCOMPLETE_MAX, founding, next_checkpoint_s
+from atoll.archive.checkpoints import INCOMPLETE_MAX, founding
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import CheckpointError
 from atoll.wire.subjects import Subjects
@@ -73,13 +73,6 @@ async def test_clocks_that_are_far_apart_still_make_complete_checkpoints(founded
 
     heads = {piece.head.fragment: piece.head.version for manifest in founded.newest() for piece in manifest.pieces}
     assert min(heads.values()) >= min(head.version for head in archived.values())
-
-
-def test_a_clock_before_the_founding_makes_nobody_sleep_longer() -> None:
-    """The next checkpoint is never further away than the schedule."""
-    record = run_record("r")
-    for now_s in (0.0, record.founded_at_s, record.founded_at_s + 3.5):
-        assert now_s < next_checkpoint_s(record, now_s, EVERY_S) <= now_s + EVERY_S
 
 
 async def test_a_founding_that_sorts_later_crowds_nothing_out(
@@ -153,18 +146,6 @@ async def test_a_last_mark_that_takes_too_long_is_counted_and_said(
 
     assert (last.checkpoints, last.failures) == (0, 1)
     assert "archive.checkpoint_failed" in capsys.readouterr().err
-
-
-async def test_a_last_mark_is_given_more_time_the_larger_it_is(
-    founded: FoundedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bound that is too short for a small shard is none for one that takes long to write."""
-    monkeypatch.setattr(archivist, "LAST_MARK_S", 0.0)
-    monkeypatch.setattr(archivist, "SLOW_BYTES_PER_S", 1.0)
-    last = founded.archivist(0)
-    await last.close(founded.bus, founded.stores[0], founded.told, finished=True)
-
-    assert (last.checkpoints, last.failures) == (1, 0)
 
 
 async def test_a_store_that_hangs_keeps_no_process_from_ending(founded: FoundedRun) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from typer.testing import Result
 
 from atoll.base.errors import SettingsError
 from atoll.local.run_settings import default_settings
-from atoll_simulator.fleet.parameters import FleetParameters
 from atoll_simulator.planner.cautions import NO_WAY
 from support.command_line import invoked
 
@@ -43,22 +41,6 @@ def test_a_plan_reads_like_the_one_that_was_reviewed() -> None:
         pytest.skip("rewritten, not checked")
 
     assert GOLDEN.read_text(encoding="utf-8").partition("\n----\n")[2] == told
-
-
-def test_one_of_a_thing_is_told_in_the_singular() -> None:
-    told = atoll(f"{SMALL} --learners 1 --chips 1 --shards 1 --fragments 8 --interval-steps 8").output
-
-    assert "1 learner of 1 chip, " in told
-    assert "one leaves every step of 1 s" in told
-    assert not re.search(r"\b1 (chips|steps|learners|sites|shards)\b", told)
-
-
-def test_json_has_the_same_figures() -> None:
-    document = json.loads(atoll(f"{SMALL} --json").output)
-
-    assert document["question"]["parameters"] == 10**9
-    assert document["regions"][0]["up"] == 1e9
-    assert document["systems"][0]["name"] == "Atoll"
 
 
 @pytest.mark.parametrize(
@@ -114,23 +96,6 @@ def test_flags_that_are_allowed_make_a_plan(flags: str) -> None:
     assert "nan" not in told.output
 
 
-def test_one_rate_down_is_that_of_every_region_and_one_fragment_needs_one_shard() -> None:
-    document = json.loads(atoll(f"{SMALL} --bandwidth 1Gbit,2Gbit --bandwidth-down 5Gbit --fragments 1 --json").output)
-
-    assert [region["down"] for region in document["regions"]] == [5e9, 5e9]
-    assert document["question"]["protocol"]["shards"] == 1
-
-
-def test_the_sister_verbs_call_the_same_things_the_same() -> None:
-    """What `atoll sim` makes flags of, as far as a plan asks for it, is a flag of the same name here."""
-    flags = set(re.findall(r"--[a-z-]+", atoll("plan --help").output))
-    not_asked = {"return_shape", "return_exponent", "slice_cv", "learner_cv"}
-    shared = ["fragments", "interval_steps", "overlap_steps", "quorum", "shards", "loss"]
-    wanted = [each.name for each in fields(FleetParameters) if each.name not in not_asked] + shared
-
-    assert {"--" + name.replace("_", "-") for name in wanted} <= flags
-
-
 TROUBLED = {
     "quorum above M": "plan 1B --step-s 2 --bandwidth 10Gbit --quorum 9",
     "H below P": "plan 1B --step-s 2 --bandwidth 10Gbit --interval-steps 12",
@@ -183,16 +148,6 @@ def test_whatever_a_caution_advises_is_accepted_and_helps(kind: str, command: st
         assert after.keys() <= before.keys()
 
 
-def test_every_kind_of_caution_is_among_those_that_are_followed() -> None:
-    source = (ROOT / "services" / "simulator" / "atoll_simulator" / "planner" / "cautions.py").read_text(
-        encoding="utf-8"
-    )
-    made = set(re.findall(r'Trouble\(\s*f?"([^"{]+)', source))
-
-    assert len(made) >= 12
-    assert all(any(kind.startswith(each) for kind in TROUBLED) for each in made)
-
-
 def test_the_file_of_a_real_run_says_how_it_trains(tmp_path: Path) -> None:
     """What the file does not say is as `atoll up` has it; a flag wins over the file."""
     file = tmp_path / "run.toml"
@@ -206,21 +161,11 @@ def test_the_file_of_a_real_run_says_how_it_trains(tmp_path: Path) -> None:
     assert asked["stream_bytes_max"] == 123456789
 
 
-def test_without_a_file_a_run_is_the_protocols_default() -> None:
-    protocol = json.loads(atoll(f"{SMALL} --json").output)["question"]["protocol"]
-
-    assert (protocol["fragments"], protocol["interval_steps"], protocol["quorum"]) == (24, 24, 1)
-
-
 def examples() -> list[tuple[str, list[str]]]:
     """Return the commands of the page and the lines that it shows of their output."""
     page = (ROOT / "docs" / "explanation" / "planning.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n\$ atoll (plan .*)\n((?:.+\n)+?)```", page)
     return [(command, shown.splitlines()) for command, shown in blocks]
-
-
-def test_the_page_has_examples() -> None:
-    assert len(examples()) >= 6
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from atoll import __version__
 from atoll.base.clock import SystemClock
-from atoll.base.errors import AccessDenied, IdentityTaken
+from atoll.base.errors import IdentityTaken
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
@@ -44,13 +43,6 @@ async def test_who_may_not_found_says_again_and_again_for_whom_it_waits(
     assert "atoll keys add NAME --run RUN --founds" in lines[-1]["todo"]
 
 
-async def test_waiting_for_a_founder_has_an_end(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the one who could begin the run."""
-    monkeypatch.setattr(founding, "FOUNDED_S", 0.01)
-    with pytest.raises(AccessDenied, match="--founds"):
-        await founding.await_founding(MemoryBus(run, MemoryBroker()), run_record(run).subjects)
-
-
 @pytest.mark.parametrize(
     ("locked", "todo"), [(False, "choose another learner.id"), (True, "your identity was copied: ask for a new key")]
 )
@@ -80,10 +72,3 @@ async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run:
     answering.cancel()
     assert f"stop process {held.pid} on {held.host}" in str(taken.value.todo)
     assert todo in str(taken.value.todo)
-
-
-async def test_a_member_says_the_version_of_its_software(run: str) -> None:
-    bus = MemoryBus(run, MemoryBroker())
-    await bus.provision(1 << 20)
-
-    assert (await claim(bus, run_record(run).subjects, "ada", SystemClock())).software == __version__

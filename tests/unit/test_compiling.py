@@ -41,11 +41,6 @@ def test_a_turn_is_had_by_one_and_given_back(tmp_path: Path) -> None:
         assert third
 
 
-def test_without_a_cache_there_are_no_turns() -> None:
-    with turn(None) as had:
-        assert not had
-
-
 def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

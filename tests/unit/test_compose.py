@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import yaml
 from atoll.settings import load
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text(encoding="utf-8"))
-DOCKERFILE = (Path(__file__).parents[2] / "infra" / "docker" / "Dockerfile").read_text(encoding="utf-8")
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OURS = [name for name, service in COMPOSE["services"].items() if "ATOLL_RUN" in service.get("environment", {})]
 NODES = [name for name in COMPOSE["services"] if name.startswith("nats-")]
 LEAVES = [name for name in COMPOSE["services"] if name.startswith("leaf-")]
@@ -32,25 +29,6 @@ def test_every_variable_is_a_setting(service: str) -> None:
     loaded = load(None, (), environment(service))
 
     assert set(loaded.origins) >= {"run", "broker.url"}
-
-
-def test_synchronizers_share_all_shards_and_learners_have_ids_of_their_own() -> None:
-    """Two candidates for every shard; two learners in each of three islands, one of them in a profile."""
-    settings = {name: load(None, (), environment(name)).settings for name in OURS}
-    wanted = [s.synchronizer.shard for name, s in settings.items() if name.startswith("synchronizer")]
-    learners = [settings[name].learner.id for name in LEARNERS]
-    more = {name for name in LEARNERS if COMPOSE["services"][name].get("profiles") == ["two"]}
-
-    assert wanted == [None, None]
-    assert len(set(learners)) == len(learners) == 6
-    assert more == {"learner-a2", "learner-b2", "learner-c2"}
-
-
-def test_each_image_is_built_once() -> None:
-    services = COMPOSE["services"].values()
-    built = [service["image"] for service in services if "build" in service]
-
-    assert sorted(built) == sorted({service["image"] for service in services})
 
 
 def networks(service: str) -> set[str]:
@@ -96,32 +74,6 @@ def test_a_leaf_goes_to_every_node_of_the_hub_and_its_learners_come_to_it() -> N
         assert COMPOSE["services"][name]["depends_on"][leaf] == {"condition": "service_started"}
 
 
-def test_the_nodes_of_the_broker_know_each_other_and_keep_copies() -> None:
-    """Each has a number, a store of its own and a route to each other one; every founder makes a copy for each."""
-    commands = {name: COMPOSE["services"][name]["command"] for name in NODES}
-    for number, (name, command) in enumerate(commands.items(), 1):
-        routes = {word for flag, word in itertools.pairwise(command) if flag == "--route"}
-        assert routes == {f"nats://{other}:6222" for other in NODES if other != name}
-        assert command[command.index("--node") + 1] == str(number)
-    stores = {mounts(name)["/data"] for name in NODES}
-    hosts = {word for flag, word in itertools.pairwise(COMPOSE["services"]["keys"]["command"]) if flag == "--host"}
-
-    assert len(stores) == len(NODES)
-    assert set(NODES) <= hosts
-    assert {environment(name)["ATOLL_BROKER__REPLICAS"] for name in OURS} == {str(len(NODES))}
-
-
-def test_what_ran_comes_back_after_a_reboot_and_what_is_over_stays() -> None:
-    """An engine starts `unless-stopped` again after a reboot, and after every exit: so a finished service does not leave."""
-    policies = {name: service["restart"] for name, service in COMPOSE["services"].items()}
-    asked, once = {"watch", "export"}, {"keys", "data"}
-
-    assert {policies.pop(name) for name in asked} == {"no"}
-    assert {policies.pop(name) for name in once} == {"on-failure:2"}
-    assert set(policies.values()) == {"unless-stopped"}
-    assert all(load(None, (), environment(name)).settings.stay for name in set(policies) & set(OURS))
-
-
 def mounts(service: str) -> dict[str, str]:
     """Return the volumes of a service, by the place at which it sees them."""
     parts = (mount.split(":") for mount in COMPOSE["services"][service].get("volumes", ()))
@@ -152,32 +104,6 @@ def test_each_service_has_its_own_identity_and_nobody_elses() -> None:
             for mount in COMPOSE["services"][name].get("volumes", ())
             if mount.split(":")[0] in {"keys", *handed.values()}
         )
-
-
-def test_the_image_has_a_folder_of_the_user_for_each_volume() -> None:
-    """A volume that is mounted for the first time takes the owner of the folder it covers; else it would be root's."""
-    made = DOCKERFILE.split()
-    places = {
-        place for name in COMPOSE["services"] for place in mounts(name) if not place.startswith(("/data", "/door"))
-    }
-
-    assert places <= set(made)
-
-
-def test_an_image_has_what_its_services_import() -> None:
-    """The extra of each command that a service runs, but for the compilers: kernels are compiled when images are built."""
-    extras = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    services = COMPOSE["services"].values()
-    targets = {service["image"]: service["build"]["target"] for service in services if "build" in service}
-    stages = {text.split("\n", 1)[0]: text for text in DOCKERFILE.split("\nFROM tools AS ")[1:]}
-    needed = {
-        (targets[service["image"]], service["command"][0]) for service in services if service["command"][0] in extras
-    }
-
-    assert {("synchronizer", "monitor"), ("learner", "learner")} <= needed
-    for target, extra in needed:
-        if any(not package.startswith("numba") for package in extras[extra]):
-            assert f"--extra {extra}" in stages[f"environment-{target}"]
 
 
 def test_the_monitors_port_alone_is_published_to_this_host_and_every_connection_is_encrypted() -> None:

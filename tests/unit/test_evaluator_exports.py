@@ -95,18 +95,6 @@ class LookedAtBus(MemoryBus):
         return await super().get_record(subject)
 
 
-class AwayBus(MemoryBus):
-    """Does not answer the first requests for a record."""
-
-    away = 2
-
-    async def get_record(self, subject: str) -> Record | None:
-        if self.away:
-            self.away -= 1
-            raise BrokerUnavailable("away", todo="wait")
-        return await super().get_record(subject)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> FoundedRun:
     """Return a run with a target that nobody has founded yet."""
@@ -142,28 +130,6 @@ def test_what_took_long_is_measured_less_often(pace: MeasuringPace, spent_s: flo
     """Three seconds of a core in fifty are 6 %; where it takes less the interval is as it was told."""
     assert pace.pause_s(spent_s) == pytest.approx(expected_s)
     assert MeasuringPace(15.0).pause_s(1000.0) == 15.0
-
-
-def test_an_evaluator_under_a_bound_pauses_after_its_second_measurement(run: FoundedRun) -> None:
-    """The first one compiles, so its time does not count; a busy second one does."""
-
-    async def scenario(evaluation: BusyEvaluation) -> None:
-        await run.found()
-        stop = asyncio.Event()
-        pace = MeasuringPace(0.01, BUSY_S / LONG_S)
-        following = asyncio.create_task(evaluate_until(stop, run.bus, "r", evaluation, pace, last=False))
-        await until(lambda: evaluation.asked == 1)
-        await run.commit(0)
-        await until(lambda: evaluation.asked == 2)
-        await run.commit(0)
-        await asyncio.sleep(10 * BUSY_S)
-        stop.set()
-        await following
-
-    evaluation = BusyEvaluation()
-    asyncio.run(scenario(evaluation))
-
-    assert evaluation.asked == 2
 
 
 def test_a_model_that_nobody_changed_is_not_measured_again(run: FoundedRun) -> None:
@@ -253,23 +219,6 @@ def test_a_run_that_will_never_be_readable_ends_an_evaluator_that_has_measured_n
     asyncio.run(scenario(NotedEvaluation()))
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_look_in_vain_costs_no_whole_pause(run: FoundedRun, monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
-    """A broker that was away for a moment is asked again soon, however rarely the model is measured."""
-    monkeypatch.setattr(evaluate, "LOOK_AGAIN_S", 0.01)
-
-    async def scenario(evaluation: NotedEvaluation) -> None:
-        await run.found()
-        stop, bus = asyncio.Event(), AwayBus("r", run.broker)
-        following = asyncio.create_task(evaluate_until(stop, bus, "r", evaluation, MeasuringPace(LONG_S), last=last))
-        await until(lambda: evaluation.prepared)
-        stop.set()
-        await following
-        assert bus.away == 0
-
-    asyncio.run(scenario(NotedEvaluation()))
-
-
 async def damage(run: FoundedRun) -> None:
     """Let the run's record hold what nobody can read."""
     record = await run.bus.get_record(run.record.subjects.run_record)
@@ -347,19 +296,6 @@ def test_a_full_disk_costs_no_measurement_and_is_tried_again(run: FoundedRun) ->
 
     assert (evaluation.written, evaluation.concluded) == ([0], [0])
     assert told == [0, 0, 0, 1], "two that failed, the third, and the one at the stop"
-
-
-def test_a_stop_before_there_are_values_is_no_export(run: FoundedRun) -> None:
-    """It was taken for one: no head is as much as none."""
-
-    async def scenario() -> None:
-        await run.found()
-        for fragment in range(FRAGMENTS):
-            await run.bus.purge(run.record.subjects.head(fragment))
-        with pytest.raises(BrokerUnavailable, match="no values yet"):
-            await export_at_stop(run.bus, "r", NotedEvaluation(), None)
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("last", [False, True])

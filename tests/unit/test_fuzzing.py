@@ -10,7 +10,6 @@ import pytest
 from atoll.base.errors import PeerMisbehaved
 from fuzzing import campaign
 from fuzzing.campaign import CORPUS, Found, corpus, file_name, play
-from fuzzing.mutators import mutated_arrays, mutated_bytes, mutated_frame, mutated_json
 from fuzzing.targets import Scene, Target, decoders, handlers
 
 INPUTS = 60
@@ -52,11 +51,3 @@ def test_what_breaks_is_kept_once_with_its_traceback(tmp_path: Path, monkeypatch
     (find,) = found.finds
     assert "KeyError" in find
     assert sorted(file.read_bytes() for file in tmp_path.iterdir() if not file.suffix) == [b"one"]
-
-
-@pytest.mark.parametrize("mutate", [mutated_json, mutated_bytes, mutated_frame, mutated_arrays])
-def test_a_mutator_takes_any_bytes_and_is_decided_by_its_seed(mutate: object) -> None:
-    for data in (b"", b"{}", b'[[1,2],{"a":"b"}]', bytes(range(256))):
-        first, second = ([mutate(data, random.Random(seed)) for seed in range(40)] for _ in range(2))  # type: ignore[operator]
-        assert first == second
-        assert len(set(first)) > 1 or not data

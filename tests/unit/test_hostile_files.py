@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import pytest
 
 from atoll.base.errors import AtollError
-from atoll.base.quantities import ID_IN_WORDS
 from atoll.bus.cluster import CLUSTER_FILE, planned_nodes
 from atoll.bus.regions import REGION_FILE, domain_of
 from atoll.cli.main import build
@@ -219,13 +218,6 @@ def test_a_number_that_python_cannot_write_is_no_setting(tmp_path: Path) -> None
         load(tmp_path / "run.toml", environment={})
 
 
-def test_settings_as_other_editors_write_them_are_read(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbfrun = "r"\r\n[protocol]\r\nquorum = 2\r\n')
-    settings = load(tmp_path / "run.toml", environment={}).settings
-
-    assert (settings.run, settings.protocol.quorum) == ("r", 2)
-
-
 def test_a_model_of_other_shapes_is_refused_before_its_values_are_read(tmp_path: Path) -> None:
     """Eight sparse gigabytes under a header that is right: all of them would be allocated to be compared."""
     header = json.dumps(
@@ -251,11 +243,3 @@ def test_a_line_of_text_without_end_is_not_held(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "short"}\n{"text": "%s"}\n' % (b"a" * 28))
     with pytest.raises(AtollError, match=r"too long(.|\n)*a\.jsonl:2"):
         list(documents(tmp_path / "a.jsonl"))
-
-
-@pytest.mark.parametrize("setting", ["run", "learner.id"])
-def test_an_id_that_looks_like_an_option_is_refused(setting: str) -> None:
-    with pytest.raises(AtollError) as refused:
-        load(None, [f"{setting}=-rf"], environment={})
-
-    assert refused.value.allowed == ID_IN_WORDS

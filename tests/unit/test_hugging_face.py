@@ -16,13 +16,12 @@ from atoll.model.model_files import files_of
 from atoll.settings import load
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.tokenizer import BPE_FILE, ByteTokenizer, Vocabulary, train_bpe
+from atoll_learner.data.tokenizer import BPE_FILE, Vocabulary, train_bpe
 from atoll_learner.export import save_safetensors
 from atoll_learner.hugging_face import check_beside, check_tokenizer, config_of, write_beside
 from atoll_learner.initial_values import first_values
 from atoll_learner.model import init_params
 from atoll_learner.model_settings import ModelSettings, model_settings
-from atoll_learner.sample import generate
 
 MODEL = ModelSettings(vocab=300, layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=64, tied=False)
 
@@ -169,11 +168,6 @@ def test_what_means_nothing_else_is_taken(tmp_path: Path, model: ModelSettings, 
     assert model_settings({"config": str(tmp_path), "context": 64}, vocab=None) == model
 
 
-def test_the_refusal_comes_before_a_tensor_is_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="num_attention_heads = 8, not 4"):
-        first_values(MODEL, 0, folder(tmp_path / "model", num_attention_heads=8))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -240,16 +234,6 @@ def test_a_configuration_takes_the_place_of_the_dial_and_does_not_stay(tmp_path:
         model_settings(model, vocab=301)
 
 
-def test_a_model_may_have_more_rows_than_the_text_has_tokens() -> None:
-    """Folders often round the vocabulary up; no text is drawn of what has no token."""
-    model = model_settings({"vocab": "300", "size": "xs"}, vocab=256)
-
-    text = generate(init_params(model, 0), model, ByteTokenizer(), b"a", 40, seed=0)
-
-    assert model.vocab == 300
-    assert len(text.encode(errors="replace")) >= 40
-
-
 def test_tensors_that_follow_from_others_are_passed_over(tmp_path: Path) -> None:
     """Frequencies of rotations, and a copy of the embedding as the head; a head of its own is refused."""
     model = MODEL.model_copy(update={"tied": True})
@@ -274,14 +258,6 @@ def test_a_tensor_that_two_files_hold_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="two files of this model hold the same tensor"):
         first_values(MODEL, 0, path)
-
-
-def test_every_difference_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        first_values(MODEL, 0, folder(tmp_path / "model", rope_theta=5e5, rms_norm_eps=1e-6))
-
-    assert "rope_theta" in str(refused.value)
-    assert "rms_norm_eps" in str(refused.value)
 
 
 def test_the_description_that_we_write_into_a_file_is_compared(tmp_path: Path) -> None:

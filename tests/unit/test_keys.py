@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -18,14 +16,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from atoll.base.errors import AtollError, SettingsError
-from atoll.cli import broker
 from atoll.keys import certificates
-from atoll.keys.certificates import ends_at_s
 from atoll.keys.doors import doors
 from atoll.keys.identity import learner_identity, read_identity, run_credentials, write_identity
 from atoll.keys.locked import LockedDoor
-from atoll.keys.rights import KINDS, Kind, Rights, at_leaf, carried, premerger_of, rights_of
-from atoll.keys.roll import KeyFolder, stamp_of
+from atoll.keys.rights import Kind, Rights, at_leaf, carried, premerger_of, rights_of
+from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects, matches
 from support.command_line import atoll
 
@@ -272,77 +268,11 @@ def test_the_hub_takes_of_a_region_what_its_own_may_write_and_nothing_of_others(
     assert Subjects("demo").data in taken.stores
 
 
-def test_who_was_moved_makes_another_roll(keys: KeyFolder) -> None:
-    """Or nodes that follow two rolls would look alike, and nobody could say which is the newer one."""
-    keys.add("ada", "learner", "demo", NOW_S)
-    before = stamp_of(keys.read())
-    keys.move("ada", "demo", "eu", NOW_S + HOUR_S)
-    assert stamp_of(keys.read()) > before
-    keys.rotate("ada", "demo", NOW_S, overlap_s=0.0)
-    assert keys.read().entrants(NOW_S)[-1].region == "eu"
-
-
 @pytest.mark.parametrize("damage", ['{"entries": 3}', "", '{"entries": [{"name": "x"}]}', '{"people": []}'])
 def test_a_damaged_roll_is_told(keys: KeyFolder, damage: str) -> None:
     keys.roll_path.write_text(damage, encoding="utf-8")
     with pytest.raises(SettingsError, match="the roll of keys is damaged"):
         keys.read()
-
-
-def test_a_certificate_names_the_hosts_and_lasts(keys: KeyFolder) -> None:
-    authority = (keys.path / "authority.pem").read_text(encoding="utf-8")
-    former = keys.certificate_path.read_text(encoding="utf-8")
-    assert ends_at_s(former) - time.time() > 800 * 24 * HOUR_S
-    keys.certify(["hub2.example.org"])
-    assert keys.certificate_path.read_text(encoding="utf-8") != former
-    assert (keys.path / "authority.pem").read_text(encoding="utf-8") == authority
-    for host in ("", "a b", "-x", "hub/..", "x" * 254):
-        with pytest.raises(SettingsError, match="no name of a host"):
-            keys.certify([host])
-
-
-@pytest.mark.parametrize(
-    ("listens", "hosts", "warned"),
-    [
-        ("127.0.0.1", ["hub.example.org"], True),
-        ("localhost", ["127.0.0.1", "10.0.0.7"], True),
-        ("0.0.0.0", ["hub.example.org"], False),  # noqa: S104  (as a person gives it)
-        ("127.0.0.1", ["127.0.0.1", "localhost"], False),
-    ],
-)
-def test_a_broker_says_by_which_names_it_is_reached(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], listens: str, hosts: list[str], *, warned: bool
-) -> None:
-    """And that nobody else reaches it, if its certificate has names of others and it listens on the loopback."""
-    made = KeyFolder(tmp_path / "keys")
-    made.create(hosts, NOW_S)
-    broker._say_door(LockedDoor(made, tmp_path / "store"), made.path, listens)
-    said = capsys.readouterr().out
-    assert "holds for 2.26 years" in said
-    assert all(host in said for host in hosts)
-    assert ("give --host 0.0.0.0" in said) is warned
-
-
-def test_a_host_may_have_a_long_name(tmp_path: Path) -> None:
-    """A common name has 64 letters at most; clients look at the names of hosts, which are whole."""
-    host = ".".join(("x" * 60, "y" * 60, "example.org"))
-    made = KeyFolder(tmp_path / "long")
-    made.create([host], NOW_S)
-    assert certificates.hosts_of(made.certificate_path.read_text(encoding="utf-8")) == (host,)
-
-
-def test_a_certificate_that_will_end_is_told_once_a_day(
-    keys: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    door = LockedDoor(keys, tmp_path / "store")
-    now_s = time.time() + door.left_s(time.time()) - 30.5 * 24 * HOUR_S
-    told = []
-    for hours in (0, 13, 14, 36, 38, 62):
-        monkeypatch.setattr(time, "time", lambda hours=hours: now_s + hours * HOUR_S)
-        with capture_logs() as logs:
-            door.has_changed()
-        told.append([line["event"] for line in logs])
-    assert told == [[], ["keys.certificate_ends"], [], [], ["keys.certificate_ends"], ["keys.certificate_ends"]]
 
 
 def test_a_last_key_that_will_end_is_told_once_a_day(
@@ -362,54 +292,6 @@ def test_a_last_key_that_will_end_is_told_once_a_day(
             door.has_changed()
         told.append([line["identities"] for line in logs if line["event"] == "keys.ending"])
     assert told == [[], [["demo/soon"]], [], [["demo/soon"]], [["demo/soon"]], []]
-
-
-def test_every_kind_has_doors(keys: KeyFolder) -> None:
-    """Each isolated one has an account; nobody shares one."""
-    for kind in KINDS:
-        if kind != "operator":
-            keys.add(premerger_of("one") if kind == "premerger" else f"one-{kind}", kind, "demo", NOW_S)
-    text = doors(keys.read().entrants(NOW_S), Path("cert"), Path("key"))
-    for account in ("core", "demo/one-learner", "demo/one-reader", "demo/one-evaluator", "demo/one-premerge"):
-        assert text.count(f'  "{account}": {{') == 1
-    assert 'min_version: "1.3"' in text
-
-
-def test_the_verbs_say_what_they_did(tmp_path: Path) -> None:
-    """From new keys to a revoked one; a list for people and for programs."""
-    folder = str(tmp_path / "keys")
-    assert "operator.toml" in atoll("keys", "new", folder, "--host", "hub.example.org").stdout
-    added = atoll("keys", "add", folder, "ada", "--run", "demo", "--founds", "--days", "30")
-    assert added.returncode == 0
-    assert str(tmp_path / "keys" / "identities" / "demo" / "ada.toml") in added.stdout
-    assert "learner, founds" in atoll("keys", "list", folder).stdout
-    rotated = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "5").stdout
-    assert "send the new file to its holder, who restarts with it before the former key ends in 5 minutes" in rotated
-    sooner = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "1", "--days", "0.001").stdout
-    assert "the former key ends in 1 minutes" in sooner
-    last = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--overlap-minutes", "60").stdout
-    assert "the former key ends in 1.4" in last, "it ends before the overlap does"
-    rows = json.loads(atoll("keys", "list", folder, "--json").stdout)
-    assert [(row["name"], row["state"], len(row["keys"])) for row in rows] == [
-        ("operator", "valid", 1),
-        ("ada", "valid", 4),
-    ]
-    moved = atoll("keys", "move", folder, "ada", "--run", "demo", "--region", "eu").stdout
-    assert "the roll has no region eu of run demo yet" in moved
-    assert json.loads(atoll("keys", "list", folder, "--json").stdout)[1]["region"] == "eu"
-    revoked = atoll("keys", "revoke", folder, "ada", "--run", "demo").stdout
-    assert "revoked ada" in revoked
-    assert "stays at the broker" in revoked
-    assert "--broker URL removes it" in revoked
-    assert "revoked" in atoll("keys", "list", folder).stdout
-    assert "--readmit" in atoll("keys", "rotate", folder, "ada", "--run", "demo").stderr
-    again = atoll("keys", "rotate", folder, "ada", "--run", "demo", "--readmit", "--days", "30").stdout
-    assert "ada is let in again" in again
-    assert "former" not in again
-    listed = atoll("keys", "list", folder).stdout
-    assert "in 30 days" in listed
-    assert "these may enter; the broker's certificate is for hub.example.org and holds for 2.26 years" in listed
-    assert atoll("keys", "certificate", folder, "--host", "10.0.0.1").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -467,12 +349,6 @@ def test_a_folder_that_is_being_changed_is_left_alone(keys: KeyFolder) -> None:
     """Two commands at once would lose one of their changes."""
     with keys._changing(), pytest.raises(AtollError, match="another command changes these keys"):
         keys.add("ada", "learner", "demo", NOW_S)
-
-
-def test_the_roll_is_read_back_as_it_was_written(keys: KeyFolder) -> None:
-    keys.add("ada", "learner", "demo", NOW_S, founds=True)
-    roll = keys.read()
-    assert msgspec.json.decode(msgspec.json.encode(roll), type=type(roll)) == roll
 
 
 def test_keys_are_provided_as_often_as_one_likes(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.model.layout import Layout, Slice, TensorSpec, first_difference, plan_layout
+from atoll.model.layout import Layout, TensorSpec, first_difference, plan_layout
 
 
 def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
@@ -66,12 +65,6 @@ def test_spans_tile_the_flat_vector() -> None:
         assert at == size
 
 
-def test_neighbouring_rows_are_one_slice() -> None:
-    """With one fragment every tensor is one whole slice: pieces that meet are joined."""
-    tensors = llama(256, 64, 2)
-    assert plan_layout(tensors, 1).fragments == (tuple(Slice(n, 0, t.rows) for n, t in enumerate(tensors)),)
-
-
 def test_the_layout_is_deterministic() -> None:
     """Two processes with the same tensors compute the same layout and fingerprint; any change gives another one."""
     layout = plan_layout(llama(256, 64, 2), 4)
@@ -87,13 +80,6 @@ def test_the_layout_is_deterministic() -> None:
     assert len({layout.fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
-def test_a_layout_survives_json() -> None:
-    layout = plan_layout(llama(256, 64, 1), 3, direct=["embed"])
-    read = msgspec.json.decode(msgspec.json.encode(layout), type=Layout)
-    assert read == layout
-    assert read.fingerprint == layout.fingerprint
-
-
 @pytest.mark.parametrize("fragments", [0, -1, 5])
 def test_too_many_or_no_fragments_are_refused(fragments: int) -> None:
     """A model of four rows cannot fill five fragments, and no model fills none."""
@@ -101,11 +87,6 @@ def test_too_many_or_no_fragments_are_refused(fragments: int) -> None:
         plan_layout([TensorSpec("w", (3, 2), "float32"), TensorSpec("b", (), "float32")], fragments)
     assert caught.value.got == fragments
     assert "1..4" in str(caught.value.allowed)
-
-
-def test_as_many_fragments_as_rows() -> None:
-    layout = plan_layout([TensorSpec("w", (3, 2), "float32"), TensorSpec("b", (), "float32")], 4)
-    assert sorted(layout.fragment_sizes()) == [1, 2, 2, 2]
 
 
 def test_equal_names_are_refused() -> None:
@@ -130,10 +111,6 @@ def test_what_cannot_be_averaged_is_in_no_layout(dtype: str) -> None:
     assert caught.value.got == ["n"]
 
 
-def test_equal_layouts_have_no_difference() -> None:
-    assert first_difference(plan_layout(llama(256, 64, 1), 2), plan_layout(llama(256, 64, 1), 2)) == ""
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -146,16 +123,6 @@ def test_the_first_difference_names_the_tensor(changed: TensorSpec, said: str) -
     rest = TensorSpec("b", (4,), "float32")
     ours = plan_layout([TensorSpec("w", (4, 2), "float32"), rest], 2)
     assert first_difference(ours, plan_layout([changed, rest], 2)) == said
-
-
-def test_the_first_difference_names_counts_direct_and_slices() -> None:
-    one, two = TensorSpec("w", (4, 2), "float32"), TensorSpec("b", (4,), "float32")
-    ours = plan_layout([one, two], 2)
-    assert first_difference(ours, plan_layout([one], 2)) == "2 tensors here and 1 in the run"
-    assert first_difference(ours, plan_layout([one, two], 3)) == "2 fragments here and 3 in the run"
-    assert "directly here: [], in the run: ['b']" in first_difference(ours, plan_layout([one, two], 2, ["b"]))
-    swapped = msgspec.structs.replace(ours, fragments=ours.fragments[::-1])
-    assert first_difference(ours, swapped) == "fragment 0 holds other slices here than in the run"
 
 
 @pytest.mark.parametrize("fragments", [8, 24, 64])

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
-from atoll_learner.data import shards as shards_module
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import described, prepare_command
+from atoll_learner.data.command import described
 from atoll_learner.data.order import mix_order, permute
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.data.sources import documents, files_of, stdlib_files
+from atoll_learner.data.sources import documents, files_of
 from atoll_learner.data.tokenizer import ByteTokenizer
 
 
@@ -114,31 +113,6 @@ def test_empty_texts_are_left_out_and_counted(tmp_path: Path) -> None:
     assert (with_empty.documents, with_empty.empty, with_empty.fingerprint) == (alone.documents, 6, alone.fingerprint)
     assert "documents (6 more are empty): " in described(with_empty, tmp_path)
     assert "more" not in described(alone, Path("folder"))
-
-
-@pytest.mark.parametrize("vocabulary", [0, 300])
-def test_text_that_is_all_empty_is_refused(tmp_path: Path, vocabulary: int) -> None:
-    (tmp_path / "a.txt").touch()
-    (tmp_path / "b.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
-
-    with pytest.raises(DataError, match=r"(?s)empty.*a\.txt, .*b\.jsonl"):
-        prepare(files_of([tmp_path]), tmp_path / "out", vocabulary=vocabulary)
-
-
-def test_missing_files_empty_folders_and_too_little_text_say_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    (tmp_path / "short.txt").write_text("a few words", encoding="utf-8")
-    for inputs in ([tmp_path / "missing.txt"], [tmp_path / "none"], []):
-        with pytest.raises(DataError) as raised:
-            files_of(inputs)
-        assert raised.value.todo
-    with pytest.raises(DataError, match="too little text"):
-        prepare([tmp_path / "short.txt"], tmp_path / "out")
-    with pytest.raises(SettingsError, match="held-out share"):
-        prepare([tmp_path / "short.txt"], tmp_path / "out", validation=1.5)
-    for seed in (-1, 1 << 64):
-        with pytest.raises(SettingsError, match="seed is out of range"):
-            prepare([tmp_path / "short.txt"], tmp_path / "out", seed=seed)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,26 +300,6 @@ def test_positions_that_the_text_does_not_have_are_refused(tmp_path: Path) -> No
     assert reader.progress() == {}
 
 
-@pytest.mark.parametrize(("sequence", "share"), [(256, 0.0), (50, 6 / 256), (150, 106 / 256)])
-def test_what_windows_leave_of_a_block_is_known(tmp_path: Path, sequence: int, share: float) -> None:
-    """Blocks of 256 tokens are one window of 150 and a rest; one of 256 has no rest."""
-    assert BatchReader(shards_of(tmp_path), sequence, 2, seed=3).unread == pytest.approx(share)
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the kernel says what was advised on Linux alone")
-@pytest.mark.parametrize("memory", [1, 1 << 40])
-def test_text_that_does_not_fit_into_memory_is_read_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
-) -> None:
-    monkeypatch.setattr(shards_module, "memory_bytes", lambda: memory)
-    shards = shards_of(tmp_path)
-
-    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
-    (ours,) = [each for each in mappings if str(shards.folder / "train.bin") in each]
-    (flags,) = re.findall(r"VmFlags: (.*)", ours)
-    assert ("rr" in flags.split()) == (memory == 1)
-
-
 def test_another_reader_goes_on_at_the_very_window(tmp_path: Path) -> None:
     """The order of a unit hangs on the unit alone: two halves read by two are the whole, in the same order."""
     shards = shards_of(tmp_path)
@@ -361,14 +315,6 @@ def test_another_reader_goes_on_at_the_very_window(tmp_path: Path) -> None:
     assert whole.progress() == second.progress()
 
 
-def test_another_sequence_goes_on_at_the_same_share(tmp_path: Path) -> None:
-    """Half of 42 windows is half of 24."""
-    reader = BatchReader(shards_of(tmp_path), 64, 2, seed=3)
-    reader.grant(0, 0, 6, read=21, of=42)
-
-    assert reader.progress() == {(0, 0, 6): (12, 24)}
-
-
 def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
     reader = BatchReader(shards_of(tmp_path), 32, 4, seed=3)
     reader.grant(0, 0, 2)
@@ -378,38 +324,6 @@ def test_a_unit_that_is_lost_is_read_no_further(tmp_path: Path) -> None:
 
     assert reader.progress() == {(0, 2, 4): (0, 16)}
     assert len(rows_of(reader)) == 16
-
-
-def test_batches_mix_documents_and_repeat_for_a_seed(tmp_path: Path) -> None:
-    """Neighbours are not drawn together; equal seeds draw equal batches."""
-    shards = shards_of(tmp_path)
-    readers = [BatchReader(shards, 32, 8, seed=3) for _ in range(2)]
-    for reader in readers:
-        reader.grant(0, 0, shards.blocks)
-    one, two = (reader.next() for reader in readers)
-
-    np.testing.assert_array_equal(one, two)
-    assert one.shape == (8, 33)
-
-
-def test_a_sequence_longer_than_a_block_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="does not fit") as raised:
-        BatchReader(shards_of(tmp_path), 257, 1, seed=0)
-
-    assert raised.value.got == 257
-
-
-def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> None:
-    """No download: sources without tests, the same order every time."""
-    files = stdlib_files()
-
-    assert len(files) > 100
-    assert files == stdlib_files()
-    assert not any("test" in path.parts for path in files)
-    prepare_command(
-        tmp_path / "out", texts(tmp_path / "in"), stdlib=False, vocabulary=0, validation=0.2, block_tokens=256, seed=0
-    )
-    assert TokenShards(tmp_path / "out").blocks > 0
 
 
 def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
@@ -437,15 +351,3 @@ def test_a_description_that_nothing_of_ours_has_is_refused(tmp_path: Path) -> No
         (shards.folder / "meta.json").write_text(json.dumps(meta | wrong))
         with pytest.raises(DataError, match=r"meta\.json is damaged"):
             TokenShards(shards.folder)
-
-
-def test_what_a_sequence_cannot_be_trained_or_measured_on_is_told_first(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path)
-    held_out = shards.meta.validation_tokens
-    shards.check_measurable(held_out - 1)
-    shards.check_trainable(256)
-
-    with pytest.raises(DataError, match="too little held-out text"):
-        shards.check_measurable(held_out)
-    with pytest.raises(SettingsError, match="does not fit into a block"):
-        shards.check_trainable(257)

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.run.merged_model import MergedModel
 from atoll_learner.evaluate import Moment, ends_before
-from atoll_learner.evaluations import ANSWERS_KEPT, MeasureOnce, validation_fields
+from atoll_learner.evaluations import MeasureOnce, validation_fields
 
 
 class CountedMeasure:
@@ -53,24 +53,6 @@ def test_other_values_at_the_same_versions_are_measured(dtype: Any) -> None:  # 
     assert measure(values(2.0, dtype)) != measure(other)
     assert measure(values(2.0, dtype)) == 14.0
     assert counting.asked == 2
-
-
-def test_names_tell_values_apart_and_few_answers_are_kept() -> None:
-    """Leaves that were exchanged are another model; what was asked for longest ago is forgotten first."""
-    counting = CountedMeasure()
-    measure = MeasureOnce(counting)
-    measure({"a": np.ones(2), "b": np.zeros(2)})
-    measure({"a": np.zeros(2), "b": np.ones(2)})
-    assert counting.asked == 2
-
-    for number in range(ANSWERS_KEPT):
-        measure(values(float(number)))
-        measure(values(0.0))
-    asked = counting.asked
-    measure(values(0.0))
-    assert counting.asked == asked
-    measure({"a": np.ones(2), "b": np.zeros(2)})
-    assert counting.asked == asked + 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerMisbehaved, ProtocolMisuse
 from atoll.base.quantities import TOKENS_MAX
 from atoll.wire.blobs import BlobRef
-from atoll.wire.event_log import event_info
 from atoll.wire.messages import (
     DOCUMENT_BYTES_MAX,
     Beat,
@@ -23,7 +22,6 @@ from atoll.wire.messages import (
     Head,
     decode,
     encode,
-    event,
 )
 from atoll.wire.version import SCHEMA_NEWEST
 
@@ -116,23 +114,8 @@ def test_any_bytes_are_a_message_or_refused(data: bytes, cut: int) -> None:
             assert isinstance(decode(Contribution, candidate), Contribution)
 
 
-def test_an_events_fields_are_kept_as_they_were() -> None:
-    line = event("joined", "a", 1.0, incarnation=3, names=["x"])
-    back = decode(type(line), encode(line))
-
-    assert msgspec.json.decode(back.fields["incarnation"]) == 3
-    assert msgspec.json.decode(back.fields["names"]) == ["x"]
-
-
 @pytest.mark.parametrize("kind", [Beat, Call, Contribution, Head])
 def test_a_message_that_nests_deeply_is_refused_like_any_other(kind: type[msgspec.Struct]) -> None:
     for text in (b'{"x":' * 100_000, b"[" * 500_000, b'{"schema":1,"y":' + b"[" * 100_000):
         with pytest.raises(PeerMisbehaved, match=f"not a {kind.__name__}"):
             decode(kind, text)
-
-
-def test_taps_show_what_is_short_of_an_event() -> None:
-    """A tap carries no payload: numbers and short texts tell what happened, a list how much of it."""
-    shown = event_info("round", {"fragment": 3, "grace_s": 0.5, "contributors": [{"learner": "a"}], "why": "x" * 500})
-
-    assert shown == {"kind": "round", "fragment": 3, "grace_s": 0.5, "contributors": 1}

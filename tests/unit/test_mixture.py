@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import DataError, SettingsError
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import described, mix_command
+from atoll_learner.data.command import mix_command
 from atoll_learner.data.mixture import apportioned, mix, weights_of
-from atoll_learner.data.prepare import Meta, prepare
+from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
 
 BLOCK = 256
@@ -117,26 +117,6 @@ def test_every_learner_reads_the_same_and_goes_on_in_the_middle(mixture: TokenSh
 
     assert again.meta == mixture.meta
     np.testing.assert_array_equal(batches(mixture, 0, 8)[4:], batches(again, 12, 4))
-
-
-def test_held_out_text_is_mixed_in_the_same_shares(mixture: TokenShards) -> None:
-    whole = mixture.validation(1 << 30)
-    some = mixture.validation(len(whole) // 3)
-
-    for tokens in (whole, some):
-        assert abs(np.isin(tokens, [ord("a")]).sum() / np.isin(tokens, [ord("a"), ord("b")]).sum() - 0.75) < 0.06
-    assert len(whole) == mixture.meta.validation_tokens == mixture.meta.validation_bytes
-
-
-def test_the_fingerprint_is_of_the_parts_and_their_shares(mixture: TokenShards, tmp_path: Path) -> None:
-    """Other weights are other data; a run refuses them."""
-    other = mix({tmp_path / "a": 1.0, tmp_path / "b": 1.0}, tmp_path / "even")
-
-    assert other.fingerprint != mixture.meta.fingerprint
-    assert described(mixture.meta, tmp_path).startswith(
-        f"75.1% of {mixture.meta.parts[0].fingerprint[:8]} and 24.9% of"
-    )
-    assert Meta(**{f: getattr(other, f) for f in other.__struct_fields__}) == other
 
 
 def test_a_mixture_replaces_a_mixture_and_nothing_else(mixture: TokenShards, tmp_path: Path) -> None:

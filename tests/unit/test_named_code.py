@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 import pytest
 
 from atoll.archive.object_store import FolderArchive
@@ -21,12 +19,10 @@ from atoll.base.errors import SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join
-from atoll.local.journal import Journal
 from atoll.local.options import UpPlan, UpRequest, plan
-from atoll.protocol.settings import OPTAX_OUTERS, ProtocolSettings
+from atoll.protocol.settings import ProtocolSettings
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.record import read_run
-from atoll.run.view import RunView
 from atoll.settings import ArchiveSettings, load
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
@@ -212,24 +208,6 @@ def test_a_file_of_an_earlier_run_names_no_code(tmp_path: Path, earlier: Path, t
     assert not trap.ran
 
 
-def test_the_command_that_continues_a_run_names_its_code_again(tmp_path: Path, trap: Trap) -> None:
-    """Given as it stands, the run goes on; without code of one's own it says no more than the folder."""
-    sources = f"data.source={trap.name}:windows", f"protocol.outer={trap.outer}"
-    for told in ((), ("protocol.correction=none", *sources)):
-        up = begun(tmp_path / f"run{len(told)}", None, *told)
-        with RunFolder(up.out) as folder:
-            journal = Journal(up, folder, RunView(), SystemClock())
-            journal.begin()
-            said = shlex.split(journal.continuation().rpartition("atoll up ")[2])
-        assert said == [
-            "--out",
-            str(up.out),
-            *(word for name in sorted(told[1:], reverse=True) for word in ("--set", name)),
-        ]
-        assert begun(up.out, None, *said[3::2]).settings.data.source == up.settings.data.source
-    assert not trap.ran
-
-
 def test_an_earlier_run_chooses_among_the_optimizers_of_the_list(tmp_path: Path, earlier: Path, trap: Trap) -> None:
     file = earlier / "run.json"
     told = json.loads(file.read_text(encoding="utf-8"))
@@ -253,21 +231,3 @@ def test_what_is_no_name_of_an_optimizer_is_no_setting_and_in_no_record(spec: st
     assert "unknown outer optimizer" in forged.fault()
     with pytest.raises(SettingsError, match="unknown outer optimizer"):
         ProtocolSettings(outer=spec, correction="none").check()
-
-
-@pytest.mark.parametrize("spec", OPTAX_OUTERS)
-def test_every_optimizer_of_the_list_needs_the_outer_rate_alone(spec: str) -> None:
-    """It steps, its state is arrays that a shard can keep, and the same state gives the same step."""
-    from atoll.codec import pack_arrays, unpack_arrays  # noqa: PLC0415
-    from atoll.merge.outer import make_outer  # noqa: PLC0415
-
-    outer = make_outer(spec, 0.05, 0.0)
-    values = np.linspace(-1.0, 1.0, 33).astype(np.float32)
-    state = outer.init(values)
-    for _ in range(3):
-        again, _ = outer.update(values, values * np.float32(0.1), unpack_arrays(pack_arrays(state), 1 << 20))
-        moved, state = outer.update(values, values * np.float32(0.1), state)
-        assert again.tobytes() == moved.tobytes()
-        assert np.isfinite(moved).all()
-        assert (moved != values).any()
-        values = moved

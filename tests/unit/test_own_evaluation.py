@@ -118,18 +118,6 @@ def test_what_cannot_be_called_is_refused_at_once(module: str, function: str, wo
         OwnEvaluation(function.format(module))
 
 
-def test_a_module_that_fails_is_named_with_its_line(module: str, tmp_path: Path) -> None:
-    (tmp_path / f"{module}_fails.py").write_text("x = 1\ny = x / 0\n", encoding="utf-8")
-
-    with pytest.raises(SettingsError, match=rf"ZeroDivisionError: division by zero \({module}_fails.py:2\)"):
-        OwnEvaluation(f"{module}_fails:x")
-    (tmp_path / f"{module}_leaves.py").write_text("import sys\nsys.exit(2)\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=rf"SystemExit: 2 \({module}_leaves.py:2\)"):
-        OwnEvaluation(f"{module}_leaves:x")
-    with pytest.raises(SettingsError, match="RuntimeError: no such data"):
-        OwnEvaluation(f"{module}:total", f"{module}:broken")
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time, count, rate, rate_flag, rates
-from atoll.codec import Framing
+from atoll.base.units import count, rate, rates
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.traffic import ring_bits
 from atoll_simulator.planner import failures
 from atoll_simulator.planner.answer import answer, as_document, text
-from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid, site_mtbf_s, spares
+from atoll_simulator.planner.failures import Failures, elastic, goodput, rigid, spares
 from atoll_simulator.planner.links import (
     MERGING,
     ROUND_TRIP,
@@ -27,11 +24,10 @@ from atoll_simulator.planner.links import (
     burst,
     cause_remedy,
     describe_cause,
-    without_window,
 )
 from atoll_simulator.planner.memory import room
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
-from atoll_simulator.planner.traffic import bits_per_number, traffic
+from atoll_simulator.planner.traffic import traffic
 
 GIGA = 1e9
 WHOLE = {"codec_up": "bf16", "codec_down": "f32"}
@@ -44,18 +40,6 @@ def question(rate_each_way: float = 10 * GIGA, **changed: Any) -> Question:  # n
     fields = {name: changed.pop(name) for name in list(changed) if name in ProtocolSettings.__struct_fields__}
     asked = Question(1_000_000_000, 2.0, PlanLinks(link, link), protocol=ProtocolSettings(**(WHOLE | fields)))
     return replace(asked, **{"stream_bytes_max": 1 << 40, "shard_memory_bytes": 64e9, **changed})
-
-
-def test_block_scales_are_counted() -> None:
-    assert bits_per_number("int8") == 8 + 16 / 128
-    assert bits_per_number("int4") == bits_per_number("e3m0") == 4 + 16 / 128
-
-
-def test_chunks_are_those_that_the_bus_cuts() -> None:
-    moved = traffic(question(parameters=100_000_000))
-    framing = Framing(question(parameters=100_000_000).fragment_elements, "f32")
-
-    assert moved.chunks_down == framing.segments == -(-framing.size_bytes // CHUNK_BYTES)
 
 
 def test_the_hub_carries_every_learner_and_the_broker_the_shards_too() -> None:
@@ -109,21 +93,6 @@ def test_latency_alone_can_be_too_long_for_any_bandwidth() -> None:
     assert "a ring of 8 takes 7 round trips of 1000 ms" in found.systems[2].limit
 
 
-def test_a_window_that_is_too_small_is_named_and_not_latency() -> None:
-    """Twelve billion parameters in steps of half a second: 3.5 round trips take 0.2 s of 1 s, the window 6 s."""
-    links = PlanLinks((400 * GIGA,), (400 * GIGA,))
-    asked = question(parameters=12_000_000_000, step_s=0.5, links=links)
-    held, free = answer(asked), answer(without_window(asked))
-
-    assert held.burst is held.systems[0].required[0.5] is None
-    assert held.systems[0].limit == held.late
-    assert "8.389 MB in flight, so at 1.342 Gbit/s at most" in held.late
-    assert f"  Atoll, -: {held.late}" in text(held).splitlines()
-    assert "latency" not in text(held)
-    assert free.burst is not None
-    assert (free.late, free.systems[0].limit) == ("", "")
-
-
 @pytest.mark.parametrize(
     ("changed", "cause"),
     [
@@ -145,22 +114,6 @@ def test_a_round_that_no_link_shortens_is_told_with_its_cause_and_its_remedy(
 
     assert describe_cause(asked, cause) in late.what
     assert late.change == cause_remedy(cause)
-
-
-def test_a_link_that_is_too_slow_is_told_as_such() -> None:
-    late = next(each for each in answer(question(0.3 * GIGA)).cautions if each.kind == "not within the overlap")
-
-    assert "since" not in late.what
-    assert late.change == "protocol.overlap_steps (tau), or smaller fragments"
-
-
-def test_averages_are_bytes_over_the_time_between_rounds() -> None:
-    asked = question(interval_steps=48)
-    found = answer(asked)
-
-    assert asked.round_every_s == 4.0
-    assert found.hub_in_average == 8 * found.traffic.hub_in / 4.0
-    assert found.regions[0].down_average == 8 * found.traffic.down / 4.0
 
 
 def test_the_hubs_link_is_divided_among_learners() -> None:
@@ -251,13 +204,6 @@ def test_the_chance_of_few_failures_is_the_same_by_its_sum_and_by_the_normal_law
         assert failures._at_most(most, mean) == pytest.approx(failures._at_most(most, mean * (1 + 1e-9)), abs=0.01)
 
 
-def test_a_plan_says_how_often_a_site_fails() -> None:
-    """A year over 512 chips, or the inverse of what is lost in an hour."""
-    assert site_mtbf_s(Failures(), 512) == pytest.approx(365 * 86_400 / 512)
-    assert "so a site of 512 fails every 17.1 h" in text(answer(question(chips=512)))
-    assert "so a site fails every 4.17 days" in text(answer(question(failures=Failures(loss_per_hour=0.01))))
-
-
 def test_one_learner_has_the_goodput_of_m_learners_with_m_times_the_chips() -> None:
     assert goodput(Failures(), 8, 150_000, 0.0).atoll == elastic(Failures(), 150_000)
 
@@ -284,12 +230,6 @@ def test_kept_progress_that_is_old_is_done_again() -> None:
 
     assert rigid(broken, 1) == pytest.approx(1 / (math.e - 1))
     assert rigid(replace(broken, checkpoint_s=0.0), 1) == 1.0
-
-
-def test_nothing_fails_when_chips_never_do() -> None:
-    found = goodput(Failures(mtbi_s=1e30), 8, 1000, 0.0)
-
-    assert (found.atoll, found.synchronous_elastic, found.synchronous_rigid) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_time_and_cost_follow_from_pace() -> None:
@@ -349,14 +289,6 @@ def test_no_speed_up_is_claimed_for_a_plan_that_cannot_work(asked: Question) -> 
     assert "This plan cannot work as it is" in text(found)
 
 
-def test_a_remark_does_not_say_that_a_plan_cannot_work() -> None:
-    found = answer(question(learners=1))
-
-    assert [caution.kind for caution in found.cautions] == ["one learner"]
-    assert "This plan works, but" in text(found)
-    assert "cannot work" not in text(found)
-
-
 def test_a_quorum_that_is_never_met_trains_for_nothing_for_ever() -> None:
     atoll = answer(question(quorum=9, tokens=10**12, prices=Prices(1.0, 0.0))).systems[0]
 
@@ -373,10 +305,6 @@ def test_what_is_superseded_is_no_pace_and_is_paid_for() -> None:
     assert narrow.merged < wide.merged
     assert narrow.tokens_per_s == pytest.approx(wide.tokens_per_s * narrow.merged / wide.merged)
     assert narrow.cost_egress == pytest.approx(wide.cost_egress * wide.merged / narrow.merged)
-
-
-def test_carrying_on_supersedes_nothing() -> None:
-    assert answer(question(adoption="carry")).systems[0].merged == 1.0
 
 
 def test_a_larger_quorum_waits_for_slower_links_and_for_who_stands_still() -> None:
@@ -413,13 +341,6 @@ def test_data_parallel_goes_over_the_same_links() -> None:
         assert ours == pytest.approx(theirs)
 
 
-def test_one_learner_needs_no_link_for_data_parallel() -> None:
-    alone = answer(question(learners=1))
-
-    assert set(alone.systems[2].required.values()) == {0.0}
-    assert "bit/s" not in next(line for line in text(alone).splitlines() if line.startswith("  data-parallel "))
-
-
 def test_a_lost_learner_loses_half_of_the_interval_that_is_reached() -> None:
     broken = Failures(loss_per_hour=1.0, return_s=0.0)
     found = answer(question(0.25 * GIGA, failures=broken))
@@ -437,14 +358,6 @@ def test_a_machine_that_stands_still_sends_nothing() -> None:
     assert broken.systems[2].goodput < 0.6 * calm.systems[2].goodput
     for ours, theirs in zip(calm.systems, broken.systems, strict=True):
         assert ours.cost_egress == pytest.approx(theirs.cost_egress)
-
-
-def test_where_data_parallel_stands_still_no_factor_is_said() -> None:
-    """Failures as frequent as flags allow: no division by nothing."""
-    found = answer(question(failures=Failures(mtbi_s=86.4, restart_s=86_400.0), chips=1 << 40))
-
-    assert found.speed_up is None or found.speed_up > 0.0
-    assert text(found)
 
 
 @pytest.mark.parametrize(
@@ -493,33 +406,3 @@ def test_quantities_are_read_as_people_write_them() -> None:
 def test_a_rate_without_its_unit_is_refused(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--bandwidth"):
         rate(wrong, "--bandwidth")
-
-
-@pytest.mark.parametrize("value", [1.0, 999.96, 1234.5678, 3.2e9, 133.333333e6, 7.1e14])
-def test_a_rate_for_a_flag_is_read_again_as_no_less(value: float) -> None:
-    again = rate(rate_flag(value), "x")
-
-    assert value * (1 - 1e-9) <= again <= value * 1.0011
-
-
-def test_a_small_share_is_not_told_as_none() -> None:
-    assert (as_share(1e-5), as_share(0.0), as_share(0.012)) == ("0.001 %", "0.0 %", "1.2 %")
-
-
-def test_quantities_are_written_as_people_read_them() -> None:
-    assert (as_count(12e9), as_bytes(1.5e9), as_rate(2.5e9), as_share(0.5)) == ("12B", "1.5 GB", "2.5 Gbit/s", "50.0 %")
-    assert (as_time(90.0), as_time(1e6), as_time(3 * 365 * 86_400.0), as_rate(None)) == (
-        "90 s",
-        "11.6 days",
-        "3 years",
-        "-",
-    )
-
-
-def test_the_document_is_json_with_every_part() -> None:
-    document = json.loads(json.dumps(as_document(answer(question(learners=1))), allow_nan=False))
-
-    assert document["works"]
-    assert document["question"]["protocol"]["fragments"] == 24
-    assert document["traffic"]["up"] == traffic(question(learners=1)).up
-    assert {"regions", "systems", "assumptions", "cautions", "room", "speed_up"} <= document.keys()

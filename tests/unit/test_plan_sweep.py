@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from atoll.protocol.settings import ProtocolSettings
-from atoll_simulator.planner.answer import answer, as_document, text
+from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.question import PlanLinks, Question
 from atoll_simulator.planner.sweep import CODECS, GAPS, PAGE, TOKENS_EXPONENT, best, tokens_for
 
@@ -71,19 +70,3 @@ def test_a_narrow_link_wants_a_longer_interval_than_a_wide_one() -> None:
     assert wide.interval_steps < narrow.interval_steps
     assert narrow.sent == "int4 both ways"
     assert narrow.busy <= 1.0
-
-
-def test_an_overlap_longer_than_an_interval_is_cut_to_it() -> None:
-    link = PlanLinks((1e9,), (1e9,))
-    asked = Question(1_000_000_000, 10.0, link, protocol=ProtocolSettings(overlap_steps=20))
-
-    assert len(answer(asked, sweeps=True).sweep) == len(GAPS)
-
-
-def test_the_sweep_is_in_the_text_and_in_the_document() -> None:
-    found = answer(question(100.0), sweeps=True)
-    told = text(found)
-
-    assert f"priced by {PAGE}" in told
-    assert f"most at equal loss: --interval-steps {best(found.sweep).interval_steps}" in told
-    assert len(json.loads(json.dumps(as_document(found)))["sweep"]) == len(GAPS)

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from atoll.base import spans
-from atoll.base.errors import SettingsError
-from atoll_learner.profiling import ISLAND_PID, SETTLED_STEPS, StepProfiler, island_events
+from atoll_learner.profiling import ISLAND_PID, SETTLED_STEPS, StepProfiler
 
 NEAR_US = 20_000.0
 
@@ -83,38 +82,3 @@ def test_a_profile_that_cannot_be_written_ends_no_learner(tmp_path: Path, capsys
         jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
     assert "profile.unwritten" in capsys.readouterr().err
     assert spans.policy.log is None
-
-
-def test_without_a_folder_nothing_is_kept() -> None:
-    profiler = StepProfiler(None, 3, "a-1")
-    for number in range(SETTLED_STEPS + 2):
-        with profiler.step(number), spans.span("push fragment 0"):
-            assert spans.policy.log is None
-    profiler.end()
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(SettingsError, match="no profile"):
-        StepProfiler(tmp_path / "file" / "folder", 3, "a-1")
-
-
-def test_spans_of_one_lane_may_overlap() -> None:
-    """Each has its own number; moments are instants; both clocks meet at the mark."""
-    kept = [
-        spans.Span("push", 10.0, 12.0, {}),
-        spans.Span("push", 11.0, 13.0, {}),
-        spans.Span("adopted", 11.5, 11.5, {}),
-    ]
-
-    told = island_events(kept, mark_s=10.0, mark_us=500.0, name="a-1")[2:]
-
-    assert [(event["ph"], event["ts"]) for event in told] == [
-        ("b", 500.0),
-        ("e", 2_000_500.0),
-        ("b", 1_000_500.0),
-        ("e", 3_000_500.0),
-        ("i", 1_500_500.0),
-    ]
-    assert told[0]["id"] == told[1]["id"] != told[2]["id"]

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.settings import load
 from atoll_learner.model_settings import model_settings
-from atoll_learner.rate_rule import RATE_MAX, layer_parameters, usual_rate
+from atoll_learner.rate_rule import RATE_MAX, usual_rate
 
 GPT_3 = {  # arXiv 2005.14165, table 2.1: layers, width, rate
     "small": (12, 768, 6.0e-4),
@@ -37,11 +37,6 @@ def test_a_vocabulary_changes_no_rate_and_a_wider_model_has_a_smaller_one() -> N
     assert usual_rate(model_settings({"size": 1, "ffn": 8}, vocab=256), "adamw") == RATE_MAX
 
 
-def test_layers_are_counted_as_their_matrices_are() -> None:
-    """The demo's: per layer, queries and output 2 d², keys and values d² in all, feed-forward 3 x 4 d²."""
-    assert layer_parameters(model_settings({}, vocab=256)) == 4 * 15 * 128**2
-
-
 def test_who_says_a_rate_has_it_and_all_others_see_what_follows() -> None:
     """`atoll config` shows the value, and what it hands to its children is the same."""
     told = load(None, ["model.size=xs"], {}).settings
@@ -50,12 +45,3 @@ def test_who_says_a_rate_has_it_and_all_others_see_what_follows() -> None:
     assert told.train["rate"] == usual_rate(model_settings({"size": "xs"}, vocab=None), "muon")
     assert told.train == again.train
     assert load(None, ["model.size=xs", "train.rate=1e-3"], {}).settings.train["rate"] == 1e-3
-
-
-def test_each_inner_optimizer_has_a_rate_of_its_own() -> None:
-    rates = {
-        optimizer: load(None, ["model.size=xs", f"train.optimizer={optimizer}"], {}).settings.train["rate"]
-        for optimizer in ("adamw", "muon")
-    }
-
-    assert rates["muon"] == pytest.approx(4 * rates["adamw"], rel=0.02)

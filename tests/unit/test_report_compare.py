@@ -58,26 +58,6 @@ def test_two_runs_stand_beside_each_other(tmp_path: Path) -> None:
     assert " - " in shown[2]
 
 
-def test_runs_of_one_name_are_called_by_their_folders_and_those_by_their_paths(tmp_path: Path) -> None:
-    """Every simulated run is called `sim`; a name that only one run has stays."""
-    (tmp_path / "more").mkdir()
-    folders = [tmp_path / "fast", tmp_path / "slow", tmp_path / "more" / "slow", tmp_path / "alone"]
-    for folder, run in zip(folders, ("sim", "sim", "sim", "demo"), strict=True):
-        written(folder, run=run)
-    words = ["report", "compare", *map(str, folders), "--json"]
-    names = [row["run"] for row in json.loads(invoked(words).stdout)]
-
-    assert names == ["fast", str(folders[1] / "report.json"), str(folders[2] / "report.json"), "demo"]
-
-
-def test_a_run_without_a_report_is_told_where_its_facts_are(tmp_path: Path) -> None:
-    """Only `atoll up` and `atoll sim` write reports: a run of one's own loop has none, also when it has ended."""
-    with pytest.raises(SettingsError, match="there is no report") as found:
-        read_report(tmp_path)
-
-    assert all(word in str(found.value) for word in ("`atoll up`", "`atoll status`", "`fates`", "`why`", "`dashboard`"))
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

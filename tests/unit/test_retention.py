@@ -16,10 +16,9 @@ from atoll.archive.rounds import RetainedRound, RoundStore
 from atoll.base.clock import SystemClock
 from atoll.protocol.events import Fold, PushKey, TimerFired
 from atoll.protocol.shard import Shard
-from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Contribution, decode
 from atoll_synchronizer import retention as retention_module
-from atoll_synchronizer.retention import PAUSE_S, Retention, make_retention
+from atoll_synchronizer.retention import PAUSE_S, Retention
 from support.attacks import manifest
 from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
 
@@ -136,17 +135,6 @@ async def test_facts_have_a_bound(desk: RetentionDesk, monkeypatch: pytest.Monke
     await desk.commit()
 
     assert desk.rounds.facts(0, 1) == ([], "")
-
-
-def test_retaining_is_a_choice(run: str, tmp_path: Path) -> None:
-    """It needs an archive, and costs room for ever."""
-    for settings, wanted in (
-        (ArchiveSettings(), False),
-        (ArchiveSettings(contributions=True), False),
-        (ArchiveSettings(url=str(tmp_path)), False),
-        (ArchiveSettings(url=str(tmp_path), contributions=True), True),
-    ):
-        assert (make_retention(settings, run_record(run), 0, SystemClock()) is not None) is wanted
 
 
 async def test_an_act_that_hangs_is_the_last_until_it_has_ended(

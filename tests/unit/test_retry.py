@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 
 import pytest
-import structlog
 
 from atoll.base.errors import BlobGone, BrokerUnavailable, StorageFull
 from atoll.base.retry import RETRY_S, RETRY_S_MAX, ended, patiently, pause_s
@@ -71,24 +70,6 @@ async def test_work_that_does_not_get_on_is_given_up_and_work_that_does_is_not(m
     stuck = Attempt(*[BrokerUnavailable("stuck")] * 99)
     with pytest.raises(BrokerUnavailable, match="stuck"):
         await patiently(stuck, "a blob", patience_s=6.0, progress=lambda: 0, now_s=clock)
-
-
-async def test_the_patience_without_a_measure_counts_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = PausedClock(monkeypatch)
-    with pytest.raises(StorageFull):
-        await patiently(Attempt(*[StorageFull("full")] * 99), "a record", patience_s=1.0, now_s=clock)
-
-    assert 1.0 < clock.now_s < 1.0 + RETRY_S_MAX
-
-
-async def test_the_log_names_the_attempts_and_does_not_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts 1, 2, 4, 8."""
-    PausedClock(monkeypatch)
-    with structlog.testing.capture_logs() as logged:
-        await patiently(Attempt(*[BrokerUnavailable("away")] * 12), "an event")
-
-    assert [(line["attempts"], line["doing"]) for line in logged] == [(n, "an event") for n in (1, 2, 4, 8)]
-    assert [line["pause_s"] for line in logged] == [RETRY_S, 2 * RETRY_S, 8 * RETRY_S, RETRY_S_MAX]
 
 
 def test_jitter_only_shortens_a_pause() -> None:

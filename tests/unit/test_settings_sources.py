@@ -47,14 +47,6 @@ def test_an_unknown_table_is_refused_also_when_it_is_empty(tmp_path: Path) -> No
         load(config, [], {})
 
 
-def test_an_empty_table_that_exists_contradicts_nothing(tmp_path: Path) -> None:
-    """A file may name a section and leave it at that."""
-    config = tmp_path / "run.toml"
-    config.write_text("[broker]\n", encoding="utf-8")
-
-    assert load(config, ["broker.patience_s=7"], {}).settings.broker.patience_s == 7.0
-
-
 @pytest.mark.parametrize("name", ["data.dir", "learner.checkpoint_dir", "log.dump_dir"])
 def test_an_empty_path_is_not_the_working_directory(name: str) -> None:
     """`--set data.dir=$DIR` with a variable that is not set."""
@@ -100,29 +92,6 @@ def test_what_a_flag_has_set_is_refused_by_the_name_of_the_flag(request_: UpRequ
     assert refused.value.setting == setting
 
 
-def test_what_no_flag_has_set_keeps_its_name_and_says_where_it_stands(tmp_path: Path) -> None:
-    """`--set`, a variable and a file name the setting already. A rule that joins two settings says so, too."""
-    config = tmp_path / "run.toml"
-    config.write_text("[protocol]\nquorum = 0\n", encoding="utf-8")
-    for given, environment, file, origin in (
-        (["protocol.quorum=0"], {}, None, "--set protocol.quorum"),
-        ([], {"ATOLL_PROTOCOL__QUORUM": "0"}, None, "ATOLL_PROTOCOL__QUORUM"),
-        ([], {}, config, str(config)),
-    ):
-        with pytest.raises(SettingsError, match="quorum is out of range") as refused:
-            load(file, given, environment)
-
-        assert refused.value.got == f"0 from {origin}"
-
-    with pytest.raises(SettingsError, match="quorum is out of range") as refused:
-        plan(UpRequest(learners=2, assignments=("protocol.quorum=3",)), {})
-
-    assert (refused.value.got, refused.value.allowed) == (
-        "3 from --set protocol.quorum",
-        "1..2 (the number of learners)",
-    )
-
-
 @pytest.mark.parametrize(
     ("assignment", "said", "todo"),
     [
@@ -166,12 +135,6 @@ def test_of_a_table_in_the_place_of_a_value_only_the_names_are_told(
     assert "from a default" not in refused.value.explain()
 
 
-@pytest.mark.parametrize("config", ["x" * 300, "a\0b", "5", "{}"])
-def test_a_model_that_nobody_can_have_is_told_in_words(config: str) -> None:
-    with pytest.raises(SettingsError, match=r"model\.config"):
-        load(None, [f"model.config={config}"], {})
-
-
 @pytest.mark.parametrize(
     ("assignment", "said", "allowed"),
     [
@@ -195,19 +158,3 @@ def test_a_value_that_no_setting_can_have_is_told_with_those_that_it_can(
     assert refused.value.what.startswith(f"setting {said}")
     assert refused.value.allowed == allowed
     assert str(refused.value.got).endswith(f" from --set {assignment.partition('=')[0]}")
-
-
-@pytest.mark.parametrize(
-    ("assignment", "got", "allowed"),
-    [
-        ("train.optimizer=foo", "foo", "muon, adamw"),
-        ("protocol.merge=median", "'median'", "mean, rda"),
-        ("up.brokers=2", "2", "1, 3, 5"),
-    ],
-)
-def test_a_choice_that_does_not_exist_is_told_with_those_that_do(assignment: str, got: str, allowed: str) -> None:
-    with pytest.raises(SettingsError, match="there is no such choice") as refused:
-        load(None, [assignment], {})
-
-    assert refused.value.got == f"{got} from --set {assignment.partition('=')[0]}"
-    assert refused.value.allowed == allowed

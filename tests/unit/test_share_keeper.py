@@ -13,15 +13,14 @@ from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
 from atoll.bus.interface import StoredCounts
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.run.event_fields import FilledEvent, fields_of
-from atoll.run.stream_room import SHARE, ChunkShares, places_of
+from atoll.run.stream_room import SHARE, ChunkShares
 from atoll.wire.event_log import event_of
-from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_synchronizer.garbage_collector import LOOK_S, ShareKeeper
 from atoll_synchronizer.shard_context import EventLog, ShardContext
-from support.founded_run import FRAGMENTS, SHARDS, one_fragment_run, run_record
+from support.founded_run import FRAGMENTS, one_fragment_run, run_record
 from support.links import unique_run
 
 
@@ -142,24 +141,3 @@ def test_a_region_has_a_share_of_its_own() -> None:
     [excess] = shares.excesses(StoredCounts(sums | other, 0, 0))
 
     assert (excess.subjects_of, excess.subject_filter) == ("eu", f"{subjects.prefix}.up.c.sum.0.eu.>")
-
-
-def test_a_small_stream_has_small_shares() -> None:
-    """Whatever bound a founder chose, one learner's share is no more than a part of it, and never less than one push."""
-    run = one_fragment_run(100)
-    shares = ChunkShares(run)
-    stored = {f"{run.subjects.contribution_stem('m', 0, 1, push)}.0": 1 for push in range(50)}
-
-    def keeps(chunks: int) -> int:
-        return shares.excesses(StoredCounts(stored, 0, chunks * CHUNK_BYTES))[0].keep
-
-    assert [keeps(1), keeps(8), keeps(400)] == [1, 2, SHARE]
-
-
-def test_places_are_those_of_the_run() -> None:
-    run = run_record("demo")
-    s = run.subjects
-    farewells = {s.farewell(shard, "*") for shard in range(SHARDS)}
-    manifests = {s.contribution(run.protocol.shard_of(p), p, "*") for p in range(FRAGMENTS)}
-
-    assert set(places_of(run).queues("demo")) == farewells | manifests

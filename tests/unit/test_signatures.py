@@ -12,7 +12,6 @@ import msgspec
 import nkeys
 import pytest
 
-from atoll.archive.checkpoint_store import CheckpointStore
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, SettingsError
 from atoll.bus.interface import CoreMessage, Record
 from atoll.bus.memory import MemoryBroker, MemoryBus
@@ -323,11 +322,6 @@ async def test_a_signed_blob_has_a_digest_that_nobody_can_forge(office: SigningO
     assert (len(strong.digest), len(quick.digest)) == (64, 32)
     for bus in (plain, signed):
         assert await bus.get_blob(strong, 100) == await bus.get_blob(quick, 100) == b"x" * 100
-
-
-def test_a_store_of_checkpoints_refuses_no_run_id_late() -> None:
-    with pytest.raises(SettingsError, match="run id"):
-        CheckpointStore(None, "a/b")  # type: ignore[arg-type]
 
 
 class _AwayForRecords(MemoryBus):

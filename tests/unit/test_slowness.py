@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.report.collect import slow_parts
 from atoll.story import history
 from atoll.story.goodput import goodput_of
-from atoll.story.history import History
 from atoll.story.questions import goodput
-from atoll.story.slowness import FINDINGS_MAX, LOST_MAX, LostTime, slowness
+from atoll.story.slowness import FINDINGS_MAX, LostTime, slowness
 from support.told_runs import SteppedRun
 
 
@@ -44,20 +42,6 @@ def test_joining_is_a_share_of_the_time_of_all_learners(told: SteppedRun) -> Non
     assert lost["joining", "a"].seconds == pytest.approx(10.0)
     assert lost["joining", "a"].share == pytest.approx(10.0 / 330.0)
     assert lost["joining", "a"].command == "atoll story learner a"
-
-
-def test_a_start_before_joining_is_time_of_the_learner() -> None:
-    """Sixteen seconds of a short run's start were nobody's: libraries are loaded before a learner joins."""
-    run = SteppedRun()
-    for who in run.steps:
-        run.join(who, took_s=2.0, start_s=8.0)
-    for version in range(1, 11):
-        run.round(version)
-    leave(run)
-    lost = lost_of(run)
-
-    assert lost["starting", "a"].seconds == pytest.approx(8.0)
-    assert goodput_of(run.history).share == pytest.approx(100.0 / 110.0)
 
 
 def test_parts_of_a_learners_time_never_exceed_what_it_did_not_step(told: SteppedRun) -> None:
@@ -151,19 +135,6 @@ def test_the_time_of_rounds_is_told_apart(told: SteppedRun) -> None:
     assert lost["grace"].command == "atoll why grace"
 
 
-def test_what_is_told_is_bounded_and_the_largest_share_comes_first(told: SteppedRun) -> None:
-    for number in range(20):
-        told.steps[f"x{number}"] = 1.0
-        told.join(f"x{number}")
-    for version in range(1, 11):
-        told.round(version)
-    leave(told, steps=30)
-    lost = slowness(told.history).lost
-
-    assert len(lost) == LOST_MAX
-    assert [one.share for one in lost] == sorted((one.share for one in lost), reverse=True)
-
-
 def test_more_findings_than_are_told_are_counted_and_what_goes_on_is_among_them() -> None:
     """Twenty takeovers of a long run, and then a quarantine and a shard that is dead now."""
     run = SteppedRun()
@@ -226,16 +197,6 @@ def test_the_newest_samples_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert {life: each.fields.step for life, each in run.history.newest_samples.items()} == {("b", 1): 1, ("a", 2): 3}
 
 
-def test_an_event_log_without_a_figure_says_so() -> None:
-    """Nothing happened: nothing is lost, and nothing is guessed."""
-    told = slowness(History())
-
-    assert (told.lost, told.findings) == ((), ())
-    assert any("how long learners stepped" in note for note in told.notes)
-    assert any("waited for text" in note for note in told.notes)
-    assert slow_parts(None, 0.0) is None
-
-
 def test_the_goodput_and_what_was_lost_are_one_account(told: SteppedRun) -> None:
     """What learners did not step is all lost to somebody, and the answer names who lost how much."""
     told.steps = {"a": 4.0, "b": 1.0, "c": 1.0}
@@ -254,16 +215,6 @@ def test_the_goodput_and_what_was_lost_are_one_account(told: SteppedRun) -> None
     assert "slow learner, a: its inner step takes 4 s" in answer
 
 
-def test_the_time_between_a_farewell_and_the_next_start_is_nobodys(told: SteppedRun) -> None:
-    """Each left after 110 s; one came back an hour later for ten seconds."""
-    told.round(1)
-    leave(told)
-    told.join("a", 3700.0, incarnation=2, took_s=5.0)
-    told.log("left", "a", 3705.0, incarnation=2, tokens=1, steps=5)
-
-    assert goodput_of(told.history).present_s == pytest.approx(3 * 110.0 + 10.0)
-
-
 def test_a_run_that_was_stopped_as_a_whole_has_lost_no_learners_time(told: SteppedRun) -> None:
     """Everything was killed at 60 s, and began anew a day later: the day is no silence of a learner, and no outage."""
     day_s = 86_400.0
@@ -279,18 +230,3 @@ def test_a_run_that_was_stopped_as_a_whole_has_lost_no_learners_time(told: Stepp
     # 60 s of the first session, and 20 of the second.
     assert goodput_of(told.history).present_s == pytest.approx(3 * 80.0)
     assert not slowness(told.history).findings
-
-
-def test_the_start_of_who_comes_first_is_no_part_of_the_pause_before(told: SteppedRun) -> None:
-    """A learner came before a shard did: its program began a day later, and it joined ten seconds after that."""
-    day_s = 86_400.0
-    told.serve("shard-0", 9.0)
-    for version in range(1, 6):
-        told.round(version)
-    for who in told.steps:
-        told.join(who, day_s + 10.0, incarnation=2, took_s=2.0, start_s=8.0)
-    for who in told.steps:
-        told.log("left", who, day_s + 20.0, incarnation=2, tokens=1, steps=10)
-
-    assert goodput_of(told.history).present_s == pytest.approx(3 * 80.0)
-    assert lost_of(told)["starting", "a"].seconds == pytest.approx(8.0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.base.errors import ProtocolMisuse
-from atoll.bus.nats.provision import differences, stream_config
-from atoll.bus.streams import StreamPlan, live_plan, stream_of, stream_plan
+from atoll.bus.nats.provision import stream_config
+from atoll.bus.streams import live_plan, stream_of, stream_plan
 from atoll.wire.subjects import Subjects, matches
 
 
@@ -36,16 +35,6 @@ def test_what_learners_send_is_refused_per_subject_and_records_replace() -> None
     assert (heads["retention"], heads["max_msgs_per_subject"], heads["discard_new_per_subject"]) == ("limits", 1, False)
 
 
-def test_bounds_are_in_the_units_of_the_broker() -> None:
-    """Seconds become nanoseconds; the dedup window never exceeds the age."""
-    for plan in (*stream_plan("r"), live_plan("r")):
-        config = stream_config(plan, "atoll.r")
-        assert config["max_age"] == plan.age_max_s * 1e9
-        assert config["duplicate_window"] == plan.dedup_s * 1e9
-        assert not plan.age_max_s or plan.dedup_s <= plan.age_max_s
-        assert config["max_bytes"] > 0
-
-
 EVERY = (*stream_plan("r"), live_plan("r"))
 
 
@@ -70,38 +59,3 @@ def test_no_tap_covers_tensors_or_leases() -> None:
     for subject in (*(f"{stem}.0" for stem in stems), s.lease(0), s.data):
         keeper = stream_of(EVERY, subject)
         assert keeper.tap is None or not matches(f"atoll.r.{keeper.tap}.>", subject), subject
-
-
-def test_what_was_heard_last_is_small_and_in_memory() -> None:
-    """One message of each sender, for two minutes, and the run record from where records are."""
-    config = stream_config(live_plan("r", replicas=3), "atoll.r")
-
-    assert (config["storage"], config["max_msgs_per_subject"], config["discard"]) == ("memory", 1, "old")
-    assert config["num_replicas"] == 3
-    assert config["max_bytes"] <= 8 << 20
-    assert config["sources"] == [{"name": "atoll_r_GL", "filter_subject": "atoll.r.gl.run"}]
-    assert config["republish"] == {"src": "atoll.r.>", "dest": "atoll.r.tap.>"}
-    assert stream_of(EVERY, "atoll.r.gl.run").name == "atoll_r_GL"
-
-
-def test_differences_name_field_and_both_values() -> None:
-    wanted = {"max_bytes": 5, "deny_purge": False, "discard": "new"}
-
-    assert differences(wanted, {"max_bytes": 5, "discard": "new", "first_seq": 1}) == []
-    assert differences(wanted, {"max_bytes": 4, "discard": "new"}) == ["max_bytes: 4 instead of 5"]
-
-
-def test_a_subject_without_a_stream_is_our_bug() -> None:
-    plans = (StreamPlan("S", ("a.b.>",)),)
-
-    assert plans[0] == stream_of(plans, "a.b.*")
-    with pytest.raises(ProtocolMisuse, match=r"(?s)a\.c\.d.*a\.b\.>"):
-        stream_of(plans, "a.c.d")
-
-
-def test_all_streams_have_as_many_copies() -> None:
-    """One with fewer would stop the run with the node that holds it; what was not said is one."""
-    told = [{stream_config(plan, "atoll.r")["num_replicas"] for plan in stream_plan("r", replicas=n)} for n in (1, 3)]
-
-    assert told == [{1}, {3}]
-    assert {plan.replicas for plan in stream_plan("r")} == {1}

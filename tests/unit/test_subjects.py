@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.bus.streams import stream_of, stream_plan
-from atoll.wire.subjects import Subjects, filter_below, fragment_level, matches, token
+from atoll.wire.subjects import Subjects, filter_below, fragment_level, matches
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\n", "-a", "-"])
@@ -14,10 +14,6 @@ def test_a_token_cannot_open_a_level(bad: str) -> None:
     """Dots, wildcards, blanks, overlong names and what a program would take for an option are refused with the value."""
     with pytest.raises(SettingsError, match="run id"):
         Subjects(bad)
-
-
-def test_a_good_token_is_returned() -> None:
-    assert token("a-B_9", "learner") == "a-B_9"
 
 
 @pytest.mark.parametrize(

@@ -277,19 +277,3 @@ async def test_a_peer_that_goes_away_ends_the_connection_once() -> None:
 
     assert complaints == []
     assert wire.queued > 16 * MIB
-
-
-async def test_the_kernel_is_asked_for_a_congestion_control(peer: Peer) -> None:
-    """It says yes to what it has, and no to anything else is no failure."""
-    said: list[bytes] = []
-    for name in ("reno", "nobody has this"):
-        made = SocketTransport(BusStats(), name)
-        await made.connect(urlparse(f"nats://127.0.0.1:{peer.port}"), 0, SOON_S)
-        assert made._transport is not None
-        kernel = made._transport.get_extra_info("socket")
-        said.append(kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0])
-        made.abort()
-        await made.wait_closed()
-
-    assert said[0] == b"reno"
-    assert said[1] not in (b"reno", b"")

@@ -94,11 +94,3 @@ def test_with_jax_loaded_its_own_containers_and_arrays_are_known() -> None:
 
     assert isinstance(shape, JaxShape)
     assert [(name, is_jax_array(leaf)) for name, leaf in leaves] == [("n", False), ("w", True)]
-
-
-@pytest.mark.parametrize(
-    ("walk", "shown"),
-    [(PlainShape, "dict(a: list(0: *), b: NoneType())"), (JaxShape, "PyTreeDef({'a': [*], 'b': None})")],
-)
-def test_a_shape_can_be_shown(walk: type[TreeShape], shown: str) -> None:
-    assert str(walk.of({"b": None, "a": [1]})[1]) == shown

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import atoll
-
 DEADLINE_S = 240.0
 
 
@@ -52,11 +50,6 @@ def test_in_a_thread_the_message_names_the_thread() -> None:
 
     assert code == 0
     assert said.splitlines() == ["atoll: wrong", "  to do:   mend it", "  in:      thread worker"]
-
-
-@pytest.mark.parametrize("kind", ["LayoutMismatch", "StorageFull", "BlobGone", "PeerMisbehaved"])
-def test_a_fault_of_a_machine_or_a_peer_is_told_likewise(kind: str) -> None:
-    assert ends(f"{WRONG}{kind}('gone')") == (1, "atoll: gone\n")
 
 
 def test_control_characters_are_written_out() -> None:
@@ -109,20 +102,6 @@ def test_a_hook_that_a_program_has_set_before_stays() -> None:
     assert ends(f"{after}{error}")[1].splitlines() == ["mine", "atoll: wrong"]
 
 
-def test_a_program_that_catches_it_has_all_fields() -> None:
-    with pytest.raises(atoll.AtollError) as caught:
-        atoll.join("nats://127.0.0.1:1", run="r", learner="a", params={})
-
-    assert isinstance(caught.value, atoll.SettingsError)
-    assert (caught.value.what, caught.value.got) == ("there are no parameters", "dict")
-    assert caught.value.parts()["allowed"] == "a pytree of arrays"
-
-
-def test_names_that_are_not_there_are_missing_attributes() -> None:
-    with pytest.raises(AttributeError, match="nothing"):
-        atoll.nothing  # noqa: B018
-
-
 def test_importing_atoll_loads_next_to_nothing() -> None:
     """The hooks cost no library."""
     code, said = ends(
@@ -130,19 +109,6 @@ def test_importing_atoll_loads_next_to_nothing() -> None:
     )
 
     assert (code, said.strip()) == (1, "")
-
-
-def test_the_switch_is_no_setting() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "config"],
-        env={**os.environ, "ATOLL_TRACEBACK": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,34 +125,6 @@ def test_a_program_that_is_to_log_json_ends_in_json(error: str, code: int, what:
 
     assert (left, told["event"], told["what"], told["exit_code"]) == (code, "process.failed", what, code)
     assert ("Traceback" in told.get("exception", "")) == (code == 1)
-
-
-@pytest.mark.parametrize(
-    ("other", "code", "last"),
-    [
-        ("StorageFull('full')", 2, "atoll: wrong"),
-        ("ValueError('a bug')", 1, "    +------------------------------------"),
-    ],
-)
-def test_tasks_that_end_by_errors_of_ours_end_a_program_by_the_first(other: str, code: int, last: str) -> None:
-    """With its exit code; beside a bug the traceback is shown."""
-    error = f"ExceptionGroup('tasks', [SettingsError('wrong'), {other}])"
-    program = (
-        f"from atoll.base.errors import *\nfrom atoll.base.exits import run_guarded\ndef call():\n    raise {error}\n"
-    )
-    left, said = ends(f"{program}run_guarded(call)")
-
-    assert (left, said.splitlines()[-1]) == (code, last)
-
-
-def test_who_answers_a_person_ends_in_words() -> None:
-    """A verb that logs nothing but errors speaks to somebody at a terminal, whatever its environment says."""
-    program = (
-        "from atoll.base.errors import *\nfrom atoll.base.exits import run_guarded\nfrom atoll.base.logs import configure\n"
-        "def call():\n    configure('json', 'error')\n    raise SettingsError('wrong')\nrun_guarded(call)"
-    )
-
-    assert ends(program, ATOLL_LOG__FORMAT="json") == (2, "atoll: wrong\n")
 
 
 PROGRAM = """
@@ -227,20 +165,6 @@ def test_a_program_ends_without_collecting_its_objects(end: str, code: int, said
     assert ends(PROGRAM.replace("END", end)) == (code, said)
 
 
-def test_a_program_that_breaks_shows_where() -> None:
-    """An error that nobody expected is told by Python, and the code is not that of a success."""
-    code, said = ends(PROGRAM.replace("END", "raise ValueError('broken')"))
-
-    assert code == 1
-    assert "Traceback" in said
-    assert "ValueError: broken" in said
-    assert ends(PROGRAM.replace("END", "import atoll; raise atoll.SettingsError('wrong')"))[0] == 2
-
-
-def test_code_of_somebody_else_gets_the_end_that_python_has() -> None:
-    assert ends(PROGRAM.replace("END", "end_as_python_does()")) == (0, "call thread handler collected ")
-
-
 @pytest.mark.parametrize("gone", ["sys.stdout = None", "sys.stdout.close()"])
 def test_a_program_without_its_output_ends_all_the_same(gone: str) -> None:
     """As one is started with `>&-`, or whose plug-in has closed it."""
@@ -274,22 +198,6 @@ def test_what_was_printed_before_a_disk_was_full_is_not_lost(replaced: str, said
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("work", ["print(1)", "print(1); raise SystemExit"])
-def test_what_has_no_room_when_it_is_written_out_at_last_is_told_in_words(work: str) -> None:
-    """A short text is in Python's hands until the end."""
-    place = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    program = f"from atoll.base.exits import run_guarded\ndef call():\n    {work}\nrun_guarded(call)"
-    with Path("/dev/full").open("wb") as full:
-        words = [sys.executable, "-c", program]
-        done = subprocess.run(
-            words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False, env=place
-        )
-
-    assert (done.returncode, done.stderr.splitlines()[0]) == (3, "atoll: no room is left for what this command writes")
-    assert "ignored" not in done.stderr
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_command_whose_output_has_no_room_ends_in_words() -> None:
     """The disk is full, which is no bug of ours; Python's own complaint at the end is left out, too."""
     with Path("/dev/full").open("wb") as full:
@@ -308,9 +216,3 @@ def test_a_command_whose_output_has_no_room_ends_in_words() -> None:
         "  got:     standard output, or a file",
         "  to do:   free space, or write elsewhere",
     ]
-
-
-def test_a_command_line_inside_another_program_leaves_its_end_alone() -> None:
-    program = "import sys\nfrom atoll.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\nsys.exit(7)"
-
-    assert ends(program)[0] == 7

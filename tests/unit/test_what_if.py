@@ -92,11 +92,6 @@ def figure(changes: Sequence[FigureChange], name: str) -> FigureChange:
     return next(each for each in changes if each.name == name)
 
 
-def changes_of(recording: Recording, settings: Sequence[str] = (), links: Sequence[str] = ()) -> Sequence[FigureChange]:
-    """Return what a change changes, whatever the check says."""
-    return compare(recording, parse_change(recording, settings, links), 6, 100.0).changes
-
-
 def test_a_fit_finds_what_was_told(recording: Recording) -> None:
     for learner in recording.learners:
         steps = sum(each.steps for each in learner.stretches)
@@ -137,10 +132,6 @@ def test_one_seed_gives_one_outcome(recording: Recording) -> None:
     assert once == simulate_change(recording, AS_IT_WAS, 3)
     assert once.trained_tokens_s == pytest.approx(recording.outcome.trained_tokens_s, rel=0.05)
     assert once.commits == pytest.approx(recording.outcome.commits, rel=0.05)
-
-
-def test_the_same_settings_change_nothing(recording: Recording) -> None:
-    assert not any(each.significant for each in changes_of(recording, ["protocol.quorum=3"]))
 
 
 def test_without_waiting_for_a_slow_link_there_are_more_commits(recording: Recording) -> None:
@@ -214,14 +205,6 @@ def test_goodput_is_never_above_one_and_is_that_of_the_run(noted: float) -> None
     assert recording.outcome.goodput == goodput_of(history).share
     assert recording.outcome.goodput <= 1.0
     assert simulate_change(recording, AS_IT_WAS, 0).goodput <= 1.0
-
-
-def test_a_codec_of_fewer_bytes_helps_a_narrow_link(recording: Recording) -> None:
-    links = {"slow": RecordedLink(0.005, BYTES / 2.0)}
-    wide = simulate_change(recording, Change({"codec_up": "f32"}, links), 0)
-    narrow = simulate_change(recording, Change({"codec_up": "e3m0"}, links), 0)
-    assert narrow.quorum_wait_s < 0.9 * wide.quorum_wait_s
-    assert narrow.commits > wide.commits
 
 
 def test_nothing_is_promised_where_the_simulation_misses(recording: Recording) -> None:
@@ -310,30 +293,3 @@ def test_a_recording_without_an_end_is_told_of(recording: Recording, monkeypatch
 
     with pytest.raises(SettingsError, match="cannot be simulated to its end"):
         compare(recording, None, 2, 0.15)
-
-
-def test_what_a_learner_did_is_found_by_one_pass_however_many_lives_it_had() -> None:
-    """A recording of months has thousands of lives: each is found by its number, and no list is read once for each."""
-
-    class PassCounter(list[Any]):
-        """A list that counts how often somebody goes through it."""
-
-        passes = 0
-
-        def __iter__(self) -> Any:  # noqa: ANN401  (an iterator)
-            PassCounter.passes += 1
-            return super().__iter__()
-
-    history = history_of(events())
-    for lives in (1, 40):
-        for number in range(2, lives + 1):
-            history.take("ev.joined.a", msgspec.json.encode(event("joined", "a", LASTS_S + number, incarnation=number)))
-        kept = {kind: getattr(history, kind) for kind in ("joined", "left", "samples")}
-        for kind, notes in kept.items():
-            setattr(history, kind, PassCounter(notes))
-        PassCounter.passes = 0
-        learner = next(each for each in fit_recording(history, SETTINGS).learners if each.name == "a")
-        assert len(learner.lives) == lives
-        assert PassCounter.passes <= 12
-        for kind, notes in kept.items():
-            setattr(history, kind, notes)
