@@ -1,7 +1,7 @@
 """Mutants: named patches of production's machines and drivers, each of which a schedule must catch.
 
 A simulation that finds nothing proves nothing until it is shown what it would find. Some were real: those say so, and each
-stands for a fault that once was in the code (docs/lab/LOG.md).
+stands for a fault that once was in the code (docs/lab/faults.md).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Format:
         unit: the value of a decoded 1, before the scale: a power of two.
         whole: with scales, whether decoded numbers are whole numbers; they are `levels`/`unit` at most, which is at most
             `STEPS_MAX`, because the squares of a block are added in 32 bits. Squares of other numbers are added in float64.
-        zstd_level: the level of compression that pays for itself, None if none does (docs/lab/LOG.md).
+        zstd_level: the level of compression that pays for itself, None if none does (docs/lab/speed.md).
         numpy, compiled: see there.
         block_bytes: of the codes of a block; `items` of the type `code`.
         fields: lowest bit and width of each field of a packed code; none of codes that are stored as they are.
