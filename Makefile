@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -63,6 +63,7 @@ help:  ## list the targets and the variables
 #: RESUME=build/dst.json  the file of a campaign that goes on from night to night (dst)
 #: SAMPLE=10           try every tenth mutant (mutants); ONLY=round.py those of one file, FRESH=1 also those that are known
 #: SCHEDULES=2000      how many simulated fault schedules are played (dst, bench-dst, test, test-all)
+#: VERSION=0.3.0      the version to cut (release)
 #: ARGS="-k round"     more arguments for pytest (test, test-all, coverage)
 #: PART=2/6            about one of every six tests, the second such part (test-all)
 #: LOAD=8              so many processes keep the machine busy meanwhile (test, test-all)
@@ -105,6 +106,9 @@ mutants-page: $(READY)  ## write docs/results/mutants.md from what the two found
 
 wheel: $(READY)  ## build the wheel into dist/, from which pip installs Atoll anywhere
 	rm -rf dist && $(PY) -m hatchling build -t wheel -d dist
+
+release: $(READY)  ## cut VERSION=0.3.0: write it down, close the changelog, commit and tag
+	infra/release.sh $(VERSION)
 
 lint: $(READY)  ## check style, formatting, import contracts and declared dependencies
 	$(PY) -m ruff check .

@@ -23,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 
+from atoll.base import VERSION
 from benchmarks.faults.containers_scenes import Scenes
 from benchmarks.lib.arguments import natural
 from benchmarks.lib.peer_environments import environment
@@ -31,7 +32,7 @@ from support.composed_containers import ROOT
 from support.podman import BASE, Podman, unfit
 
 FOLDER = Path("build/containers")
-IMAGES = {"synchronizer": "atoll-synchronizer:0.1.0", "learner": "atoll-learner:0.1.0"}
+IMAGES = {"synchronizer": f"atoll-synchronizer:{VERSION}", "learner": f"atoll-learner:{VERSION}"}
 SIZES_MB = {"synchronizer": 350.0, "learner": 800.0}
 """Goals. Half of the synchronizer's image is Python and its Debian; XLA is 240 MB of the learner's."""
 INSTALLED = "import importlib.metadata as m; print(' '.join(sorted(d.name.lower() for d in m.distributions())))"

@@ -1,3 +1,5 @@
 """Foundation of every room: errors, logs, clocks, files, waiting, memory for large arrays. No knowledge of training."""
 
-VERSION = "0.1.0"
+from importlib.metadata import version
+
+VERSION = version("atoll")  # declared in pyproject.toml

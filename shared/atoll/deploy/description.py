@@ -34,6 +34,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from atoll.base import VERSION
 from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed_toml
 from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
@@ -226,8 +227,8 @@ class Software(Section):
         package: what pip installs on SkyPilot's machines: a requirement, or the address of a wheel.
     """
 
-    learner_image: str = "atoll-learner:0.1.0"
-    hub_image: str = "atoll-synchronizer:0.1.0"
+    learner_image: str = f"atoll-learner:{VERSION}"
+    hub_image: str = f"atoll-synchronizer:{VERSION}"
     program: str = Field(default="/opt/atoll/bin/atoll", pattern=r"^/[\w./-]+$")
     package: str = "atoll[learner]"
 
