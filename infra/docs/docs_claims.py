@@ -23,13 +23,11 @@ from atoll.keys.rights import ISOLATED, Kind, may_write, premerger_of
 from atoll.keys.signatures import Voucher
 from atoll.model.layout import FrozenLeaf, Layout, Slice, TensorSpec
 from atoll.protocol.data import DataGrant, DataLedger, DataShare
-from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.fragment_ledger import FragmentLedger, LearnerReport, SettledPushes
-from atoll.protocol.grace import GraceWindow
-from atoll.protocol.ledger import Account, Ledger
+from atoll.protocol.ledger import Account, FormerLives, Ledger
 from atoll.protocol.quarantine import Measure
-from atoll.protocol.reasons import Names, Opening, RoundReasons
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.waits import GraceWindow, Names, Opening, RoundReasons
 from atoll.run import event_fields as events
 from atoll.run.saved import SavedEvent
 from atoll.wire import messages as wire

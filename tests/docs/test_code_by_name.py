@@ -37,7 +37,7 @@ OUR_NAMES: Final = {
     "atoll.client.checkpoints": "fields of a checkpoint's note",
     "atoll.client.join": "options of `JoinOptions`",
     "atoll.model.tree_walk": "the attributes of JAX's keys",
-    "atoll.protocol.former_lives": "the fates of an account; a reason from outside is a key of a table",
+    "atoll.protocol.ledger": "the fates of an account; a reason from outside is a key of a table",
     "atoll.protocol.settings": "fields of `ProtocolSettings`",
     "atoll.protocol.snapshots": "fields of a round",
     "atoll.run.taps": "levels of our own subjects",

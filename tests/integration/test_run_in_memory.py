@@ -21,7 +21,6 @@ from atoll.client import driver
 from atoll.client.join import IslandHandle, join
 from atoll.client.model_reader import place_like, read_model
 from atoll.client.session import JoinOptions
-from atoll.protocol import former_lives
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Head, RunRecord, decode, encode
@@ -94,7 +93,7 @@ def test_the_lives_of_a_learner_that_is_started_again_end_in_one_account(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two shards fold them whenever they can, and what they close with is exact all the same."""
-    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    monkeypatch.setattr("atoll.protocol.ledger.KEPT_LIVES", 0)
     monkeypatch.setattr(intake, "QUEUE_ASK_S", 0.02)
     protocol = settings(tokens_target=8_000)
     world = MemoryWorld(run, protocol)

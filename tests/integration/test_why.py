@@ -26,9 +26,9 @@ from atoll.client.join import join
 from atoll.client.session import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PublishCall
-from atoll.protocol.reasons import Names, RoundNeeds, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.waits import Names, RoundNeeds, id_of
 from atoll.run.decisions import describe_wait
 from atoll.story.history import History
 from atoll.wire.messages import RunRecord

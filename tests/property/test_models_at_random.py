@@ -17,7 +17,6 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
-from atoll.protocol.balance import Balance
 from atoll.protocol.events import (
     Adopted,
     ArmTimer,
@@ -54,10 +53,10 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.ownership import Balance, LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.snapshots import freeze, thaw
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 from support.reference_machines import FateModel, IslandModel, RoundModel
 
 SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]

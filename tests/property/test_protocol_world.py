@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from atoll.protocol import former_lives
 from atoll.protocol.settings import ProtocolSettings
 from support.protocol_world import ProtocolWorld
 
@@ -168,14 +167,14 @@ def many_short_lives(seed: int) -> ProtocolWorld:
 
 def test_no_storm_breaks_a_promise_of_lives_that_are_folded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No life that is over keeps an account of its own: what comes late, twice, or to an heir still has one fate."""
-    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    monkeypatch.setattr("atoll.protocol.ledger.KEPT_LIVES", 0)
     run_state_machine_as_test(ProtocolFaults, settings=PROFILE)
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.second_tier)], ids=str)
 def test_many_lives_that_are_folded_at_once_leave_exact_books(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Storms that last: hundreds of lives of three learners, and what comes late of each."""
-    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    monkeypatch.setattr("atoll.protocol.ledger.KEPT_LIVES", 0)
     for seed in seeds:
         world = many_short_lives(seed)
         settled = world.heal()

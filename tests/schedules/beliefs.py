@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol.claims import HELD_SHARE
 from atoll.protocol.events import ArmTimer, Command, Commit, Committed, Fact, Finish, LearnerBeat, PublishCall
-from atoll.protocol.grace import MovingAverage
 from atoll.protocol.pacing import CUT_OFF_S
 from atoll.protocol.shard import Shard
+from atoll.protocol.waits import MovingAverage
 from atoll_simulator.loop import _group
 from schedules.processes import Process
 

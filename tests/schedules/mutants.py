@@ -52,10 +52,10 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
+from atoll.protocol.ownership import LeaseSeen, LeaseUnseen, Tenure
 from atoll.protocol.pacing import ConnectedTime, KnownLearner
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.shard import Shard
-from atoll.protocol.tenure import LeaseSeen, LeaseUnseen, Tenure
 from atoll.run import delta_chain as _chain
 from atoll.run import heads as _heads
 from atoll.run import outer_state as _outer

@@ -54,10 +54,9 @@ from atoll.protocol.events import (
     TimerFired,
     Unfold,
 )
-from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.invariants import require
 from atoll.protocol.island import Island
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FormerLives, Ledger
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.settings import ProtocolSettings
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.balance import HOSTS_MAX, Balance, HandOver, HostHeard
+from atoll.protocol.ownership import HOSTS_MAX, Balance, HandOver, HostHeard
 
 LEASE_S = 3.0
 SHARDS = frozenset(range(8))

@@ -32,11 +32,11 @@ from atoll.protocol.events import (
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.grace import grace_window
 from atoll.protocol.invariants import check_shard
 from atoll.protocol.pacing import FINISHING_S
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.waits import grace_window
 from support.reference_machines import RoundModel
 
 STEP_S, STEPS = 0.05, 20

@@ -10,8 +10,7 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.fates import show
 from atoll.client.membership import claim
-from atoll.protocol.former_lives import FormerLives
-from atoll.protocol.ledger import Account, Ledger
+from atoll.protocol.ledger import Account, FormerLives, Ledger
 from atoll.run import ledger
 from atoll.run.ledger import IncarnationAccount
 from atoll.run.record import RecordedProgress

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
-from atoll.protocol import former_lives
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
@@ -36,10 +35,9 @@ from atoll.protocol.events import (
     QueueDrained,
     TimerFired,
 )
-from atoll.protocol.former_lives import KEPT_LIVES, LIVES_MAX, UNTIL_MAX, FormerLives
 from atoll.protocol.fragment_ledger import FragmentLedger, close_together
 from atoll.protocol.invariants import check_shard
-from atoll.protocol.ledger import Ledger, continued, parts, settle
+from atoll.protocol.ledger import KEPT_LIVES, LIVES_MAX, UNTIL_MAX, FormerLives, Ledger, continued, parts, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
@@ -289,7 +287,7 @@ def test_an_heir_finds_each_fragment_as_it_was_written_and_no_token_twice(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One ledger may name lives as former that have accounts in another, which was written before."""
-    monkeypatch.setattr(former_lives, "KEPT_LIVES", 0)
+    monkeypatch.setattr("atoll.protocol.ledger.KEPT_LIVES", 0)
     desk, names = LivesDesk(shards), one_life(0)
     desk.interval(*(next(names) for _ in range(20)))
     written, apart = [dict(desk.durable)], 0

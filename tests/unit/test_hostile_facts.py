@@ -56,8 +56,7 @@ from atoll.protocol.events import (
 from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
-from atoll.protocol.slot import LAST_VERSIONS
+from atoll.protocol.shard import LAST_VERSIONS, Shard
 from atoll.wire.messages import Call, decode, encode
 from support.shards import answered
 

@@ -18,8 +18,7 @@ from atoll.bus.signed import SignedBus
 from atoll.client.membership import claim, release
 from atoll.protocol.claims import AT_ONCE_S, CLOCKS_APART_S
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
-from atoll.protocol.former_lives import FormerLives
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import FormerLives, Ledger
 from atoll.run.member_roll import Strangers
 from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode

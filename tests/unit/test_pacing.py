@@ -196,7 +196,7 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
     known = fleet.shard.learners["x"]
 
     assert known.step_s == plausible(min(absurd_s, SLOWER_MAX * SEEN_S_MIN))
-    assert not known.heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
+    assert not known.is_heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
     fleet.shard.handle(LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0))
     for fragment in range(FRAGMENTS):
         fleet.shard.handle(TimerFired(at_s=21.0, name=f"due/{fragment}"))

@@ -7,7 +7,7 @@ import pytest
 
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parsing import parsed
-from atoll.protocol import grace, invariants, island, ledger, shard
+from atoll.protocol import invariants, island, ledger, shard, waits
 from atoll.protocol import round as rounds
 from atoll.protocol.events import (
     Acknowledge,
@@ -119,13 +119,13 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
     """Eq. 3: gamma (tau xi_step - xi_quorum - xi_sync), clamped."""
     s = settings(grace_gamma=0.5, grace_cap_steps=1.0, overlap_steps=2)
 
-    assert grace.grace_window(s, 1.0, 0.6, 0.4).granted_s == pytest.approx(0.5)
-    assert grace.grace_window(s, 1.0, None, None).granted_s == 1.0
-    assert grace.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
+    assert waits.grace_window(s, 1.0, 0.6, 0.4).granted_s == pytest.approx(0.5)
+    assert waits.grace_window(s, 1.0, None, None).granted_s == 1.0
+    assert waits.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
 
 
 def test_averages_take_the_first_sample_whole() -> None:
-    average = grace.MovingAverage(0.5)
+    average = waits.MovingAverage(0.5)
     assert average.add(4.0) == 4.0
     assert average.add(2.0) == 3.0
 

@@ -15,10 +15,9 @@ from atoll.protocol.events import (
     PushKey,
     TimerFired,
 )
-from atoll.protocol.grace import grace_window
-from atoll.protocol.reasons import Names, RoundReasons, id_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
+from atoll.protocol.waits import Names, RoundReasons, grace_window, id_of
 from atoll.run.decisions import describe_grace, describe_needs, describe_wait
 from support.shards import answered
 

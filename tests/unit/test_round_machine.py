@@ -12,9 +12,9 @@ import pytest
 import atoll.protocol.round
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import PushKey
-from atoll.protocol.grace import GraceWindow
 from atoll.protocol.round import TRANSITIONS, FragmentRound, Offer, Phase, diagram
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.waits import GraceWindow
 
 ROOT = Path(__file__).parents[2]
 

@@ -64,8 +64,8 @@ def test_the_mean_is_that_of_recent_steps_within_three_times_their_median(steps_
 def test_what_is_new_is_told_again_after_pauses_that_double() -> None:
     """Of a silence of 60 s the usual pause is 12 s; a lost heartbeat costs no more than the news is old."""
     beats = Heartbeats(60.0)
-    joined = [beats.told(0.0) for _ in range(7)]
-    stepping = [beats.told(0.1) for _ in range(7)]
+    joined = [beats.pause_after(0.0) for _ in range(7)]
+    stepping = [beats.pause_after(0.1) for _ in range(7)]
 
     assert joined == stepping == [0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 12.0]
 
@@ -75,7 +75,7 @@ def test_news_is_what_is_off_by_more_than_a_fifth_from_what_was_told() -> None:
     assert not beats.is_news(0.0)
     assert beats.is_news(0.1)
 
-    beats.told(0.1)
+    beats.pause_after(0.1)
 
     assert [beats.is_news(each) for each in (0.1, 0.119, 0.081, 0.13, 0.07)] == [False, False, False, True, True]
 
@@ -84,7 +84,7 @@ def test_news_is_what_is_off_by_more_than_a_fifth_from_what_was_told() -> None:
 def test_no_heartbeat_comes_too_soon_or_too_late(silence_s: float, steps_s: list[float]) -> None:
     beats = Heartbeats(silence_s)
     usual_s = silence_s / BEATS_PER_SILENCE
-    pauses_s = [beats.told(step_s) for step_s in steps_s]
+    pauses_s = [beats.pause_after(step_s) for step_s in steps_s]
 
     assert all(min(PAUSE_S_MIN, usual_s) <= pause_s <= usual_s for pause_s in pauses_s)
     assert all(b <= 2.0 * a or b == beats.shortest_s for a, b in itertools.pairwise(pauses_s))
@@ -115,7 +115,7 @@ def test_what_a_learner_keeps_for_itself_would_move_no_call() -> None:
     """Steps a fifth shorter move a call by a quarter of the interval that they make: both bounds are the same."""
     shard, beats = resting(), Heartbeats(60.0)
     due_s(shard, 1.0, at_s=0.0)
-    beats.told(1.0)
+    beats.pause_after(1.0)
     kept_s = 1.0 - 0.99 * NEWS_SHARE
 
     told_s = 1.0 - 1.01 * NEWS_SHARE

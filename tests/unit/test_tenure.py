@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
+from atoll.protocol.ownership import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 
 LEASE_S = 3.0
 

@@ -9,8 +9,7 @@ from typing import Any
 from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import last_facts
-from atoll.protocol.former_lives import FormerLives
-from atoll.protocol.ledger import ACCOUNTS_MAX, Ledger, parts, settle
+from atoll.protocol.ledger import ACCOUNTS_MAX, FormerLives, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
 from atoll.report.write import BrokerFacts, summary, write_report

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from atoll.base.wording import counted, few
-from atoll.protocol.reasons import NAMED_MAX, Names
+from atoll.protocol.waits import NAMED_MAX, Names
 from atoll.run.decisions import list_names
 
 

@@ -1,4 +1,4 @@
-"""The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.tenure`.
+"""The lease of a shard in the broker: one candidate's reads and writes, driven by `atoll.protocol.ownership`.
 
 While the broker is away, a candidate waits and an owner goes on: fences guard its commits. When the broker returns, the
 owner sees whether the lease is still its own or another process's, and renews it at once.
@@ -34,8 +34,8 @@ from atoll.base.retry import bounded
 from atoll.bus.interface import Bus, Record
 from atoll.protocol.events import Command, RenewLease, StandDown, TakeLease
 from atoll.protocol.ledger import Ledger, newest
+from atoll.protocol.ownership import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 from atoll.protocol.recorder import FactRecorder
-from atoll.protocol.tenure import LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
 from atoll.run.record import the_run
 from atoll.wire.messages import Head, Lease, RunRecord, decode, encode
 

@@ -1,7 +1,7 @@
 """A synchronizer as a process: open the bus, wait for the run to be founded, be a host for its shards, obey signals.
 
 A process wants one shard or all of them. Any number of processes may want the same shard: one owns it, and the others
-stand by and take it over when its lease runs out (`atoll.protocol.tenure`). The processes share all shards
+stand by and take it over when its lease runs out (`atoll.protocol.ownership`). The processes share all shards
 (`shard_assignment`).
 
 The first SIGTERM or SIGINT asks the process to leave in good order (see `shard_assignment`); the second stops it at

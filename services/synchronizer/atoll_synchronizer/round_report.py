@@ -20,8 +20,8 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.base.logs import get
 from atoll.merge.fold import Judgement
 from atoll.protocol.events import Commit, PublishCall, PushKey, Share
-from atoll.protocol.reasons import NAMED_MAX, id_of
 from atoll.protocol.shard import Shard
+from atoll.protocol.waits import NAMED_MAX, id_of
 from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.aggregator import FoldEffect

@@ -1,7 +1,7 @@
 """One synchronizer process as candidate for one, several or all shards of a run, and its messages to the others.
 
     per shard:  stand by ──lease──► own ──handed over, deposed──► stand by … ──run over──► done
-    all:        presence of every host ─► `atoll.protocol.balance` ─► hand a shard over
+    all:        presence of every host ─► `atoll.protocol.ownership` ─► hand a shard over
 
 Processes may come and go while the run goes on. A new process hears the others and receives shards until all have their
 share. A process that must leave hands its shards to hosts that stay; that takes a moment, not a lease. Handing over is
@@ -27,7 +27,7 @@ from atoll.base.logs import get, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.bus.signed import signatures_of
-from atoll.protocol.balance import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
+from atoll.protocol.ownership import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.run.record import the_run

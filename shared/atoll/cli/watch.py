@@ -412,7 +412,7 @@ def has_heard_all(record: RunRecord, view: RunView) -> bool:
 
 def heartbeat_pause_s_max(protocol: ProtocolSettings) -> float:
     """Return the longest pause between two heartbeats of a live process, learner or host, in seconds."""
-    from atoll.protocol.balance import BEATS_PER_LEASE  # noqa: PLC0415
+    from atoll.protocol.ownership import BEATS_PER_LEASE  # noqa: PLC0415
     from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
 
     return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)

@@ -280,7 +280,7 @@ class Session:
         while True:
             beat = await self._beat()
             driver.pace_changed.clear()
-            pause_s = driver.heartbeats.told(beat.step_s)
+            pause_s = driver.heartbeats.pause_after(beat.step_s)
             try:
                 await self.bus.tell(self.run.subjects.beat(self.member.learner), encode(beat))
                 # What was told may lie in a buffer for minutes; an answer means that the broker has it.

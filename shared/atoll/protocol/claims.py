@@ -1,4 +1,4 @@
-"""What a member says of itself is believed within what time and the run's declared batch allow.
+"""Belief in what a member says of itself: as far as time and the run's declared batch allow.
 
 A shard cannot see a learner's steps. It can see that no learner takes more steps a second than the run has agreed on
 (`steps_per_s_max`), that a step has no more tokens than agreed (`step_tokens_max`), and that what is pushed, overwritten and
@@ -6,7 +6,7 @@ refused is no more than what was trained. So the weight of one contribution, tok
 reference learner declares sixteen times its founder's batch where nobody set `step_tokens_max`. In a loop of one's own there is
 no bound until its founder sets one.)
 
-What it pushes of a fragment is no more than what it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
+It pushes no more of a fragment than it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
 Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`), and what they
 contribute bounds a contribution (`tokens_bound`). Only what is merged counts towards the run's target, so no report ends a run.
 
@@ -121,7 +121,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PushClaim:
-    """What a contribution says: its steps and tokens, and the tokens that its learner had trained when it was made."""
+    """The claim of a contribution: its steps and tokens, and the tokens that its learner had trained when it was made."""
 
     steps: int
     tokens: int
@@ -166,7 +166,6 @@ class ClaimJudge:
     """Judges the claims of one owner's time; it knows what each learner claimed when it was heard first."""
 
     def __init__(self, settings: ProtocolSettings) -> None:
-        """Know of no learner."""
         self._settings = settings
         self._first: dict[str, tuple[int, float, int]] = {}
 
@@ -203,7 +202,6 @@ class ClaimJudge:
         return cut_claim(self._settings, claim, self._steps_max(learner, incarnation, at_s, lived_s))
 
     def _steps_max(self, learner: str, incarnation: int, at_s: float, lived_s: float) -> float:
-        """Return the most steps that this life of a learner can have taken."""
         known = self._first.get(learner)
         heard, since_s = (known[2], at_s - known[1]) if known and known[0] == incarnation else (0, lived_s)
         return heard + steps_possible(self._settings, since_s)
@@ -218,7 +216,6 @@ class StepAllowance:
     """
 
     def __init__(self, settings: ProtocolSettings) -> None:
-        """Begin with all that may be ahead."""
         self.steps_per_s = HELD_SHARE * settings.steps_per_s_max
         self._even_s = -math.inf  # when the steps so far have taken no less time than they must
         self._fast_s = 0.0  # since when they take less

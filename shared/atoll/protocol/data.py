@@ -1,4 +1,4 @@
-"""Which learner may read which part of the data: a pure ledger of leases, and the watch that tells when a lease is dead.
+"""Leases on parts of the data: a pure ledger of which learner may read which, and the watch that tells when a lease is dead.
 
 An epoch is a keyed permutation of the run's blocks, so the ledger grants ranges of *positions*, and membership may change
 without reshuffling anything. A granted range stays one *unit* until it is read to its end, because the order of reading
@@ -262,7 +262,7 @@ def inherit(ledger: DataLedger, learner: str, incarnation: int, cursor: Progress
 def bury(ledger: DataLedger, holders: Iterable[Holder]) -> DataLedger:
     """Return the ledger after all units of dead holders returned to the pool, read as far as their last renewal said.
 
-    All holders at once, since a peer's ledger may name a holder for each unit. What was read to its end is finished.
+    All holders at once, since a peer's ledger may name a holder for each unit. A unit that was read to its end is finished.
     """
     dead = set(holders)
     kept, returned, finished = [], list(ledger.returned), list(ledger.finished)
@@ -319,7 +319,6 @@ class LeaseWatch:
     """
 
     def __init__(self, lease_s: float) -> None:
-        """Begin without an observation."""
         self._lease_s = lease_s
         self._last_s: float | None = None
         self._signs: dict[Holder, tuple[tuple[Key, int], ...]] = {}

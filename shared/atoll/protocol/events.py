@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from atoll.protocol.reasons import RoundNeeds, RoundReasons
+from atoll.protocol.waits import RoundNeeds, RoundReasons
 
 
 class PushKey(NamedTuple):
@@ -19,7 +19,7 @@ class PushKey(NamedTuple):
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`atoll.protocol.reasons`)."""
+    """Something that happened at `at_s` (monotonic, seconds); `cause_id` is for log lines (`atoll.protocol.waits`)."""
 
     at_s: float
     cause_id: str = ""

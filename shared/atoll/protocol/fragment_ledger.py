@@ -35,8 +35,7 @@ from atoll.base.quantities import (
     at_most,
 )
 from atoll.protocol.events import PushKey, Share
-from atoll.protocol.former_lives import FormerLives, part_of, share_of
-from atoll.protocol.ledger import Account, Ledger, book_fate
+from atoll.protocol.ledger import Account, FormerLives, Ledger, book_fate, part_of, share_of
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, OFFENCES, Measure
 
 RANGES_MAX = 1024

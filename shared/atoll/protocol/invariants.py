@@ -1,4 +1,4 @@
-"""What must always hold, as functions that raise; tests and the simulator call them after every fact.
+"""Promises that must always hold, as functions that raise; tests and the simulator call them after every fact.
 
 1. The versions of a fragment never fork and never go back (`ShardWatch`).
 2. A contribution is merged at most once, and only if it arrived (`ShardWatch`).

@@ -72,7 +72,6 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        """Know none."""
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._mean_s = 0.0
 
@@ -95,7 +94,7 @@ class StepTimes:
 class Heartbeats:
     """The pauses between a learner's heartbeats, in a run whose learners may be silent for `silence_s`.
 
-    A pause ends as soon as the step time is off by more than a fifth from the last one told: a shard moves no call for less
+    A pause ends as soon as the step time is off by more than a fifth from the last one sent: a shard moves no call for less
     (`comes_earlier`). A heartbeat may be lost, so a learner repeats its news after 0.5, 1, 2, 4 ... seconds, until the pause is
     the usual one.
     """
@@ -103,7 +102,7 @@ class Heartbeats:
     def __init__(self, silence_s: float) -> None:
         """Begin with the shortest pause: a life that begins is news."""
         self._usual_s = silence_s / BEATS_PER_SILENCE
-        self._told_s = 0.0
+        self._sent_s = 0.0
         self._pause_s = self.shortest_s
 
     @property
@@ -113,12 +112,12 @@ class Heartbeats:
 
     def is_news(self, step_s: float) -> bool:
         """Return whether shards should not wait for the next heartbeat to hear of this step time."""
-        return abs(step_s - self._told_s) > NEWS_SHARE * self._told_s
+        return abs(step_s - self._sent_s) > NEWS_SHARE * self._sent_s
 
-    def told(self, step_s: float) -> float:
-        """Note that a heartbeat has told of this step time, and return how long the next one may wait."""
+    def pause_after(self, step_s: float) -> float:
+        """Note that a heartbeat with this step time was sent, and return how long the next one may wait."""
         again_s = self.shortest_s if self.is_news(step_s) else self._pause_s
-        self._told_s = step_s
+        self._sent_s = step_s
         self._pause_s = min(2.0 * again_s, self._usual_s)
         return again_s
 
@@ -229,7 +228,7 @@ class KnownLearner:
     def _slowest_s(self, at_s: float, steps: int) -> float:
         """Return the longest step time that the clock allows for: `SLOWER_MAX` times that of the steps heard of lately.
 
-        Who says that its steps take an hour, and was never seen to need so long, must not stop the others' rounds.
+        A learner that says that its steps take an hour, and was never seen to need so long, must not stop the others' rounds.
         """
         self.mark = self.mark or (at_s, steps)
         self.since = self.since or self.mark
@@ -240,8 +239,8 @@ class KnownLearner:
     def _fastest_s(self, at_s: float, steps: int) -> float:
         """Return the shortest step time that the clock allows for: a part of that of the last steps that were heard of.
 
-        Who says that its steps take no time, and was never seen to step like that, must not hurry the others' rounds. It is
-        measured anew every two seconds: a step that compiles, or a pause, says nothing of the steps after it.
+        A learner that says that its steps take no time, and was never seen to step like that, must not hurry the others'
+        rounds. It is measured anew every two seconds: a step that compiles, or a pause, says nothing of the steps after it.
         """
         self.timed = self.timed or (at_s, steps)
         between_s, taken = at_s - self.timed[0], steps - self.timed[1]
@@ -249,17 +248,17 @@ class KnownLearner:
             self.least_s, self.timed = between_s / (SLOWER_MAX * max(1, taken)), (at_s, steps)
         return self.least_s
 
-    def overdue(self, now_s: float, over_s: float | None) -> bool:
+    def is_overdue(self, now_s: float, over_s: float | None) -> bool:
         """Return whether it has neither pushed nor left for `OVERDUE_S`, in a run that is over since `over_s`, if it is."""
         if over_s is None:
             return False
         return now_s - max(over_s, over_s if self.pushed_s is None else self.pushed_s) > OVERDUE_S
 
-    def finishing(self, now_s: float) -> bool:
+    def is_finishing(self, now_s: float) -> bool:
         """Return whether its last pushes may be on their way: it trains no more for less than `FINISHING_S`, or not yet."""
         return self.stopped_s is None or now_s - self.stopped_s <= FINISHING_S
 
-    def heard(self, now_s: float, silence_s: float) -> bool:
+    def is_heard(self, now_s: float, silence_s: float) -> bool:
         """Return whether it was heard recently enough; it may be silent for ten of its own steps, up to a bound."""
         own_s = min(PATIENCE_STEPS * (self.step_s or 0.0), PATIENCE_S_MAX)
         return now_s - self.heard_s <= max(silence_s, own_s)

@@ -26,7 +26,7 @@ import msgspec
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.wording import redact_json
-from atoll.protocol import balance, events, tenure
+from atoll.protocol import events, ownership
 from atoll.protocol.events import ArmTimer, Command, Commit, Fact
 from atoll.protocol.invariants import check_island, check_shard
 from atoll.protocol.island import Island
@@ -41,7 +41,7 @@ FORMAT: Final = 1
 
 FACTS: Final[dict[str, type[Fact]]] = {
     kind.__name__: kind
-    for module in (events, tenure, balance)
+    for module in (events, ownership)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Fact) and kind is not Fact
 }
@@ -71,7 +71,6 @@ class FactRecorder:
     """A machine under a `name`, and its last facts. Not safe for two threads; `lines` may be called from any."""
 
     def __init__(self, name: str, machine: Machine, facts_min: int = FACTS_MIN) -> None:
-        """Freeze the machine as it is."""
         self.name = name
         self.machine = machine
         self.broke = ""
@@ -121,7 +120,6 @@ class FactRecorder:
         return self._now.facts
 
     def _interval(self, state: bytes | None) -> int:
-        """Return after how many facts the machine is frozen again."""
         return max(self._facts_min, min(FACTS_MAX, 0 if state is None else len(state) // BYTES_PER_FACT))
 
 
@@ -176,14 +174,14 @@ class Replay:
 
     def logbook(self) -> Iterator[str]:
         """Yield a line per fact, as in the golden logbooks, and a last one that says where it breaks, if it does."""
-        told = iter(self.facts)
+        facts = iter(self.facts)
         try:
             for fact, commands in self.play():
-                next(told)
+                next(facts)
                 yield logbook_line(self.header.name, fact, commands)
         except Exception as error:  # whatever breaks a machine is what a dump is for
-            fact = next(told)
-            yield f"{fact.at_s:6.2f} {self.header.name:8} {said(fact)} -> BREAKS: {type(error).__name__}"
+            fact = next(facts)
+            yield f"{fact.at_s:6.2f} {self.header.name:8} {describe(fact)} -> BREAKS: {type(error).__name__}"
             raise
 
 
@@ -205,11 +203,11 @@ def _fact(row: bytes) -> Fact:
 
 def logbook_line(name: str, fact: Fact, commands: Iterable[Command], at_s: float | None = None) -> str:
     """Return one readable line: when (the fact's own time, if not said), which machine, what it was told and answered."""
-    done = ", ".join(said(command) for command in commands) or "nothing"
-    return f"{fact.at_s if at_s is None else at_s:6.2f} {name:8} {said(fact)} -> {done}"
+    done = ", ".join(describe(command) for command in commands) or "nothing"
+    return f"{fact.at_s if at_s is None else at_s:6.2f} {name:8} {describe(fact)} -> {done}"
 
 
-def said(value: Fact | Command) -> str:
+def describe(value: Fact | Command) -> str:
     """Return a fact or command as `Name(what matters)`; numbers carry the first letter of what they number."""
     shown = []
     for name in ("learner", "key", "fragment", "version", "name", "push", "base_version", "attempt", "age", "fate"):

@@ -35,9 +35,8 @@ import msgspec
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.claims import TokensBound
 from atoll.protocol.events import Commit, Fold, PublishCall, PushKey, Share
-from atoll.protocol.grace import GraceWindow
-from atoll.protocol.reasons import NEVER_CALLED, NOBODY, Names, Opened, Opening, RoundNeeds, RoundReasons
 from atoll.protocol.settings import MAJORITY_MIN, ProtocolSettings
+from atoll.protocol.waits import NEVER_CALLED, NOBODY, GraceWindow, Names, Opened, Opening, RoundNeeds, RoundReasons
 
 UNBOUNDED = TokensBound()
 VAIN_CALLS = 8
@@ -140,7 +139,7 @@ class FragmentRound:
     ) -> int:
         """Open the round, or call again below quorum; return the attempt number, from 1.
 
-        What else it is told is only noted: the live learners, its beat (None before the first) and their step time.
+        All else is only noted: the live learners, its beat (None before the first) and their step time.
         """
         if self._move("call") is Phase.RESTING:
             self.called_s = at_s

@@ -1,4 +1,4 @@
-"""What all processes of a run must agree on; written once into the run record by the founder.
+"""The settings that all processes of a run must agree on; written once into the run record by the founder.
 
 Defaults are Decoupled DiLoCo's where it publishes them (tau = 2, K = 1 plus grace, Nesterov outside) and
 our own measurements where it does not (outer rate and momentum, merge, interval; see docs/results). Two relations

@@ -11,10 +11,10 @@ Facts come in through `handle`, commands go out; the shard never looks at a cloc
   acknowledged at once; one that was delivered already is not fetched twice.
 * **Fates.** Each contribution ends as merged, merged_late or refused(reason). Merges enter the fragment's ledger with the
   commit. A refusal and a farewell are durable before they are acknowledged; one `Keep` per fragment takes all (`FragmentSlot`).
-* **Former lives** (`atoll.protocol.former_lives`). The accounts of lives that are over and settled are folded into one: what a
+* **Former lives** (`atoll.protocol.ledger`). The accounts of lives that are over and settled are folded into one: what a
   commit writes grows with the learners that are there, not with the lives that ever were.
-* **Protection** (`atoll.protocol.quarantine`). What is too long is clipped. A run that isolates refuses it, and isolates an
-  incarnation that offends repeatedly, without effect on others.
+* **Protection** (`atoll.protocol.quarantine`). A contribution that is too long is clipped. A run that isolates refuses it, and
+  isolates an incarnation that offends repeatedly, without effect on others.
 * **The end.** At the token target, or when told to drain, a shard finishes once no learner is present, nothing is queued and
   nothing is unsettled. When the last has left, its pushes are merged without a quorum; what no majority can judge is refused.
 * **Cost.** A heartbeat that changes nothing costs a few lookups: all learners are looked at now and then (`look_is_due`).
@@ -25,9 +25,12 @@ It holds no tensor: the driver keeps what it fetched under the same keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import msgspec
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
@@ -48,19 +51,19 @@ from atoll.protocol.events import (
     Fetch,
     Finish,
     Isolate,
+    Keep,
     Kept,
     LearnerBeat,
     LearnerLeft,
+    PushKey,
     QueueDrained,
     Refuse,
     StandDown,
     TimerFired,
     Unfold,
 )
-from atoll.protocol.former_lives import LIVES_MAX, EndedLives, FormerLives
 from atoll.protocol.fragment_ledger import FragmentLedger, adds_up, close_together, fate_of, fold_life
-from atoll.protocol.grace import MovingAverage, grace_window
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import LIVES_MAX, EndedLives, FormerLives, Ledger
 from atoll.protocol.pacing import (
     CONTRIBUTES_ROUNDS,
     RECALL_S_MIN,
@@ -73,11 +76,231 @@ from atoll.protocol.pacing import (
     newest_of,
     recall_s,
 )
-from atoll.protocol.quarantine import OFFENCES, has_ended
-from atoll.protocol.reasons import id_of
+from atoll.protocol.quarantine import OFFENCES, OTHERS_MIN, Measure, has_ended, norm_limit
 from atoll.protocol.round import PLACES, UNBOUNDED, FragmentRound, Offer, Phase
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.slot import FragmentSlot
+from atoll.protocol.waits import MovingAverage, grace_window, id_of
+
+LAST_VERSIONS: Final = 16
+"""A learner hears of the end within seconds. After so many further versions, whoever trains on moves the model alone."""
+
+
+LengthVerdict = Literal["fold", "clip", "refuse"]
+"""What becomes of a contribution for its length; one that is clipped is folded at less."""
+
+
+class Outlier(NamedTuple):
+    """A contribution that is refused for its length (L2), and which one was allowed."""
+
+    offer: Offer
+    norm: float
+    norm_max: float
+
+
+@dataclass(slots=True)
+class Settling:
+    """Refusals by key, and farewells, that may be settled once a ledger that knows of them is durable."""
+
+    refusals: dict[PushKey, Acknowledge] = field(default_factory=dict)
+    farewells: list[Dismiss] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.refusals or self.farewells)
+
+    def commands(self) -> list[Acknowledge | Dismiss]:
+        """Return the commands that settle it."""
+        return [*self.refusals.values(), *self.farewells]
+
+
+@dataclass(slots=True)
+class FragmentSlot:
+    """One fragment of a shard: its present round, its ledger, what waits for the next round, and when it is called.
+
+    `due_s` is its next beat, `called_s` the last, `again_s` when a round below its quorum is called again; `parked` offers
+    wait for the next round. A refusal or a farewell is `unkept` until the ledger is written, `keeping` while a `Keep` is under
+    way, `committing` while a commit carries it: at most one `Keep` per fragment is under way, however many refusals there are.
+    Its ledger was `written` so often, the last time perhaps not durably yet, and so often `durable`. Once the run is at its
+    target, what was trained on a version after `last_base` comes too late.
+    """
+
+    round: FragmentRound
+    fragment_ledger: FragmentLedger
+    offers: dict[PushKey, Offer] = field(default_factory=dict)
+    parked: list[PushKey] = field(default_factory=list)
+    called_s: float | None = None
+    due_s: float | None = None
+    again_s: float | None = None
+    unkept: Settling = field(default_factory=Settling)
+    keeping: Settling | None = None
+    committing: Settling = field(default_factory=Settling)
+    written: int = 0
+    durable: int = 0
+    last_base: int | None = None
+
+    @property
+    def unsettled(self) -> bool:
+        """Return whether a refusal or a farewell is not durable yet."""
+        return bool(self.unkept or self.keeping is not None or self.committing)
+
+    def moves_up(self, at_s: float, interval_s: float, fragments: int) -> bool:
+        """Give it its next beat, or an earlier one when steps have become shorter; return whether that has changed.
+
+        The first beats of all fragments are staggered over one interval. Where the first step was slow, because it compiled,
+        that interval is too long: then the staggering begins again with the shorter one.
+        """
+        first_s = at_s + interval_s * (self.round.fragment + 1) / fragments
+        due_s = first_s if self.called_s is None else max(at_s, self.called_s + interval_s)
+        if self.round.phase is not Phase.RESTING or not comes_earlier(self.due_s, due_s, interval_s):
+            return False
+        self.due_s = due_s
+        return True
+
+    def follows_final(self, offer: Offer) -> bool:
+        """Return whether its life has called another push its last: a learner of ours calls one so, and sends none after it."""
+        life = offer.key.learner, offer.key.incarnation
+        held = [other.key.push for other in self.offers.values() if other.final and other.key[:2] == life]
+        final = self.fragment_ledger.last_push(offer.key) or min(held, default=0)
+        return 0 < final != offer.key.push and (offer.final or offer.key.push > final)
+
+    def reach_target(self) -> None:
+        """Note that the run is at its target, the first time."""
+        if self.last_base is None:
+            self.last_base = self.round.version + LAST_VERSIONS
+
+    def is_after_end(self, offer: Offer) -> bool:
+        """Return whether it was trained on a version that was made when every learner had long heard of the end."""
+        return self.last_base is not None and offer.base_version > self.last_base
+
+    def overspends(self, offer: Offer, trained: int) -> bool:
+        """Return whether its life pushes more tokens of this fragment than it has `trained`: each may be pushed once."""
+        life, ledger = offer.key[:2], self.fragment_ledger
+        held = [other for other in self.offers.values() if other.key[:2] == life and not ledger.knows(other.key)]
+        return ledger.spent(*life) + sum(other.tokens for other in held) + offer.tokens > trained
+
+    def refusal(self, offer: Offer, trained: int) -> str:
+        """Return why an offer of a life that has trained so many tokens is refused unread, or the empty string."""
+        if self.overspends(offer, trained):
+            return "implausible"
+        if reason := self.round.refusal(offer):
+            return reason
+        if self.follows_final(offer):
+            return "after_final"
+        return "after_end" if self.is_after_end(offer) else ""
+
+    def renew(self, following: FragmentRound) -> list[Offer]:
+        """Begin the round that follows; return what was parked for it."""
+        self.round = following
+        parked, self.parked = self.parked, []
+        self.round.loading.update(key for key in self.offers if key not in parked)
+        return [self.offers[key] for key in parked]
+
+    def busy(self, overdue: set[str]) -> bool:
+        """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""
+        open_round = bool(self.round.shares) or self.round.phase is Phase.COMMITTING
+        return open_round or self.unsettled or any(key.learner not in overdue for key in self.offers)
+
+    def keep(self, ledger: Ledger, cause_id: str) -> list[Keep]:
+        """Return the command to keep the ledger as it is now, unless nothing waits for it or another writing is under way.
+
+        The ledger of the moment holds what a commit under way has decided; so it must not be written before that commit.
+        `ledger` is the shard's, for the learners' reports.
+        """
+        if not self.unkept or self.keeping is not None or self.round.phase is Phase.COMMITTING:
+            return []
+        self.keeping, self.unkept = self.unkept, Settling()
+        frozen = self.frozen(ledger)
+        return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
+
+    def frozen(self, ledger: Ledger) -> bytes:
+        """Return the fragment's ledger as it is to be written now; `ledger` is the shard's."""
+        self.written += 1
+        return self.fragment_ledger.frozen(ledger)
+
+    def holds(self) -> set[str]:
+        """Return the lives, as `learner/incarnation`, of which a contribution or a farewell is in hand and not settled."""
+        stages = (self.unkept, self.keeping or Settling(), self.committing)
+        keys = [*self.offers, *(key for stage in stages for key in stage.refusals)]
+        gone = {f"{one.learner}/{one.incarnation}" for stage in stages for one in stage.farewells}
+        return {f"{key.learner}/{key.incarnation}" for key in keys} | gone
+
+    def kept(self) -> list[Acknowledge | Dismiss]:
+        """Return what may be settled now that the ledger is kept."""
+        if self.keeping is None:
+            raise ProtocolMisuse("a ledger was kept that nobody asked for", got=self.round.fragment)
+        settled, self.keeping = self.keeping.commands(), None
+        self.durable += 1
+        return settled
+
+    def judge(
+        self,
+        ready: Sequence[tuple[PushKey, float]],
+        base_norm: float,
+        cause_id: str,
+        has_ended: Callable[[str, Measure], bool],
+    ) -> tuple[list[Outlier], list[Fetch]]:
+        """Judge the lengths of contributions that have been read, with their norms, which can only be folded together.
+
+        `has_ended` says whether the life that a learner's measure is of has ended. Return those that are refused; and commands
+        to read the others once more, because a sum holds one that is to be clipped or refused: what is clipped comes apart.
+        """
+        version = self.round.version
+        measures = self.fragment_ledger.measures(version).items()
+        known = {learner: measure for learner, measure in measures if not has_ended(learner, measure)}
+        judged = [self._judge_length(key, norm, base_norm, known) for key, norm in ready]
+        apart = len(ready) > 1 and any(verdict != "fold" for _, verdict, _ in judged)
+        outliers, again = list[Outlier](), list[Fetch]()
+        for offer, verdict, limit in judged:
+            self.offers[offer.key] = offer
+            if verdict == "refuse":
+                outliers.append(Outlier(offer, offer.norm, limit))
+            elif apart:
+                again.append(Fetch(key=offer.key, apart=verdict == "clip", cause_id=cause_id))
+                continue
+            self.round.loading.discard(offer.key)
+            measure = Measure(offer.scale * offer.norm, offer.steps, offer.key.incarnation, version)
+            self.fragment_ledger.remember(offer.key.learner, measure)
+        return outliers, again
+
+    def _judge_length(
+        self, key: PushKey, norm: float, base_norm: float, known: Mapping[str, Measure]
+    ) -> tuple[Offer, LengthVerdict, float]:
+        """Return an offer with its norm and scale, what becomes of it for its length, and the length that is allowed."""
+        if key not in self.offers:
+            raise ProtocolMisuse("a contribution became ready that nobody asked for", got=key)
+        offer, settings = self.offers[key], self.round.settings
+        limit = norm_limit(known, key.learner, offer.steps, settings.outlier_ratio, base_norm)
+        scale = limit / norm if norm > limit else 1.0
+        verdict: LengthVerdict = "fold"
+        if scale < 1.0 and self._isolates(key, known):
+            verdict = "refuse"
+        elif scale < 1.0 and not settings.by_value(self.round.fragment):
+            verdict = "clip"
+        else:  # also of values: one that is clipped would be another value
+            scale = 1.0
+        return msgspec.structs.replace(offer, norm=norm, scale=scale), verdict, limit
+
+    def _isolates(self, key: PushKey, known: Mapping[str, Measure]) -> bool:
+        """Return whether a contribution that is too long is refused: the run isolates, and enough others judge it."""
+        judged = len(known.keys() - {key.learner}) >= OTHERS_MIN
+        isolates = self.round.settings.protect == "isolate"
+        return isolates and judged and self.fragment_ledger.has_merged(key.learner, key.incarnation)
+
+    def commits(self) -> None:
+        """Note that a commit carries the ledger with all that was refused until now."""
+        self.committing, self.unkept = self.unkept, Settling()
+
+    def committed(self) -> list[Acknowledge | Dismiss]:
+        """Return what may be settled now that the commit is durable."""
+        settled, self.committing = self.committing.commands(), Settling()
+        self.durable += 1
+        return settled
+
+    def settles(self, key: PushKey) -> bool:
+        """Return whether a contribution is refused, and the ledger that says so is not durable yet."""
+        stages = (self.unkept, self.keeping or Settling(), self.committing)
+        return any(key in stage.refusals for stage in stages)
+
 
 AHEAD_MAX = 2
 """Between two contributions of a learner, so many times the last one is believed to be on its way."""
@@ -147,16 +370,16 @@ class Shard:
 
     def _living(self, *, isolated: bool = False) -> Iterator[str]:
         now_s, silence_s = self.connected.now_s, self.settings.silence_s
-        known = ((n, v) for n, v in self.learners.items() if v.training and v.heard(now_s, silence_s))
-        heard = (name for name, view in known if not view.overdue(now_s, self.over_s))
+        known = ((n, v) for n, v in self.learners.items() if v.training and v.is_heard(now_s, silence_s))
+        heard = (name for name, view in known if not view.is_overdue(now_s, self.over_s))
         return (name for name in heard if isolated or not self.isolated(name, self.learners[name].incarnation))
 
     def present(self) -> set[str]:
         """Return the learners that are waited for: neither gone, silent, overdue nor in quarantine."""
         now_s = self.connected.now_s
-        there = {n: v for n, v in self.learners.items() if v.present and v.heard(now_s, self.settings.silence_s)}
+        there = {n: v for n, v in self.learners.items() if v.present and v.is_heard(now_s, self.settings.silence_s)}
         return {
-            n for n, v in there.items() if not v.overdue(now_s, self.over_s) and not self.isolated(n, v.incarnation)
+            n for n, v in there.items() if not v.is_overdue(now_s, self.over_s) and not self.isolated(n, v.incarnation)
         }
 
     def step_s(self) -> float | None:
@@ -336,7 +559,8 @@ class Shard:
     def _on_queue_drained(self, event: QueueDrained) -> list[Command]:
         """Finish when the run is over: told so or at its token target, nobody present, nothing queued or in our hands.
 
-        Who is present is not known before everybody had the time to be heard: an owner that has just taken over waits.
+        The learners that are present are not known before all had the time to be heard: an owner that has just taken over
+        waits.
         """
         self.ledger.count(event.run_tokens)
         self._look_for_target()
@@ -344,7 +568,7 @@ class Shard:
         over = self._over()
         if over and self.over_s is None:
             self.over_s = self.connected.now_s
-        overdue = {n for n, view in self.learners.items() if view.overdue(self.connected.now_s, self.over_s)}
+        overdue = {n for n, view in self.learners.items() if view.is_overdue(self.connected.now_s, self.over_s)}
         busy = any(slot.busy(overdue) for slot in self.slots.values())
         if not over or busy or not self._listened() or not event.proven or self.present():
             return self._schedule(event.at_s) + self._advance_all(event.at_s, "queue")
@@ -428,7 +652,6 @@ class Shard:
         return self.ledger.reached(self.settings.tokens_target)
 
     def _look_for_target(self) -> None:
-        """Note of each fragment where it stood when the run was at its target."""
         if self._at_target():
             for slot in self.slots.values():
                 slot.reach_target()
@@ -461,7 +684,6 @@ class Shard:
         return actions
 
     def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
-        """Call the round, and see to it that it is called again while it stays below quorum."""
         now = slot.round
         if now.phase not in (Phase.RESTING, Phase.COLLECTING):
             return []
@@ -525,7 +747,6 @@ class Shard:
     def _commit(
         self, slot: FragmentSlot, at_s: float, reason: str, live: set[str], cause_id: str, *, together: bool
     ) -> Commit:
-        """Book what is folded as merged, and freeze the round with its ledger."""
         now = slot.round
         self.committing_since[now.fragment] = self.connected.at(at_s)
         for share in now.shares:
@@ -553,7 +774,7 @@ class Shard:
         held = Counter(key.learner for key in slot.offers)
         last = {key.learner for key, offer in slot.offers.items() if offer.final}
         there = self.present() - last
-        return {n for n in there if held[n] < PLACES and self.learners[n].finishing(self.connected.now_s)}
+        return {n for n in there if held[n] < PLACES and self.learners[n].is_finishing(self.connected.now_s)}
 
     def _everybody(self, slot: FragmentSlot, live: set[str]) -> set[str] | None:
         """Return the learners that a round awaits without a bound (the run ends together); None while grace bounds it."""

@@ -12,19 +12,16 @@ from typing import Any, Final
 import msgspec
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.balance import Balance, HostHeard
 from atoll.protocol.events import Acknowledge, Dismiss, PushKey
-from atoll.protocol.former_lives import EndedLives
 from atoll.protocol.fragment_ledger import FragmentLedger
-from atoll.protocol.grace import MovingAverage
 from atoll.protocol.island import Island, LocalInterval
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.ledger import EndedLives, Ledger
+from atoll.protocol.ownership import Balance, HostHeard, LeaseStanding, Tenure
 from atoll.protocol.pacing import ConnectedTime, KnownLearner
 from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
-from atoll.protocol.slot import FragmentSlot, Settling
-from atoll.protocol.tenure import LeaseStanding, Tenure
+from atoll.protocol.shard import FragmentSlot, Settling, Shard
+from atoll.protocol.waits import MovingAverage
 
 ODD_CHARS_MAX: Final = 200
 

@@ -38,7 +38,7 @@ from atoll.base.quantities import (
     Word,
 )
 from atoll.protocol.ledger import Ledger
-from atoll.protocol.reasons import RoundReasons
+from atoll.protocol.waits import RoundReasons
 from atoll.wire.messages import Event, LearnerState, Shards
 from atoll.wire.traffic import NOTHING, LinkTraffic
 

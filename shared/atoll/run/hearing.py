@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.protocol.balance import BEATS_PER_LEASE
+from atoll.protocol.ownership import BEATS_PER_LEASE
 from atoll.protocol.pacing import BEATS_PER_SILENCE
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.process_views import HostView, LearnerView

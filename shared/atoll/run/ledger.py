@@ -16,9 +16,8 @@ from atoll.base.errors import BlobCorrupt, BlobGone, BrokerUnavailable, PeerMisb
 from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
-from atoll.protocol.former_lives import FormerLives
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
-from atoll.protocol.ledger import Account, Ledger, continued
+from atoll.protocol.ledger import Account, FormerLives, Ledger, continued
 from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable, recorded_progress

@@ -22,7 +22,7 @@ from atoll.base.fair_queue import FairQueue, heaviest
 from atoll.base.quantities import MOMENT_MAX
 from atoll.bus.interface import Bus
 from atoll.protocol.ledger import Ledger, continued
-from atoll.protocol.reasons import id_of
+from atoll.protocol.waits import id_of
 from atoll.run.event_fields import (
     ClosedEvent,
     Contributor,

@@ -14,7 +14,7 @@ from typing import Final
 
 from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
-from atoll.protocol.reasons import id_of
+from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.event_fields import Contributor, RefusedContribution
 from atoll.run.view import RoundLine

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.base.wording import counted
-from atoll.protocol.reasons import id_of
+from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
 from atoll.run.event_fields import Contributor, QuarantineEvent
 from atoll.run.view import RoundLine

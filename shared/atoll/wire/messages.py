@@ -175,7 +175,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     is theirs. `state` is the outer-optimizer state that belongs to them, None for that in which a run begins; where the run
     derives it from the values (`RunRecord.derives_state`), it is the state of the keyframe. `superseded` are frames that the
     head before this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its
-    round end (`atoll.protocol.reasons`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
+    round end (`atoll.protocol.waits`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
     says which contributions of the fragment have a fate. An owner may write the same version again with a newer ledger, and a
     new owner does so with its own epoch.
     """
@@ -343,7 +343,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A synchronizer process's shards, owned and wanted (`atoll.protocol.balance`); `software` as in `Member`."""
+    """A synchronizer process's shards, owned and wanted (`atoll.protocol.ownership`); `software` as in `Member`."""
 
     name: PeerId
     host: Text

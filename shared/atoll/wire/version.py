@@ -24,7 +24,7 @@ SCHEMA_OF_DERIVED_STATE: Final = 3
 SCHEMA_OF_INLINE_FRAMES: Final = 4
 """A run record whose manifests carry small frames (`atoll.run.inline_frames`)."""
 SCHEMA_OF_FORMER_LIVES: Final = 5
-"""A run record whose shards fold the accounts of lives that are over (`atoll.protocol.former_lives`)."""
+"""A run record whose shards fold the accounts of lives that are over (`atoll.protocol.ledger`)."""
 SCHEMA_OF_FIRST_WRITERS: Final = 6
 """A run record whose learners draw a nonce for the chunks of each push, where the first writer wins (`RunRecord`)."""
 SCHEMA_NEWEST: Final = SCHEMA_OF_FIRST_WRITERS

@@ -657,7 +657,7 @@ class FleetLearner:
             for hub in self.world.hubs:
                 self.up.core_message(hub.hear_beat, self.beat())
         self._beats += 1
-        self.world.engine.after(self._heartbeats.told(self._steps.mean_s), self._beat_again, self._beats)
+        self.world.engine.after(self._heartbeats.pause_after(self._steps.mean_s), self._beat_again, self._beats)
 
     def _beat_again(self, number: int) -> None:
         if number == self._beats:

@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.protocol.grace import grace_window
+from atoll.protocol.waits import grace_window
 from atoll_simulator.planner.failures import Failures, stops
 from atoll_simulator.planner.question import Question
 

@@ -30,8 +30,8 @@ from typing import Final
 from atoll.base.errors import SettingsError
 from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.pacing import RECENT_STEPS
-from atoll.protocol.reasons import id_of
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.waits import id_of
 from atoll.run.event_fields import Contributor, JoinedEvent, SampleEvent
 from atoll.run.view import RoundLine
 from atoll.story.goodput import TimePresent, presences, summed
