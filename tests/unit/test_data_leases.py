@@ -196,17 +196,6 @@ def positions(grants: tuple[DataGrant, ...]) -> list[tuple[int, int]]:
     return sorted((grant.epoch, position) for grant in grants for position in range(grant.start, grant.stop))
 
 
-def test_an_epoch_is_granted_once_and_finished_before_the_next() -> None:
-    """Grants never overlap and never span two epochs."""
-    ledger, grants = DataLedger(blocks=BLOCKS), []
-    for number in range(6):
-        ledger, grant = take(ledger, "abc"[number % 3], 1, 4)
-        grants.append(grant)
-
-    assert positions(tuple(grants[:3])) == [(0, position) for position in range(BLOCKS)]
-    assert positions(tuple(grants[3:])) == [(1, position) for position in range(BLOCKS)]
-
-
 def test_the_rest_of_a_unit_comes_back_and_goes_out_first_at_its_window() -> None:
     """A unit that was begun is granted whole, with the place to go on at; one that was not may be cut."""
     ledger, begun = take(DataLedger(blocks=BLOCKS), "a", 1, 4)

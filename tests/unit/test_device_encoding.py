@@ -16,15 +16,14 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import FrameRejected, SettingsError
+from atoll.base.errors import FrameRejected
 from atoll.client.adoption import AdoptableFragment, adopt
-from atoll.client.device_encoding import Encoder, check_choice, choose_encoder
+from atoll.client.device_encoding import Encoder, choose_encoder
 from atoll.codec import FORMATS, Encoded, format_of
 from atoll.model.layout import plan_layout
 from atoll.model.pytrees import describe, gather
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment
-from atoll.settings import load
 
 TWO_DEVICES = Path(__file__).with_name("two_devices.py")
 CODECS = list(FORMATS)
@@ -158,15 +157,6 @@ def test_the_host_encodes_where_a_device_cannot_and_says_why() -> None:
     trained.leaves["norm"] = np.zeros((), np.float32)
     assert trained.encoder() == (None, f"'norm' is no array of JAX (1 of {merged} tensors)")
     assert [encoder.reads(p, trained.leaves) for p in range(3)].count(False) == 1
-
-
-def test_another_word_is_refused() -> None:
-    check_choice("device")
-    with pytest.raises(SettingsError, match="auto, host, device"):
-        check_choice("gpu")
-    assert load(assignments=["learner.encode=host"]).settings.learner.encode == "host"
-    with pytest.raises(SettingsError, match=r"learner\.encode"):
-        load(assignments=["learner.encode=gpu"])
 
 
 def test_sharded_arrays_are_brought_together_piece_by_piece() -> None:

@@ -52,12 +52,6 @@ async def test_few_heads_are_read_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(await heads.next())[1] for _ in range(3)] == [["all"]] * 3
 
 
-async def test_one_contributor_more_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = CountedHeads(NAMES_MAX // 8, monkeypatch, contributors=8)
-
-    assert [len((await heads.next())[1]) for _ in range(2)] == [1, IN_TURN]
-
-
 async def test_many_heads_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first reading each takes the next ones, so that all have their turn."""
     heads = CountedHeads(5 * IN_TURN, monkeypatch)

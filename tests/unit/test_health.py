@@ -38,23 +38,6 @@ def test_a_touched_file_is_fresh_and_an_old_one_is_not(tmp_path: Path) -> None:
     assert silent_s(file, SystemClock()) > 1e6
 
 
-def test_the_file_says_which_process_lives(tmp_path: Path) -> None:
-    """It holds the id of the process that touched it last, so that a person can signal that one."""
-    file = tmp_path / "health"
-    file.write_text("1")
-    show_life(file)
-
-    assert file.read_text() == str(os.getpid())
-
-
-def test_no_file_and_a_file_that_cannot_be_written_end_nothing(tmp_path: Path) -> None:
-    """What is alive stays alive without a place to show it."""
-    show_life(None)
-    show_life(tmp_path / "no" / "such" / "folder")
-
-    assert not list(tmp_path.iterdir())
-
-
 async def test_a_living_loop_touches_at_once(tmp_path: Path) -> None:
     life = asyncio.create_task(live(tmp_path / "health"))
     await asyncio.sleep(0)

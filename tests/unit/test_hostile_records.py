@@ -18,9 +18,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, dismissal, release
 from atoll.codec.arrays import unpack_arrays
-from atoll.model.layout import Layout
 from atoll.protocol.data import DataLedger
-from atoll.protocol.settings import ProtocolSettings
 from atoll.run.member_roll import MemberRoll
 from atoll.wire.messages import Head, Member, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
@@ -205,9 +203,3 @@ def test_a_header_of_many_arrays_is_read_in_time() -> None:
         return len(await asyncio.to_thread(unpack_arrays, packed, 1 << 22))
 
     assert asyncio.run(asyncio.wait_for(read(), 120.0)) == len(entries)
-
-
-def test_every_planned_layout_is_one_that_readers_take() -> None:
-    layout: Layout = run_record("r").layout
-    assert layout.fault() == ""
-    assert ProtocolSettings().check()

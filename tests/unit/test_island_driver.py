@@ -8,35 +8,28 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import FrameRejected, RunReplaced, RunWentBack
+from atoll.base.errors import RunReplaced, RunWentBack
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import (
     PUSHES_AT_ONCE,
-    QUIET_S,
-    ClippedPushes,
     IslandDriver,
-    LocalRefusals,
     StepBoundary,
     StepReport,
-    tell_refusal,
 )
 from atoll.client.founding import publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
-from atoll.protocol.events import CallHeard, HeadHeard, Push
+from atoll.protocol.events import CallHeard, HeadHeard
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.decisions import describe_clip
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.limits import Buffer
-from atoll.wire.messages import Member, RunRecord, Verdict, encode
+from atoll.wire.messages import Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from support.clocks import HandClock
 from support.links import unique_run
 
 SIZE, TOKENS = 6, 10
@@ -133,29 +126,6 @@ async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushe
     assert (scene.machine.pushed, scene.machine.refused_local, scene.machine.superseded) == (TOKENS, TOKENS, TOKENS)
 
 
-async def test_the_first_push_that_is_refused_at_home_is_told_by_its_leaf(scene: DriverScene) -> None:
-    """A loop in NaN trained on in silence; only the count at its end said so. Later ones are counted, and told in a while."""
-    refused = FrameRejected("not_finite", "a frame holds infinities or NaN")
-    snapshot = {"w": np.full(SIZE, np.nan, np.float32)}
-    push = Push(fragment=0, push=1, base_version=0, tokens=TOKENS, steps=1, trained_tokens=TOKENS)
-    clock = HandClock(0.0)
-    refusals = LocalRefusals(scene.driver.run.layout, clock)
-    with capture_logs() as logs:
-        scene.step(np.nan)
-        scene.called(0)
-        await scene.settled()
-        for clock.now_s in (0.0, 1.0, QUIET_S - 1.0, QUIET_S):
-            await refusals.tell(push, snapshot, refused)
-
-    told = [line for line in logs if line["event"] == "push.refused_local"]
-    assert [(line["log_level"], line["leaf"], line["pushes"]) for line in told] == [
-        ("warning", "w", 1),
-        ("warning", "w", 1),
-        ("warning", "w", 3),
-    ]
-    assert "learning rate" in told[0]["todo"]
-
-
 async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: DriverScene) -> None:
     """A fetch that failed is over: the next word of a head begins another one."""
     await scene.bus.purge(f"{scene.driver.subjects.prefix}.gl.head.>")
@@ -179,31 +149,6 @@ async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_
     (ready,) = scene.driver.take_ready()
     assert ready.frame.version == 1
     assert scene.driver.take_ready() == []
-
-
-@pytest.mark.parametrize(("reason", "level"), [("stale", "info"), ("outlier", "warning")])
-def test_a_push_that_came_too_late_is_no_reason_to_worry(reason: str, level: str) -> None:
-    """A learner that joins meets one or two, and a warning without a why would alarm whoever reads it."""
-    with capture_logs() as lines:
-        tell_refusal(Verdict(learner="a", incarnation=1, fragment=0, push=1, fate="refused", reason=reason))
-    assert [line["log_level"] for line in lines] == [level]
-    assert ("harmless" in lines[0].get("why", "")) is (reason == "stale")
-
-
-def test_clipped_pushes_are_told_at_once_and_then_now_and_then() -> None:
-    """With both lengths, the setting and the cure; how many there were since the last line."""
-    clock = HandClock(0.0)
-    clipped = ClippedPushes(clock)
-    with capture_logs() as lines:
-        for push in range(1, 6):
-            verdict = Verdict(
-                learner="a", incarnation=1, fragment=0, push=push, fate="clipped", norm=12.0, norm_max=4.5
-            )
-            clipped.tell(verdict)
-            clock.now_s += QUIET_S / 3
-
-    assert [(line["push"], line["pushes"]) for line in lines] == [(1, 1), (4, 3)]
-    assert all(line["why"] == describe_clip(12.0, 4.5) for line in lines)
 
 
 def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
@@ -203,23 +202,3 @@ def test_seeds_and_the_optimizer_stay(a_run: MemoryRun) -> None:
         "trainable/norm/gamma",
     ]
     assert list(layout.by_value) == names[:2]
-
-
-def test_variables_of_one_path_are_told_apart() -> None:
-    """A model of one's own may hold two layers of the same name."""
-    first, second = (keras.Variable(np.zeros(2), name="twin") for _ in range(2))
-
-    assert callback.named_variables([first, second], "") == {"twin": first, "twin~2": second}
-
-
-def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch, a_run: MemoryRun) -> None:
-    """Before `fit` there is no island; on another backend none can be."""
-    island = a_run.learner("a")
-    island.close()
-    with pytest.raises(ProtocolMisuse, match="has not begun"):
-        _ = island.island
-    with pytest.raises(ProtocolMisuse, match="has not begun"):
-        island.merged()
-    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
-    with pytest.raises(SettingsError, match="the backend torch"):
-        a_run.learner("b")

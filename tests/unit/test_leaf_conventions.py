@@ -8,7 +8,6 @@ import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -197,7 +196,3 @@ def test_variances_are_known_by_their_names() -> None:
             ("1.running_mean", "bn/mean", "state/bn/~/mean_ema/average", "bn/~/var_ema/counter", "logvar", ""),
         )
     )
-
-
-def test_without_jax_a_numpy_loop_has_the_same_rules() -> None:
-    assert ruled({"1.running_var": np.ones(2, np.float32), "w": np.ones(2)}) == {"1.running_var": "mean"}

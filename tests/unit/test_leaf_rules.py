@@ -135,11 +135,6 @@ def test_frozen_leaves_are_known_by_their_values(kind: Any) -> None:  # noqa: AN
     assert known.digest not in {digest_of("base", kind(other)) for other in others}
 
 
-def test_what_has_no_bytes_to_compare_cannot_be_frozen() -> None:
-    with pytest.raises(SettingsError, match="the leaf 'base' cannot be frozen"):
-        frozen_leaves({"base": np.array([object()])}, LeafRules({"base": "frozen"}))
-
-
 def test_an_island_with_another_base_is_refused() -> None:
     """Frozen leaves must be frozen on all islands, with the founder's values."""
     layout = rules_of(LEAVES, {"backbone/w": "frozen"}).layout(LEAVES, 4)

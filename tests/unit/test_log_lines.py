@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from structlog.testing import capture_logs
 
-from atoll.client.driver import AdoptionLog
-from atoll.client.session import SupersededLog, UncalledLog, account
+from atoll.client.session import SupersededLog, account
 from atoll.protocol.events import CallHeard, DrainOrdered, Fact, Push, PushSettled, StepDone
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
@@ -24,21 +21,6 @@ AdoptionLog().note_adoption(1, 8, 1, "head/1/8")
 get("a.module").info("learner.moved")
 structlog.get_logger().debug("a line of the script's own")
 """
-
-
-@pytest.mark.parametrize(("each", "level"), [(True, "info"), (False, "debug")])
-def test_adoptions_are_logged_as_loudly_as_wished_and_counted(each: bool, level: str) -> None:  # noqa: FBT001
-    """The summary has the number of those since the one before."""
-    told = AdoptionLog(each=each)
-    with capture_logs() as lines:
-        for fragment in (0, 1):
-            told.note_adoption(fragment, 7, 12, f"head/{fragment}/7")
-
-    assert [(line["event"], line["fragment"], line["log_level"]) for line in lines] == [
-        ("fragment.adopted", 0, level),
-        ("fragment.adopted", 1, level),
-    ]
-    assert (told.take_count(), told.take_count()) == (2, 0)
 
 
 def test_a_script_that_configures_no_logs_gets_no_debug_lines_of_ours_and_keeps_its_own() -> None:
@@ -85,50 +67,3 @@ def test_a_learner_whose_intervals_are_short_is_told_once_that_its_work_is_super
         said.append([line["share"] for line in lines])
 
     assert said == [[], [], [], [], [], [], [], [0.55], []]
-
-
-def test_a_learner_that_nobody_calls_is_told_so() -> None:
-    machine, watch = Island(ProtocolSettings(fragments=1, shards=1, interval_steps=4).check(), {0: 0}), UncalledLog()
-
-    def steps(count: int, *, adopted: int = 0) -> list[str]:
-        for _ in range(count):
-            machine.handle(StepDone(at_s=0.0, tokens=10))
-        with capture_logs() as lines:
-            watch.look(machine, adopted, 4)
-        return [line["event"] for line in lines]
-
-    assert steps(8) == [], "the first call may still come"
-    assert [steps(9), steps(9)] == [["learner.uncalled"], []], "once"
-    assert steps(9, adopted=1) == []
-    assert steps(9) == ["learner.uncalled"]
-
-
-def test_a_learner_whose_steps_count_no_tokens_is_told_so() -> None:
-    """Its log once doubted the synchronizer, and everybody else's rounds waited for it."""
-    machine, watch = Island(ProtocolSettings(fragments=1, shards=1, interval_steps=4).check(), {0: 0}), UncalledLog()
-
-    def steps(count: int, tokens: int, *, adopted: int = 0) -> list[str]:
-        for _ in range(count):
-            machine.handle(StepDone(at_s=0.0, tokens=tokens))
-        with capture_logs() as lines:
-            watch.look(machine, adopted, 4)
-        return [line["event"] for line in lines]
-
-    assert steps(8, 0) == [], "a loop may begin with a few"
-    assert [steps(9, 0), steps(9, 0)] == [["learner.tokenless"], []], "once"
-    assert steps(9, 5, adopted=1) == []
-    assert steps(9, 0, adopted=1) == ["learner.tokenless"], "others make versions, and it is part of none"
-
-
-def test_lines_of_a_script_are_in_its_file_at_once(tmp_path: Path) -> None:
-    """Whoever looks into the file of a loop that runs sees that it has joined; a buffer would end with this process."""
-    script = """
-import os
-from atoll.base.logs import get
-get("a.module").info("learner.joined")
-os._exit(0)
-"""
-    with (tmp_path / "log").open("w", encoding="utf-8") as log:
-        subprocess.run([sys.executable, "-c", script], stderr=log, timeout=240, check=True)
-
-    assert "learner.joined" in (tmp_path / "log").read_text(encoding="utf-8")

@@ -65,23 +65,6 @@ def test_what_cannot_be_a_parameter_is_refused_at_the_door(changes: dict[str, An
         checked_parameters({}, {})
 
 
-@pytest.mark.parametrize(
-    ("leaf", "todo"),
-    [
-        (0.1, "make an array of it"),
-        (jnp.ones(2, jnp.complex64), "real and its imaginary part"),
-        (np.array(["a", "b"]), "make numbers of it (astype)"),
-        (jnp.array([float("nan")]), "look at how it was initialised or loaded"),
-    ],
-)
-def test_what_to_do_fits_the_fault(leaf: Any, todo: str) -> None:  # noqa: ANN401
-    """Of a leaf of NaN one was told to make an array of it, which it is."""
-    with pytest.raises(SettingsError) as refused:
-        checked_parameters(given() | {"leaf": leaf}, {})
-
-    assert todo in str(refused.value.todo)
-
-
 FROZEN: dict[str, Any] = {"merge": {"base": "frozen"}}
 
 
@@ -99,23 +82,6 @@ def test_a_step_that_changes_a_frozen_leaf_is_refused_after_the_first_one(kind: 
     home.stop()
 
     assert "the frozen leaf 'base' has changed" in str(refused.value)
-
-
-def test_a_loop_that_goes_on_all_the_same_is_refused_again() -> None:
-    """Every step, until the founder's values are back."""
-    home, refused = LoopThread("world"), 0
-    with joined(home, adapted(np), **FROZEN) as island:
-        ours = island.params
-        for _ in range(4):
-            try:
-                island.step(ours | {"base": ours["base"] * 0.5}, tokens=1)
-            except SettingsError:
-                refused += 1
-        island.step(ours, tokens=1)
-        island.step(ours, tokens=1)
-    home.stop()
-
-    assert refused == 4
 
 
 def rewrite_its_base(home: LoopThread) -> None:
@@ -161,41 +127,6 @@ def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: p
             params = island.step(step(params), tokens=1)
         assert read == ["base", "base"]
     home.stop()
-
-
-def test_what_becomes_of_the_leaves_is_said_once() -> None:
-    """Integers, booleans and keys of random numbers stay with each island; so does what a loop keeps to itself."""
-    kept = {"spectrum": jnp.ones(2, jnp.complex64), "mask": jnp.array([float("nan")])}
-    norm = {"running_mean": jnp.zeros(2), "running_var": jnp.ones(2), "num_batches_tracked": jnp.float32(0.0)}
-    own = {"spectrum": "local", "mask": "local", "base": "frozen"}
-    home = LoopThread("world")
-    with capture_logs() as logs, joined(home, given() | kept | norm | {"base": jnp.ones(2)}, merge=own):
-        pass
-    home.stop()
-
-    (said,) = [line for line in logs if line["event"] == "leaves.ruled"]
-    assert said["leaves"] == "2 merged, 2 mean, 4 local, 1 frozen"
-    assert (said["mean"], said["frozen"]) == ("running_mean, running_var", "base")
-    assert set(said["local"].split(", ")) == {"count", "mask", "num_batches_tracked", "spectrum"}
-    assert [line for line in logs if line["event"] == "leaves.doubtful"] == []
-
-
-def test_a_leaf_that_seems_to_be_a_statistic_is_warned_of() -> None:
-    """Until it has a rule, whichever; the way to give it one is in the warning."""
-    home = LoopThread("world")
-    params = given() | {"ema": {"w": jnp.ones(3)}, "steps_done": jnp.float32(0.0)}
-    with capture_logs() as logs, joined(home, params):
-        pass
-    home.stop()
-    other = LoopThread("world")
-    with capture_logs() as quiet, joined(other, params, merge={"ema/*": "pseudo_gradient", "steps_done": "local"}):
-        pass
-    other.stop()
-
-    (said,) = [line for line in logs if line["event"] == "leaves.doubtful"]
-    assert said["leaves"] == "ema/w, steps_done"
-    assert "merge={'ema/w': 'mean'}" in said["todo"]
-    assert [line for line in quiet if line["event"] == "leaves.doubtful"] == []
 
 
 def test_a_founder_with_one_fragment_and_statistics_gets_two() -> None:
@@ -257,18 +188,6 @@ def test_a_step_that_donates_its_parameters_is_noticed_at_once() -> None:
     home.stop()
 
     assert "JoinOptions(donated=True)" in str(refused.value)
-
-
-def test_settings_that_have_no_effect_are_named() -> None:
-    """The founder's hold; a joiner that asks for others is told which."""
-    home, broker = LoopThread("world"), MemoryBroker()
-    other = ProtocolSettings(fragments=2, shards=1, interval_steps=9, quorum=2)
-    with joined(home, given(), broker=broker), capture_logs() as logs:
-        joined(home, given(), "b", broker=broker, protocol=other).close()
-    home.stop()
-
-    (told,) = [line["settings"] for line in logs if line["event"] == "protocol.ignored"]
-    assert told == "interval_steps = 8 of the run, not 9; quorum = 1 of the run, not 2"
 
 
 @pytest.mark.parametrize("tokens", [2.5, float("nan"), -5, 1 << 60, "3", None, jnp.ones(2)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import EnvironmentFault, SettingsError
-from atoll.bus.regions import REGION_FILE, HubSide, RegionSide, domain_of, hub_addresses, is_region, pings
+from atoll.bus.regions import REGION_FILE, domain_of
 from atoll.client.join import check_joining
 from atoll.client.session import JoinOptions
 from atoll.deploy.description import DeploymentDescription, HubPlace, RegionPlace
@@ -18,11 +18,6 @@ from atoll.settings import load
 from atoll.wire.region_names import is_region_name
 from atoll_synchronizer.process import check_region
 from support.command_line import atoll
-
-
-@pytest.mark.parametrize(("domain", "leaf"), [("", False), ("hub", False), ("eu", True)])
-def test_a_domain_says_whether_a_broker_is_a_leaf(domain: str, leaf: bool) -> None:  # noqa: FBT001
-    assert is_region(domain) == leaf
 
 
 def test_a_region_keeps_its_name(tmp_path: Path) -> None:
@@ -70,25 +65,6 @@ def described(region: str) -> DeploymentDescription:
     """Return a deployment with a region of this name."""
     hub, place = HubPlace(hosts=("hub.example.org",)), RegionPlace(learners=1, target="systemd")
     return DeploymentDescription(run="ocean", hub=hub, regions={region: place})
-
-
-def test_addresses_of_a_hub() -> None:
-    assert hub_addresses("nats://a:7422, tls://[::1]:1") == ("nats://a:7422", "tls://[::1]:1")
-    for wrong in ("", "a:7422", "nats://a", "http://a:1", "nats://a:7422,", "nats://a:x"):
-        with pytest.raises(SettingsError, match="lets leaves in"):
-            hub_addresses(wrong)
-
-
-def test_what_a_server_is_told(tmp_path: Path) -> None:
-    """A hub does not advertise itself, a leaf tries again each second; both bear a full link for longer than clients."""
-    hub, leaf = HubSide(7422), RegionSide("eu", ("nats://a:1", "nats://b:1"))
-    assert 'listen: "[::1]:7422", no_advertise: true, compression: off' in hub.config("::1", tmp_path)
-    assert 'reconnect: "1s"' in leaf.config("0.0.0.0", tmp_path)  # noqa: S104  (not used)
-    assert 'urls: ["nats://a:1", "nats://b:1"], compression: off' in leaf.config("", tmp_path)
-    assert 'include "lock.conf"' in HubSide(7422, tmp_path / "lock.conf").config("a", tmp_path)
-    assert "ping_max: 2" in pings(None)
-    assert "ping_max: 9" in pings(hub)
-    assert pings(hub) == pings(leaf)
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:

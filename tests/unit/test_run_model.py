@@ -47,13 +47,6 @@ def test_a_reader_has_the_model_of_the_run_whatever_it_says(text: Path, said: tu
     assert reader.train.sequence == founder.train.sequence == 64
 
 
-def test_a_sequence_that_was_said_stays_if_the_model_can_have_it(text: Path) -> None:
-    run = record_of(told(text, *RUN_OF))
-
-    assert work_of(run, told(text, "train.sequence=32")).train.sequence == 32
-    assert work_of(run, told(text, "train.sequence=100")).train.sequence == 64
-
-
 @pytest.mark.parametrize("model", ["", "a forest", "{}", "[1]", '{"layers": 2}', "[" * 4000])
 def test_a_model_of_somebody_s_own_is_refused_in_words(text: Path, model: str) -> None:
     """Its description is theirs, and may be anything."""

@@ -10,7 +10,6 @@ import pytest
 from atoll.base.errors import SettingsError
 from atoll.settings import load
 from atoll_learner.model_settings import model_settings
-from atoll_learner.rate_rule import WARMUP
 from atoll_learner.schedule import DECAY_MIN, HOLD_STEPS, decay_share, learning_rate
 from atoll_learner.train_settings import TrainSettings, train_settings
 
@@ -36,12 +35,6 @@ def test_the_longer_a_run_the_larger_the_share_of_its_decay() -> None:
     assert decay_share(train.model_copy(update={"decay": 0.1}), 1000 * held) == 0.1
 
 
-def test_a_share_of_the_rate_may_remain() -> None:
-    train = TrainSettings(rate=1.0, warmup=0.0, decay=0.4, rate_min_ratio=0.2)
-
-    assert [learning_rate(train, tokens, 1000) for tokens in (800, 1000)] == pytest.approx([0.6, 0.2])
-
-
 def test_a_cosine_falls_from_the_warm_up_on() -> None:
     """The schedule of runs before: half a wave, to a tenth where that is said."""
     train = TrainSettings(rate=1.0, schedule="cosine", warmup=0.1, rate_min_ratio=0.1, batch=2, sequence=5)
@@ -57,16 +50,6 @@ def test_without_a_target_the_rate_is_constant_and_a_short_warm_up_is_none(sched
 
     assert learning_rate(train, 12345, 0) == 1.0
     assert learning_rate(train, 0, 100) == 1.0, "a warm-up shorter than a step"
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.0])
-def test_a_decay_may_be_nothing_or_all(decay: float) -> None:
-    """Held to the last step, or falling from the first: a warm-up is on the same line."""
-    train = TrainSettings(rate=1.0, warmup=0.0, decay=decay, batch=1, sequence=2)
-
-    rates = [learning_rate(train, tokens, 1000) for tokens in (0, 500, 998)]
-
-    np.testing.assert_allclose(rates, [1.0, 1.0, 1.0] if decay == 0.0 else [1.0, 0.5, 0.002], rtol=1e-6)
 
 
 def test_a_warm_up_that_reaches_into_the_decay_makes_no_jump() -> None:
@@ -96,19 +79,3 @@ def test_a_target_that_is_raised_before_the_decay_changes_nothing_of_what_was() 
 
     for tokens in (0, 3000, 9000):
         assert learning_rate(train, tokens, 20_000) == learning_rate(train, tokens, 60_000) == 1.0
-
-
-def test_each_inner_optimizer_has_a_warm_up_of_its_own() -> None:
-    """AdamW's second moments have to become known, Muon's steps have one length; what somebody says counts."""
-    model = model_settings({"size": "xs"}, vocab=256)
-
-    told = {each: train_settings({"optimizer": each}, model=model).warmup for each in ("muon", "adamw")}
-
-    assert told == WARMUP
-    assert told["muon"] < told["adamw"]
-    assert train_settings({"warmup": 0.3}, model=model).warmup == 0.3
-
-
-def test_an_unknown_schedule_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(SettingsError, match="cosine"):
-        train_settings({"schedule": "linear"}, model=model_settings({"size": "xs"}, vocab=256))

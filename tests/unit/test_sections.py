@@ -30,13 +30,6 @@ def test_a_completed_section_completes_to_itself() -> None:
     assert complete(*once) == once
 
 
-def test_a_vocabulary_that_was_given_stays_and_long_contexts_do_not_make_long_sequences() -> None:
-    model, train = complete({"vocab": "512", "context": "4096"}, {})
-
-    assert (model["vocab"], model["context"], train["sequence"]) == (512, 4096, 1024)
-    assert complete(model, train) == (model, train)
-
-
 def test_every_description_fits_into_a_run_record() -> None:
     """The longest there is, too; what came later is left out where a model has none of it."""
     longest = {
@@ -64,11 +57,6 @@ def test_every_description_fits_into_a_run_record() -> None:
     assert ModelSettings(**said) == model
     assert "qkv_bias" not in said
     assert len(msgspec.convert(model_settings({}, vocab=256).describe(), Text)) < 200
-
-
-def test_biases_and_norms_of_queries_exclude_each_other() -> None:
-    with pytest.raises(SettingsError, match="qkv_bias and qk_norm exclude each other"):
-        complete({"qkv_bias": "true", "qk_norm": "true"}, {})
 
 
 @pytest.mark.parametrize(

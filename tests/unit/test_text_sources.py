@@ -99,13 +99,6 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, name: str, content
         list(documents(tmp_path / name))
 
 
-def test_the_offset_of_what_is_no_text_is_that_in_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"words\n" * 1000 + b"\0")
-
-    with pytest.raises(DataError, match="byte 0 at offset 6000"):
-        list(documents(tmp_path / "a.txt", Reading(part_bytes=2048)))
-
-
 def test_a_small_corpus_of_one_file_has_held_out_text(tmp_path: Path) -> None:
     """Fifty kilobytes were one document, and nothing of it could be held out."""
     (tmp_path / "book.txt").write_text("\n".join(ROWS * 30), encoding="utf-8")
@@ -120,15 +113,6 @@ def test_a_small_corpus_of_one_file_has_held_out_text(tmp_path: Path) -> None:
         assert meta.train_tokens + meta.validation_tokens == size + meta.documents
     read = TokenShards(tmp_path / "out")
     assert read.meta == metas[-1]
-
-
-def test_further_suffixes_are_text_if_they_are_named(tmp_path: Path) -> None:
-    """A folder of pages: without a word none of it is read, and the error says how."""
-    (tmp_path / "page.html").write_text("<p>words</p>", encoding="utf-8")
-
-    with pytest.raises(DataError, match="--suffix"):
-        files_of([tmp_path])
-    assert files_of([tmp_path], Reading(suffixes=frozenset({".html"}))) == [tmp_path / "page.html"]
 
 
 def test_somebodys_vocabulary_is_used_with_its_separator(tmp_path: Path) -> None:
@@ -185,20 +169,9 @@ def test_a_row_without_text_is_refused_with_the_reason(tmp_path: Path, row: str,
     assert "SECRET" not in str(raised.value)
 
 
-def test_a_row_of_null_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": null}\n', encoding="utf-8")
-
-    assert list(documents(tmp_path / "a.jsonl")) == [b""]
-
-
 @pytest.mark.parametrize(("content", "kept"), [(b"\xef\xbb\xbfwords", [b"words"]), (b"\xef\xbb\xbf", [b""])])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, content: bytes, kept: list[bytes]) -> None:
     """Where a file has nothing else it is empty."""
     (tmp_path / "a.txt").write_bytes(content)
 
     assert list(documents(tmp_path / "a.txt")) == kept
-
-
-def test_a_name_that_no_file_can_have_is_a_plain_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be used"):
-        files_of([tmp_path / ("x" * 300)])

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.base.errors import DataError, SettingsError
-from atoll_learner.data.token_source import UNIT, SourceFeed, SourceRequest, fingerprint_with, start_of
+from atoll_learner.data.token_source import UNIT, SourceFeed, SourceRequest, start_of
 
-REQUEST = SourceRequest(learner="a", seed=3, sequence=8, vocab=256, start=0)
 ROOT = Path(__file__).parents[2]
 MODULE = """
 import numpy as np
@@ -110,11 +109,6 @@ def test_a_source_that_fails_or_does_not_exist_is_named(folder: Path) -> None:
         later.next(never)
     with pytest.raises(SettingsError, match=r"data\.source names what its module has not"):
         feed(f"{name}:nothing")
-
-
-def test_another_source_is_other_data() -> None:
-    """So a run refuses a learner that reads something else."""
-    assert len({fingerprint_with(source, "d") for source in ("a:b", "a:c")} | {fingerprint_with("a:b", "e"), "d"}) == 4
 
 
 def test_grain_gives_each_learner_its_own_order_and_goes_on_at_any_window(
