@@ -44,7 +44,7 @@ from atoll.wire.blobs import BlobRef, Download
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.process import serve_run
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import CommitAttempt, ShardStore

@@ -30,7 +30,7 @@ from atoll.protocol.events import Push
 from atoll.run.stream_room import places_of
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.contributions import PendingContribution, check_manifest, read_contribution
+from atoll_synchronizer.aggregator import PendingContribution, check_manifest, read_contribution
 from support.bus_contract_data import MIB, SOON_S, noise
 from support.founded_run import run_record
 from support.locked_regions import PATIENCE_S, LockedRelayed, Opened, locked_relayed, opener

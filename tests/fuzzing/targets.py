@@ -51,13 +51,13 @@ from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord, decode, encode, event
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake
-from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from fuzzing.mutators import Mutator, mutated_arrays, mutated_bytes, mutated_frame, mutated_json
 from support.attacks import beat, manifest
 from support.founded_run import run_record
+from support.shard_owners import FixedOwner
 
 ELEMENTS = 300
 CODECS = ("f32", "bf16", "int8", "int4", "e3m0")
@@ -294,10 +294,11 @@ class Scene:
         lender = StateLender(bus, run, member, lambda: standing, this_process())
         context = ShardContext(bus, run, 0, SystemClock())
         event_log = EventLog(bus, run.subjects, "shard-0", SystemClock())
-        pending = PendingAcknowledgements(bus, run.subjects, event_log, GarbageCollector(bus))
         machine = Shard(run.protocol, 0, dict.fromkeys(run.protocol.fragments_of(0), 0))
         done = deque[Any](maxlen=1)
-        intake = FactIntake(context, pending, event_log, lambda fact: done.append(machine.handle(fact)))
+        owner = FixedOwner(lambda fact: done.append(machine.handle(fact)))
+        pending = PendingAcknowledgements(bus, run.subjects, event_log, GarbageCollector(bus), owner)
+        intake = FactIntake(context, pending, event_log, owner)
         await intake.open(1)
         host = Host(bus, run, (0,), SystemClock(), ArchiveSettings())
         return cls(run, driver, lender, intake, host, machine)

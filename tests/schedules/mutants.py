@@ -340,7 +340,7 @@ async def removed_reader_waits(self: FactIntake) -> None:
             delivery = await self._queue.next(QUEUE_POLL_S)  # type: ignore[union-attr]
             if delivery is None:
                 proven = bool(await self._queue.drained())  # type: ignore[union-attr]
-                self._tell(
+                self._owner.tell(
                     QueueDrained(
                         at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.claimed_progress.tokens
                     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from atoll.archive import checkpoint_store, rebuild
 from atoll.base.errors import ProtocolMisuse
 from atoll.wire.subjects import matches
-from atoll_synchronizer import archivist, retention
+from atoll_synchronizer import archivist
 
 TUNED: Final[dict[str, float]] = {
     "RESYNC_S": 3.0,
@@ -56,8 +56,6 @@ def tuned(chunk_bytes: int, nonce: Callable[[int], str], store: Any) -> Iterator
         (checkpoint_store, "time", store),
         (archivist, "open_archive", lambda _: store),
         (archivist, "in_thread", store.in_thread),
-        (retention, "open_archive", lambda _: store),
-        (retention, "in_thread", store.in_thread),
     ]
     changed += [(module, "matches", _matches) for module in _production() if getattr(module, "matches", 0) is matches]
     changed += [(module, name, wanted[name]) for module in _production() for name in wanted if hasattr(module, name)]

@@ -18,7 +18,7 @@ from atoll.run.stream_room import places_of
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_OF_FORMER_LIVES
-from atoll_synchronizer.contributions import REPLACED, PendingContribution, check_manifest, read_contribution
+from atoll_synchronizer.aggregator import REPLACED, PendingContribution, check_manifest, read_contribution
 from support.clocks import HandClock
 from support.founded_run import one_fragment_run
 

@@ -24,11 +24,11 @@ from atoll.wire.event_log import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import intake as fact_intake
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, MessageFailed
-from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake, MessageFailed, PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
 from support.founded_run import run_record
+from support.shard_owners import FixedOwner
 from support.signing_office import SigningOffice
 
 DEADLINE_S = 60.0
@@ -51,12 +51,13 @@ class IntakeScene:
             raise ZeroDivisionError("a mistake of ours")
         self.told.append(fact)
 
-    async def begin(self) -> FactIntake:
+    async def begin(self, aside: frozenset[str] = frozenset()) -> FactIntake:
         """Open the intake, and let it read the queue and the members."""
         context = ShardContext(self.bus, self.run, 0, SystemClock())
+        self.owner = FixedOwner(self.tell)
         event_log = EventLog(self.bus, context.subjects, context.name, context.clock)
-        pending = PendingAcknowledgements(self.bus, context.subjects, event_log, GarbageCollector(self.bus))
-        self.intake = FactIntake(context, pending, event_log, self.tell)
+        pending = PendingAcknowledgements(self.bus, context.subjects, event_log, GarbageCollector(self.bus), self.owner)
+        self.intake = FactIntake(context, pending, event_log, self.owner, aside)
         await self.intake.open(1)
         works = self.intake.read_queue(), self.intake.keep_roll()
         self.tasks = [*(asyncio.create_task(work) for work in works), *self.tasks]
@@ -335,8 +336,7 @@ async def test_a_message_that_breaks_the_machine_is_named_and_can_be_set_aside(s
     assert await scene.queued() == 1
     await intake.close()
 
-    again = await scene.begin()
-    again.aside = {failed.value.digest}
+    again = await scene.begin(frozenset({failed.value.digest}))
 
     async def emptied() -> bool:
         return await scene.queued() == 0
@@ -374,7 +374,7 @@ async def test_what_may_be_of_a_forgotten_former_life_is_judged_by_the_newest_re
     """The ledgers name only the last former lives: one that its record calls over has had its fates, a present one has not."""
     await claim(scene.bus, scene.run.subjects, "b", SystemClock())
     intake = await scene.begin()
-    intake._ledger = lambda: Ledger(former=FormerLives(lives=9, forgotten=1))
+    scene.owner.ledger = Ledger(former=FormerLives(lives=9, forgotten=1))
     gone = await claim(scene.bus, scene.run.subjects, "c", SystemClock())
     await release(scene.bus, scene.run.subjects, gone)
     s = scene.run.subjects

@@ -42,7 +42,7 @@ def pseudo_gradients(version: int) -> list[Vector]:
     return [random.normal(size=SIZE).astype(np.float32) * (-1) ** version for _ in range(2)]
 
 
-class ShardOwner:
+class LeveredShard:
     """One tenure: a store and a aggregator on a broker of their own choice."""
 
     def __init__(self, desk: LeverDesk) -> None:
@@ -118,8 +118,8 @@ class LeverDesk:
         await publish_origin(bus, self.run, {0: np.ones(SIZE, dtype=np.float32)})
         return self
 
-    async def owner(self, epoch: int) -> ShardOwner:
-        owner = ShardOwner(self)
+    async def owner(self, epoch: int) -> LeveredShard:
+        owner = LeveredShard(self)
         await owner.store.open(epoch)
         return owner
 
@@ -208,7 +208,7 @@ async def test_a_reader_whose_state_is_superseded_begins_again(desk: LeverDesk) 
 class OvertakenBus(MemoryBus):
     """A reader's bus that is so slow that before its first look at a state another commit has removed it."""
 
-    owner: ShardOwner | None = None
+    owner: LeveredShard | None = None
 
     async def get_blob(self, ref: BlobRef, size_bytes_max: int) -> bytes:
         """Let the owner commit before a state is read for the first time."""
@@ -219,7 +219,7 @@ class OvertakenBus(MemoryBus):
         return await super().get_blob(ref, size_bytes_max)
 
 
-def _average(owner: ShardOwner) -> Vector:
+def _average(owner: LeveredShard) -> Vector:
     return owner.store.holdings[0].state[AVERAGE].astype(np.float32, copy=False)
 
 

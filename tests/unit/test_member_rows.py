@@ -15,7 +15,7 @@ from atoll.client.founding import publish_origin
 from atoll.protocol.data import DataLedger
 from atoll.wire.limits import Info
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
-from atoll_synchronizer.contributions import check_manifest
+from atoll_synchronizer.aggregator import check_manifest
 from atoll_synchronizer.intake import read_beat
 from support.door_attacks import INTRUDER
 from support.founded_run import run_record

@@ -20,7 +20,7 @@ from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
 from atoll.wire.version import SCHEMA
 from atoll_synchronizer import region_service
-from atoll_synchronizer.contributions import PendingContribution, read_contribution
+from atoll_synchronizer.aggregator import PendingContribution, read_contribution
 from atoll_synchronizer.region_service import RegionService
 from support.founded_run import run_record
 

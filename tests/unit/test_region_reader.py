@@ -14,15 +14,16 @@ from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import Contribution, Head, decode, encode
+from atoll.wire.messages import Contribution, decode, encode
 from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk
 from atoll_synchronizer import regions
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.regions import RegionReader, TenureAccess
+from atoll_synchronizer.regions import RegionReader
 from atoll_synchronizer.shard_context import ShardContext
 from support.founded_run import run_record
 from support.links import unique_run
+from support.shard_owners import FixedOwner, first_head
 
 KEY = PushKey("a", 1, 0, 1)
 DIGEST = "0" * 32
@@ -81,29 +82,15 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
     ) -> RegionDesk:
         run = run_record(unique_run())
         bus, clock = AnsweringBus(run.run, *answers), SystemClock()
-        sure: list[asyncio.Task[None]] = []
         facts: list[Fact] = []
         slices = run.layout.slices(0)
-        blob = BlobRef(run.subjects.global_stem(0, 0, "f"), 1, 8, DIGEST)
-        fingerprint = run.layout.fingerprint
-        head = Head(
-            fragment=0, version=0, epoch=1, nonce="f", layout=fingerprint, keyframe=blob, key_version=0, digest=DIGEST
-        )
-        around = TenureAccess(
-            spawn=lambda work: sure.append(asyncio.ensure_future(work)),
-            tell=facts.append,
-            region_of=lambda _: "eu",
-            live_of=lambda _: set(live),
-            step_s=lambda: step_s,
-            head_of=lambda _: head,
-            norm_of=lambda _: 1.0,
-        )
+        owner = FixedOwner(facts.append, live, step_s, first_head(run))
         manifest = Contribution(
             learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
             norms=(1.0,) * len(slices) if norms is None else norms, layout=run.layout.fingerprint, run_nonce=run.nonce,
             blob=BlobRef(run.subjects.contribution_stem("a", 0, 1, 1), 1, 8, DIGEST),
         )  # fmt: skip
-        reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), around)
+        reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), owner)
         return RegionDesk(bus, reader, manifest, facts)
 
     return open_desk

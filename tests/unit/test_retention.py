@@ -17,8 +17,8 @@ from atoll.base.clock import SystemClock
 from atoll.protocol.events import Fold, PushKey, TimerFired
 from atoll.protocol.shard import Shard
 from atoll.wire.messages import Contribution, decode
-from atoll_synchronizer import retention as retention_module
-from atoll_synchronizer.retention import PAUSE_S, Retention
+from atoll_synchronizer import archivist as retention_module
+from atoll_synchronizer.archivist import PAUSE_S, Retention
 from support.attacks import manifest
 from support.founded_run import BrokenObjectStore, FoundedRun, TurnedClock, run_record
 

@@ -20,11 +20,11 @@ from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, read_beat, read_manifest
-from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements, read_beat, read_manifest
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record
+from support.shard_owners import FixedOwner
 
 
 @dataclass
@@ -99,9 +99,10 @@ async def test_a_base_that_the_rebuilt_run_does_not_have_yet_is_refused(run: str
     shard = Shard(record.protocol, 0, dict.fromkeys(record.protocol.fragments_of(0), 5))
     context, told = ShardContext(MemoryBus(run, MemoryBroker()), record, 0, SystemClock()), list[Fact]()
     event_log = EventLog(context.bus, context.subjects, context.name, context.clock)
-    pending = PendingAcknowledgements(context.bus, context.subjects, event_log, GarbageCollector(context.bus))
+    owner = FixedOwner(told.append)
+    pending = PendingAcknowledgements(context.bus, context.subjects, event_log, GarbageCollector(context.bus), owner)
     await claim(context.bus, context.subjects, "a", SystemClock())
-    intake = FactIntake(context, pending, event_log, told.append)
+    intake = FactIntake(context, pending, event_log, owner)
     await intake.open(1)
     await intake._on_delivery(contribution(record, "second", 8))
     (fact,) = told

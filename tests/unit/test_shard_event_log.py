@@ -15,8 +15,9 @@ from atoll.protocol.events import PushKey, Refuse
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.pending import PendingAcknowledgements
+from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog
+from support.shard_owners import FixedOwner
 
 
 class StoringLate(MemoryBus):
@@ -80,7 +81,7 @@ async def test_an_event_whose_writer_was_cancelled_is_written_once(bus: StoringL
 @pytest.mark.parametrize("mute", ["verdict", "before", "after"])
 async def test_refusals_that_are_being_told_at_a_tenures_end_are_told(bus: StoringLate, run: str, mute: str) -> None:
     event_log = log_of(bus, run)
-    pending = PendingAcknowledgements(bus, Subjects(run), event_log, GarbageCollector(bus))
+    pending = PendingAcknowledgements(bus, Subjects(run), event_log, GarbageCollector(bus), FixedOwner())
     pending.refuse(Refuse(key=PushKey("a", 1, 0, 1), reason="stale"))
     bus.mute = mute
     await cancelled(pending.tell_refusals())

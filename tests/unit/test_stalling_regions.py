@@ -15,18 +15,19 @@ import pytest
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.codec import FrameEncoder, Framing
 from atoll.protocol.events import Fact, PushKey
-from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.messages import Contribution, Head, decode, encode
+from atoll.wire.blobs import Upload
+from atoll.wire.messages import Contribution, decode, encode
 from atoll.wire.premerge import RegionAsk
 from atoll.wire.version import SCHEMA
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.region_service import AT_WORK, RegionService
-from atoll_synchronizer.regions import LOST_SHARE, RegionReader, TenureAccess
+from atoll_synchronizer.regions import LOST_SHARE, RegionReader
 from atoll_synchronizer.shard_context import ShardContext
 from support.founded_run import run_record
 from support.links import unique_run
+from support.shard_owners import FixedOwner, first_head
 
 INTERVAL_S = 20.0
 PUSHES = 720
@@ -75,28 +76,9 @@ class StalledRun:
         bus, clock, stop = StallingBus(run.run, broker, self.stall), LoopClock(loop), asyncio.Event()
         serving = asyncio.create_task(RegionService(MemoryBus(run.run, broker), run, "eu", clock).serve(stop))
         elements, slices = run.layout.fragment_sizes()[0], run.layout.slices(0)
-        works: list[asyncio.Task[None]] = []
-        frame = BlobRef(run.subjects.global_stem(0, 0, "f"), 1, 8, "0" * 32)
-        head = Head(
-            fragment=0,
-            version=0,
-            epoch=1,
-            nonce="f",
-            layout=run.layout.fingerprint,
-            keyframe=frame,
-            key_version=0,
-            digest="0" * 32,
-        )
-        around = TenureAccess(
-            spawn=lambda work: works.append(asyncio.ensure_future(work)),
-            tell=self.facts.append,
-            region_of=lambda _: "eu",
-            live_of=lambda _: {"a"},
-            step_s=lambda: INTERVAL_S / run.protocol.interval_steps,
-            head_of=lambda _: head,
-            norm_of=lambda _: 1.0,
-        )
-        reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), around)
+        step_s = INTERVAL_S / run.protocol.interval_steps
+        owner = FixedOwner(self.facts.append, median_s=step_s, head=first_head(run))
+        reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), owner)
 
         async def push(number: int) -> None:
             encoder = FrameEncoder(
@@ -119,9 +101,9 @@ class StalledRun:
         await asyncio.gather(*pushes)
         stop.set()
         await serving
-        for task in works:
+        for task in owner.works:
             task.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*owner.works, return_exceptions=True)
 
 
 def in_virtual_time(work: Coroutine[object, object, None]) -> None:

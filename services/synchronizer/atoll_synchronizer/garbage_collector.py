@@ -57,7 +57,6 @@ class GarbageCollector:
     """The leftovers of one tenure on the broker."""
 
     def __init__(self, bus: Bus) -> None:
-        """Begin without leftovers."""
         self._bus = bus
         self._lying: deque[Leftover] = deque()
         self._due: deque[str] = deque()
@@ -101,7 +100,6 @@ class GarbageCollector:
         await self.remove(*now, *(self._take_failed() if fragment is None else ()))
 
     def _take_failed(self) -> list[str]:
-        """Return the leftovers whose removal failed, and forget them."""
         due = list(self._due)
         self._due.clear()
         return due
@@ -121,7 +119,6 @@ class ShareKeeper:
     """The streams of one run, kept by one tenure."""
 
     def __init__(self, context: ShardContext, event_log: EventLog) -> None:
-        """Look at nothing yet."""
         self._bus, self._clock = context.bus, context.clock
         self._places, self._shares = places_of(context.run), ChunkShares(context.run)
         self._event_log = event_log
@@ -159,7 +156,6 @@ class ShareKeeper:
         return bool(excesses)
 
     async def _tell(self) -> None:
-        """Tell on whose subjects the stream is filled, of each at intervals."""
         now_s = self._clock.monotonic()
         due = [one for one in +self._removed if now_s - self._told_s.get(one, -TELL_S) >= TELL_S]
         for name in due:

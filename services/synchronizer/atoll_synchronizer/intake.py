@@ -1,4 +1,4 @@
-"""Facts in: the messages that one owner of a shard receives and accepts, as facts for its machine.
+"""Facts in: the messages that one owner of a shard receives and accepts, as facts for its machine, and their settlement.
 
     hb.*  ── at-most-once ──┐   member?        ┌─► LearnerBeat
     queue ── durable ───────┴─► decode, check ─┼─► ContributionArrived │ LearnerBeat, LearnerLeft │ QueueDrained
@@ -28,27 +28,40 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus, Consumer, CoreMessage, Delivery, Subscription
 from atoll.protocol.claims import ClaimJudge, PushClaim, lived_since_s
-from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
-from atoll.protocol.ledger import Ledger
+from atoll.protocol.events import (
+    Acknowledge,
+    ContributionArrived,
+    Dismiss,
+    Fact,
+    Fold,
+    Isolate,
+    LearnerBeat,
+    LearnerLeft,
+    PushKey,
+    QueueDrained,
+    Refuse,
+)
+from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
 from atoll.run.record import recorded_progress
 from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
-from atoll.wire.messages import Beat, Contribution, RunRecord, decode
+from atoll.wire.messages import Beat, Contribution, RunRecord, Verdict, decode, encode
 from atoll.wire.signature_line import is_unproven
 from atoll.wire.subjects import Subjects
-from atoll_synchronizer.contributions import check_manifest
-from atoll_synchronizer.pending import PendingAcknowledgements, PendingManifest
-from atoll_synchronizer.shard_context import EventLog, ShardContext
+from atoll_synchronizer.aggregator import check_manifest
+from atoll_synchronizer.garbage_collector import GarbageCollector
+from atoll_synchronizer.shard_context import EventLog, ShardContext, ShardOwner
 
 log = get(__name__)
 
@@ -81,30 +94,27 @@ class MessageFailed(AtollError):
     """A message that nothing is wrong with by our rules has broken the machine; `digest` is its name."""
 
     def __init__(self, delivery: Delivery, error: BaseException) -> None:
-        """Name the message."""
         self.digest = digest_of(delivery)
         super().__init__(f"a message broke the shard's machine: {error!r}", got=delivery.subject)
 
 
 class FactIntake:
-    """The two subscriptions of one tenure; every fact goes to `tell`. Messages with a digest in `aside` are not read."""
+    """The two subscriptions of one tenure; every fact goes to its `owner`. Messages with a digest in `aside` are not read."""
 
     def __init__(
         self,
         context: ShardContext,
         pending: PendingAcknowledgements,
         event_log: EventLog,
-        tell: Callable[[Fact], None],
-        ledger: Callable[[], Ledger] = Ledger,
+        owner: ShardOwner,
+        aside: Collection[str] = (),
     ) -> None:
-        """Receive nothing yet; `open` subscribes. `ledger` is the machine's."""
         self._context = context
         self._pending = pending
         self._event_log = event_log
-        self._tell = tell
-        self._ledger = ledger
+        self._owner = owner
+        self._aside = aside
         self.claimed_progress = ClaimedProgress(context.bus, context.run)
-        self.aside: Collection[str] = ()
         self._beats: Subscription | None = None
         self._queue: Consumer | None = None
         self._claims = ClaimJudge(context.run.protocol)
@@ -164,7 +174,7 @@ class FactIntake:
                     if (proven := await queue.drained()) is not None:
                         now_s = self._context.clock.monotonic()
                         told = self.claimed_progress.tokens
-                        self._tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=told, turns=queue.turns))
+                        self._owner.tell(QueueDrained(at_s=now_s, proven=proven, run_tokens=told, turns=queue.turns))
             except RecordConflict:
                 raise
             except (BusError, BrokerUnavailable) as error:
@@ -176,7 +186,6 @@ class FactIntake:
         await self._roll.keep_reading(self._on_roll)
 
     async def _discard(self) -> None:
-        """Remove junk from the queue."""
         if self._dropped and self._queue is not None:
             dropped, self._dropped = self._dropped, []
             for delivery in dropped:
@@ -206,7 +215,7 @@ class FactIntake:
             return self._wait_for_roll(core_message, sender, settled=settled)
         # A farewell comes through the queue, behind the learner's last push; a heartbeat may overtake that push.
         if beat.state != "left":
-            self._tell(self._fact(beat))
+            self._owner.tell(self._fact(beat))
         return True
 
     def _wait_for_roll(self, core_message: CoreMessage, sender: str, *, settled: bool) -> bool:
@@ -227,7 +236,7 @@ class FactIntake:
 
         A stranger's waits, unless it is `settled` who is a member.
         """
-        if self.aside and digest_of(delivery) in self.aside:
+        if self._aside and digest_of(delivery) in self._aside:
             log.error("message.set_aside", subject=delivery.subject, bytes=len(delivery.data))
             return self._drop(delivery, "set_aside")
         try:
@@ -243,7 +252,7 @@ class FactIntake:
             return False
         for fact in facts:
             try:
-                self._tell(fact)
+                self._owner.tell(fact)
             except Exception as error:
                 raise MessageFailed(delivery, error) from error
         return True
@@ -267,7 +276,7 @@ class FactIntake:
         """
         if not self._roll.admits(learner, incarnation):
             return LifeStanding.UNKNOWN
-        ledger, name = self._ledger(), f"{learner}/{incarnation}"
+        ledger, name = self._owner.ledger_now(), f"{learner}/{incarnation}"
         if not ledger.has_folded(name) or ledger.former.covers(name):
             return LifeStanding.MEMBER
         if not settled:
@@ -324,7 +333,7 @@ class FactIntake:
 
     def _fact(self, beat: Beat) -> LearnerBeat:
         """Return the fact that a learner reported; what it says of the whole run is a claim, and no fact."""
-        self.claimed_progress.note(beat.run_tokens, self._ledger().run_tokens)
+        self.claimed_progress.note(beat.run_tokens, self._owner.ledger_now().run_tokens)
         return beat_fact(beat, self._context.clock.monotonic())
 
     def _beat(self, data: bytes, subject: str, subject_of: Callable[[str], str], *, settled: bool) -> Beat | None:
@@ -409,7 +418,6 @@ class ClaimedProgress:
     """Progress that learners claim, verified against the leases of the run: `tokens`."""
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
-        """Know nothing yet."""
         self._bus = bus
         self._run = run
         self.tokens = 0
@@ -438,7 +446,6 @@ class JunkReport:
     """Messages that one tenure has dropped; `messages` counts since its beginning."""
 
     def __init__(self, event_log: EventLog) -> None:
-        """Begin with nothing."""
         self._event_log = event_log
         self._reasons: Counter[str] = Counter()
         self._senders: Counter[str] = Counter()
@@ -473,3 +480,169 @@ class JunkReport:
         self._reasons, self._senders, self._unsigned = Counter(), Counter(), Counter()
         log.warning("junk.dropped", **dropped)
         await self._event_log.record("junk", **dropped)
+
+
+HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
+TOGETHER_S: Final = 0.1
+REFUSALS_PER_EVENT: Final = 256
+
+
+@dataclass(slots=True)
+class PendingManifest:
+    """A contribution that is not settled yet; when it arrived and was read, in monotonic seconds (`ready_s` 0: not yet)."""
+
+    delivery: Delivery
+    manifest: Contribution
+    arrived_s: float
+    ready_s: float = 0.0
+
+
+class PendingAcknowledgements:
+    """The unsettled deliveries of one tenure: `contributions` by key, `farewells` by learner and incarnation.
+
+    Each delivery of the queue is kept until its fate is durable. The shard settles a contribution last of all: it empties the
+    contribution's place in line, and leaves the chunks to the garbage collector. After a crash before that, the queue delivers
+    the contribution once more, and the shard finds it in the fragment's ledger.
+
+    A learner hears of a refusal as soon as it is decided, and of what was clipped. Refusals are told in batches: after an
+    outage hundreds come at once, and one event and one pass over the network serve all of them.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        event_log: EventLog,
+        garbage_collector: GarbageCollector,
+        owner: ShardOwner,
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._event_log = event_log
+        self._garbage_collector = garbage_collector
+        self.contributions: dict[PushKey, PendingManifest] = {}
+        self.farewells: dict[tuple[str, int], Delivery] = {}
+        self._refused: list[tuple[Refuse, dict[str, object]]] = []
+        self._clipped: list[Fold] = []
+        self._news = asyncio.Event()
+        self._owner = owner
+
+    async def acknowledge(self, action: Acknowledge) -> None:
+        """Settle a contribution for good."""
+        # One that was delivered again while we settled the first delivery needs no second acknowledgement.
+        if (held := self.contributions.pop(action.key, None)) is not None:
+            # The broker need not confirm it: what is delivered once more is in the ledger.
+            await held.delivery.drop()
+            if not held.manifest.frame:
+                self._garbage_collector.leave(action.key.fragment, f"{held.manifest.blob.stem}.*")
+            self._owner.note_settled(held.manifest)
+
+    async def dismiss(self, action: Dismiss) -> None:
+        """Remove a farewell from the queue."""
+        farewell = self.farewells.pop((action.learner, action.incarnation), None)
+        if farewell is not None:
+            await patiently(farewell.ack)
+
+    def refuse(self, action: Refuse) -> None:
+        """Have a refusal told to its learner and recorded."""
+        measured, why = {}, {}
+        if action.norms is not None:
+            measured = dict(zip(("norm", "norm_max"), action.norms, strict=True))
+            why = {"why": describe_outlier(*action.norms), "todo": ISOLATION_CURE}
+        log.warning("contribution.refused", **action.key._asdict(), reason=action.reason, **measured, **why)
+        self._refused.append((action, self._facts(action.key) | measured))
+        self._news.set()
+
+    def tell_clip(self, action: Fold) -> None:
+        """Have its learner told if a contribution was folded at less than its length; the `round` event records it."""
+        if action.scale == 1.0:
+            return
+        why = describe_clip(action.norm, action.scale * action.norm)
+        log.info("contribution.clipped", **action.key._asdict(), why=why, todo=CLIP_CURE)
+        self._clipped.append(action)
+        self._news.set()
+
+    async def keep_telling(self) -> None:
+        """Tell of refusals and clips, those of a moment together."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(TOGETHER_S)
+            await self.tell_refusals()
+
+    async def tell_refusals(self) -> None:
+        """Tell of refusals that nobody was told of yet, and of clips; what a cancellation leaves is told by the next call."""
+        refused, self._refused = self._refused, []
+        clipped, self._clipped = self._clipped, []
+        self._news.clear()
+        try:
+            for fold in clipped:
+                await self._tell(fold.key, "clipped", norms=(fold.norm, fold.scale * fold.norm))
+            for action, _ in refused:
+                await self._tell(action.key, "refused", action.reason, action.norms)
+            while refused:
+                batch = refused[:REFUSALS_PER_EVENT]
+                del refused[:REFUSALS_PER_EVENT]  # from here on it is the event log's
+                rows = [
+                    {**each.key._asdict(), "reason": each.reason, "cause_id": each.cause_id, **facts}
+                    for each, facts in batch
+                ]
+                await self._event_log.record("refused", refusals=rows)
+        finally:
+            self._refused[:0] = refused
+
+    def _facts(self, key: PushKey) -> dict[str, object]:
+        """Return what the event says of a refused contribution beside its key: why it may have been late."""
+        if (held := self.contributions.get(key)) is None:
+            return {}
+        upload_s = held.manifest.notes.upload_s
+        return {"base_version": held.manifest.base_version} | ({"upload_s": upload_s} if upload_s else {})
+
+    async def isolate(self, action: Isolate) -> None:
+        """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
+        log.error(
+            "learner.quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+            why=describe_isolation(action.offences, action.reason),
+            todo=ISOLATION_CURE,
+        )
+        await self._event_log.record(
+            "quarantined",
+            learner=action.learner,
+            incarnation=action.incarnation,
+            offences=action.offences,
+            reason=action.reason,
+        )
+
+    async def keep_holding(self) -> None:
+        """Tell the queue at intervals that we still work on the pending deliveries."""
+        while True:
+            await asyncio.sleep(HOLD_S)
+            for held in list(self.contributions.values()):
+                await patiently(held.delivery.hold)
+
+    async def _tell(
+        self,
+        key: PushKey,
+        fate: Literal["refused", "clipped"],
+        reason: str = "",
+        norms: tuple[float, float] | None = None,
+    ) -> None:
+        """Tell a learner of a verdict; one that does not hear of a refusal learns so by being called again."""
+        norm, norm_max = norms or (0.0, 0.0)
+        verdict = Verdict(
+            learner=key.learner,
+            incarnation=key.incarnation,
+            fragment=key.fragment,
+            push=key.push,
+            fate=fate,
+            reason=reason,
+            norm=norm,
+            norm_max=norm_max,
+        )
+        try:
+            await self._bus.tell(self._subjects.verdict(key.learner), encode(verdict))
+        except (BusError, BrokerUnavailable) as error:
+            log.warning("verdict.unsent", **key._asdict(), reason=str(error))

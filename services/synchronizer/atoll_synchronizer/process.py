@@ -35,8 +35,8 @@ from atoll.settings import ArchiveSettings, Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.region_names import region_name
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.archivist import make_retention
 from atoll_synchronizer.region_service import RegionService
-from atoll_synchronizer.retention import make_retention
 from atoll_synchronizer.service import ServingProcess, ShardService
 from atoll_synchronizer.shard_assignment import Host
 

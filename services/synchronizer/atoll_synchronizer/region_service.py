@@ -1,9 +1,9 @@
 """The synchronizer of a region: it reads the contributions of its learners where they are, and sends their sum.
 
-It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`);
-the rules of a merge are the run's, and the arithmetic is that of a shard (`contributions`, `atoll.merge.partial`). So fates,
-quorum and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs
-a shard the time until it reads by itself.
+It owns no shard and decides nothing. Shards say what to read and what to fold, with which weights (`atoll.wire.premerge`); the
+rules of a merge are the run's, and the arithmetic is that of a shard (`read_contribution`, `atoll.merge.partial`). So fates,
+quorum and quarantine are a shard's, as without it. Everything here can be read again: a region's synchronizer that dies costs a
+shard the time until it reads by itself.
 
 Where the run corrects contributions by the outer momentum, a shard says which version they are merged into. If the run stores
 its outer state with every version, the shard names it, and the region reads it. If the run derives it
@@ -42,7 +42,7 @@ from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk
 from atoll.wire.subjects import matches
-from atoll_synchronizer.contributions import PendingContribution, check_manifest, corrections_of, read_contribution
+from atoll_synchronizer.aggregator import PendingContribution, check_manifest, corrections_of, read_contribution
 
 log = get(__name__)
 
@@ -72,7 +72,6 @@ class RegionService:
     """Folds the contributions of `region` for the shards of a founded run, on the running loop."""
 
     def __init__(self, bus: Bus, run: RunRecord, region: str, clock: Clock) -> None:
-        """Hold nothing yet."""
         self._bus = bus
         self._run = run
         self._region = region
@@ -114,7 +113,6 @@ class RegionService:
         self._end("stopped")
 
     async def _watch_run(self) -> None:
-        """Look now and then whether there is still something to do."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -137,7 +135,6 @@ class RegionService:
             self._background.spawn(self._answer(message))
 
     async def _answer(self, message: CoreMessage) -> None:
-        """Answer one request, within `ANSWER_S`."""
         try:
             asked = decode(RegionAsk, message.data)
         except PeerMisbehaved as error:
@@ -207,7 +204,6 @@ class RegionService:
         return RegionAnswer(done=True, norm=read.norm)
 
     async def _fold(self, asked: RegionAsk, name: str) -> RegionAnswer:
-        """Fold contributions that were read, and store their sum."""
         began_s, p, run = self._clock.monotonic(), asked.fragment, self._run
         keys = keys_of(asked)
         # Where two processes of a region are alive, a shard goes on when the faster one has read.
@@ -284,7 +280,6 @@ class OuterMomenta:
     """Reads the momenta of a run's fragments and keeps the newest of some."""
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
-        """Keep none yet."""
         self._bus, self._run = bus, run
         self._kept: dict[int, _Kept] = {}
         self._reading: dict[int, asyncio.Lock] = {}

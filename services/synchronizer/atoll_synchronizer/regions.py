@@ -26,9 +26,9 @@ import itertools
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from atoll.base.errors import (
     BlobCorrupt,
@@ -45,14 +45,14 @@ from atoll.base.retry import patiently
 from atoll.merge.fold import PartialMerge, SliceLength
 from atoll.merge.norms import are_plausible
 from atoll.merge.partial import PartialShape, RegionShare, is_partial, partial_codec
-from atoll.protocol.events import ContributionReady, Fact, PushKey
+from atoll.protocol.events import ContributionReady, PushKey
 from atoll.protocol.round import token_weight
 from atoll.run.delta_chain import FrameReader
-from atoll.wire.messages import Contribution, Head, decode, encode
+from atoll.wire.messages import Contribution, decode, encode
 from atoll.wire.premerge import CHUNKS_GONE, NOTHING_KEPT, SENDING, RegionAnswer, RegionAsk, WeighedPush, keeper_word
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.shard_context import ShardContext
+from atoll_synchronizer.shard_context import ShardContext, ShardOwner
 
 log = get(__name__)
 
@@ -121,20 +121,6 @@ class RegionCredit:
         self.lost_until_s = max(self.lost_until_s, now_s)
 
 
-@dataclass(frozen=True, slots=True)
-class TenureAccess:
-    """Access to the tenure: tasks that end with it, a region's live learners, the median step, a fragment's head and norm."""
-
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
-    tell: Callable[[Fact], None]
-
-    region_of: Callable[[str], str]
-    live_of: Callable[[str], set[str]]
-    step_s: Callable[[], float]
-    head_of: Callable[[int], Head]
-    norm_of: Callable[[int], float]
-
-
 class RegionReader:
     """Has regions read and fold, in one tenure of a shard."""
 
@@ -143,15 +129,13 @@ class RegionReader:
         context: ShardContext,
         aggregator: Aggregator,
         garbage_collector: GarbageCollector,
-        around: TenureAccess,
+        owner: ShardOwner,
     ) -> None:
-        """Ask nothing yet."""
         self._context = context
         self._run = context.run
         self._aggregator = aggregator
         self._garbage_collector = garbage_collector
-        self._around = around
-        self._tell = around.tell
+        self._owner = owner
         self._sizes = context.run.layout.fragment_sizes()
         self._open: dict[SumKind, Batch] = {}
         self._heard: dict[SumKind, set[str]] = {}
@@ -204,10 +188,10 @@ class RegionReader:
             await asyncio.sleep(AWAY_S / 5)
         return True
 
-    def on_settled(self, manifest: Contribution) -> None:
+    def note_settled(self, manifest: Contribution) -> None:
         """Tell a region that nobody will read a contribution of its learners again."""
-        if (region := self._around.region_of(manifest.learner)) and not manifest.frame:
-            self._around.spawn(self._tell_settled(region, manifest))
+        if (region := self._owner.region_of(manifest.learner)) and not manifest.frame:
+            self._owner.spawn(self._tell_settled(region, manifest))
 
     async def _tell_settled(self, region: str, manifest: Contribution) -> None:
         push = WeighedPush(manifest.learner, manifest.incarnation, manifest.push, 0.0)
@@ -243,7 +227,7 @@ class RegionReader:
         batch = self._open.get(kind)
         if batch is None:
             batch = self._open[kind] = Batch(began_s=began_s)
-            self._around.spawn(self._settle(kind, batch, cause_id))
+            self._owner.spawn(self._settle(kind, batch, cause_id))
         batch.manifests[key] = manifest
         self._note(kind, key.learner, batch)
         return await asyncio.shield(batch.made)
@@ -256,11 +240,10 @@ class RegionReader:
             del self._heard[other]
         heard = self._heard.setdefault(kind, set())
         heard.add(learner)
-        if self._around.live_of(kind.region) <= heard or len(batch.manifests) >= BATCH_MAX:
+        if self._owner.live_in(kind.region) <= heard or len(batch.manifests) >= BATCH_MAX:
             batch.full.set()
 
     async def _settle(self, kind: SumKind, batch: Batch, cause_id: str) -> None:
-        """Make a batch's sum, and tell those who wait for it how that went."""
         made = False
         try:
             made = await self._make(kind, batch, cause_id)
@@ -271,14 +254,14 @@ class RegionReader:
     async def _make(self, kind: SumKind, batch: Batch, cause_id: str) -> bool:
         """Wait for a batch, have it folded, and tell the machine; return whether that has worked."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(WAIT_S_MIN, min(WAIT_S_MAX, WAIT_STEPS * self._around.step_s()))):
+            async with asyncio.timeout(max(WAIT_S_MIN, min(WAIT_S_MAX, WAIT_STEPS * self._owner.step_s()))):
                 await batch.full.wait()
         del self._open[kind]
         pushes = tuple(
             WeighedPush(key.learner, key.incarnation, key.push, token_weight(manifest.tokens, manifest.steps))
             for key, manifest in batch.manifests.items()
         )
-        head = self._around.head_of(kind.fragment)
+        head = self._owner.head_of(kind.fragment)
         asked = RegionAsk(
             verb="fold",
             run_nonce=self._run.nonce,
@@ -295,12 +278,12 @@ class RegionReader:
         self._aggregator.keep_sum(batch.manifests, partial)
         norms = {key: _norm(manifest) for key, manifest in batch.manifests.items()}
         log.info("region.sum_read", region=kind.region, fragment=kind.fragment, pushes=len(pushes))
-        self._tell(
+        self._owner.tell(
             ContributionReady(
                 at_s=self._context.clock.monotonic(),
                 key=first,
                 norm=norms[first],
-                base_norm=self._around.norm_of(kind.fragment),
+                base_norm=self._owner.norm_of(kind.fragment),
                 others=tuple((key, norms[key]) for key in others),
                 cause_id=cause_id,
             )
@@ -397,7 +380,7 @@ class RegionReader:
 
     def _interval_s(self) -> float:
         """Return how long an interval lasts at a run's own pace."""
-        return self._run.protocol.interval_steps * self._around.step_s()
+        return self._run.protocol.interval_steps * self._owner.step_s()
 
     def _credit_of(self, region: str, learner: str = "") -> RegionCredit:
         """Return the credit of a region as of now; a new one may lose all that makes a contribution too old, once.

@@ -25,7 +25,7 @@ from atoll.protocol.waits import NAMED_MAX, id_of
 from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.aggregator import FoldEffect
-from atoll_synchronizer.pending import PendingManifest
+from atoll_synchronizer.intake import PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)
@@ -110,7 +110,6 @@ class RoundReporter:
     """Reports one tenure's rounds to log and event log."""
 
     def __init__(self, context: ShardContext, machine: Shard, event_log: EventLog) -> None:
-        """Report nothing yet."""
         self._context = context
         self._machine = machine
         self._event_log = event_log

@@ -4,7 +4,7 @@
     timers       ── facts ──►      │                    ├─► Aggregator: fetch ── fact: ready or spoiled ──► Shard.handle
     LeaseKeeper  ── owns?          └ FactRecorder           └─► call, timer, finish, stand down
 
-The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `lanes` turns commands into work.
+The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts, `FragmentLanes` turns commands into work.
 While the broker is away, everything here waits and tries again (`atoll.base.retry`). Only one thing ends a candidacy
 against its will: a write or a lease of another process, because then that process owns the shard.
 """
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict
+from atoll.base.errors import AtollError, BrokerUnavailable, BusError, ProtocolMisuse, RecordConflict, StorageFull
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
 from atoll.base.retry import ended, patiently
@@ -31,6 +33,8 @@ from atoll.protocol.events import (
     ArmTimer,
     Command,
     Commit,
+    CommitRefused,
+    Committed,
     ContributionReady,
     ContributionSpoiled,
     Dismiss,
@@ -41,6 +45,7 @@ from atoll.protocol.events import (
     Fold,
     Isolate,
     Keep,
+    Kept,
     PublishCall,
     Refuse,
     StandDown,
@@ -51,20 +56,128 @@ from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
-from atoll.wire.messages import Call, Contribution, RunRecord, encode
+from atoll.wire.messages import Call, Contribution, Head, RunRecord, encode
 from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
-from atoll_synchronizer.archivist import Archivist
+from atoll_synchronizer.archivist import Archivist, Retention
 from atoll_synchronizer.garbage_collector import ShareKeeper
-from atoll_synchronizer.intake import FactIntake
-from atoll_synchronizer.lanes import FragmentLanes, LaneTools
+from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
 from atoll_synchronizer.lease import LeaseKeeper
-from atoll_synchronizer.pending import PendingAcknowledgements
-from atoll_synchronizer.regions import RegionReader, TenureAccess
-from atoll_synchronizer.retention import Retention
-from atoll_synchronizer.round_report import RoundReporter
-from atoll_synchronizer.shard_context import EventLog, ShardContext
+from atoll_synchronizer.regions import RegionReader
+from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundNotes, RoundReporter
+from atoll_synchronizer.shard_context import EventLog, ShardContext, ShardOwner
 from atoll_synchronizer.store import ShardStore
+
+LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTools:
+    """Tools of the lanes: tensors, durable state, unsettled deliveries, the report of finished work, and what is retained."""
+
+    aggregator: Aggregator
+    store: ShardStore
+    pending: PendingAcknowledgements
+    report: RoundReporter
+    retention: Retention | None = None
+
+
+class FragmentLanes:
+    """Commands out: one lane per fragment executes that fragment's commands strictly in the order the machine gave them.
+
+    A commit sees every fold before it, and an acknowledgement never overtakes its commit. Lanes of different fragments run side
+    by side. While the broker is away a lane waits and tries again; it never skips. After a refused compare-and-set a lane does
+    nothing more, because another process owns the shard.
+    """
+
+    def __init__(self, fragments: Iterable[int], tools: LaneTools, clock: Clock, owner: ShardOwner) -> None:
+        self._tools = tools
+        self._clock = clock
+        self._owner = owner
+        self._lanes: dict[int, asyncio.Queue[tuple[LaneCommand, float]]] = {p: asyncio.Queue() for p in fragments}
+        self.commits = 0
+
+    def put(self, command: LaneCommand) -> None:
+        """Queue a command behind all earlier commands of its fragment."""
+        fragment = command.key.fragment if isinstance(command, Fold | Acknowledge) else command.fragment
+        self._lanes[fragment].put_nowait((command, self._clock.monotonic()))
+
+    async def empty(self) -> None:
+        """Wait until everything is executed."""
+        await asyncio.gather(*(lane.join() for lane in self._lanes.values()))
+
+    async def work(self, fragment: int) -> None:
+        """Execute one fragment's commands; when a write is refused, tell the machine and raise `RecordConflict`."""
+        lane = self._lanes[fragment]
+        try:
+            while True:
+                command, put_s = await lane.get()
+                await self._execute(command, put_s)
+                lane.task_done()
+        except RecordConflict as error:
+            self._owner.tell(CommitRefused(at_s=self._clock.monotonic(), fragment=fragment, reason=str(error)))
+            raise
+
+    async def _execute(self, command: LaneCommand, put_s: float) -> None:
+        tools = self._tools
+        if isinstance(command, Fold):
+            await tools.aggregator.fold(command, tools.store.holdings[command.key.fragment].state)
+            tools.pending.tell_clip(command)
+            if tools.retention is not None:
+                tools.retention.folded(command)
+        elif isinstance(command, Unfold):
+            tools.aggregator.unfold(command.fragment)
+            if tools.retention is not None:
+                tools.retention.unfolded(command.fragment)
+        elif isinstance(command, Acknowledge):
+            await tools.pending.acknowledge(command)
+            if tools.retention is not None:
+                tools.retention.forget(command.key)
+        elif isinstance(command, Dismiss):
+            await tools.pending.dismiss(command)
+        elif isinstance(command, Keep):
+            await patiently(lambda: tools.store.keep(command.fragment, command.fragment_ledger), "a fragment's ledger")
+            self._owner.tell(Kept(at_s=self._clock.monotonic(), fragment=command.fragment, cause_id=command.cause_id))
+        elif isinstance(command, Commit):
+            await self._commit(command, put_s)
+
+    async def _commit(self, command: Commit, decided_s: float) -> None:
+        began_s, tools = self._clock.monotonic(), self._tools
+        before_s = tools.report.away_since_call_s(command.fragment)
+        state = tools.store.holdings[command.fragment].state
+        merged = await tools.aggregator.merged(command.fragment, state, command.base_version + 1)
+        effects = await tools.aggregator.effects(command.fragment, merged)
+        compress = tools.aggregator.is_answer_compressed(command.fragment)
+        merged_s, hindered, retaining = self._clock.monotonic(), defaultdict[str, float](float), None
+        away_s = tools.report.away_s()
+
+        def hinder(error: Exception, seconds: float) -> None:
+            hindered["full" if isinstance(error, StorageFull) else "away"] += seconds
+
+        if tools.retention is not None:
+            retaining = partial(tools.retention.round, folds=tools.retention.take_folds(command.fragment))
+        bytes_down = await patiently(
+            lambda: tools.store.commit(command, merged.pseudo_gradient, merged.memory, retaining, compress=compress),
+            "a commit",
+            hindered=hinder,
+        )
+        now_s = self._clock.monotonic()
+        # A request may outlast the time without a broker, and then no attempt has failed.
+        waited_s = round(min(now_s - merged_s, tools.report.away_s() - away_s), 3)
+        if waited_s:
+            hindered["away"] = max(hindered["away"], waited_s)
+        self.commits += 1
+        known = {share.key: tools.pending.contributions.get(share.key) for share in command.shares}
+        held = {key: one for key, one in known.items() if one is not None}
+        bytes_up = sum(one.manifest.blob.size_bytes for one in held.values())
+        fragment, version = command.fragment, command.base_version + 1
+        self._owner.tell(Committed(at_s=now_s, fragment=fragment, version=version, cause_id=command.cause_id))
+        times = CommitTimes(decided_s, began_s, merged_s, now_s)
+        size = CommitSize(bytes_up, bytes_down, merged.pseudo_gradient.size)
+        await tools.report.record_commit(
+            command, times, size, merged.judgements, RoundNotes(held, effects, hindered, before_s)
+        )
+
 
 log = get(__name__)
 
@@ -75,12 +188,14 @@ HANDED_OVER = "handed over"
 class ServingProcess:
     """The process that wants shards: who it is, the outer optimizer that its settings name, and the versions it has had.
 
-    `versions` are the highest of the run's fragments, by fragment; they grow while it serves.
+    `versions` are the highest of the run's fragments, by fragment; they grow while it serves. Messages with a digest in `aside`
+    have broken the shard's machine before.
     """
 
     identity: Identity = field(default_factory=this_process)
     own_outer: str = NESTEROV
     versions: dict[int, int] = field(default_factory=dict)
+    aside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +247,12 @@ class ShardService:
             self.subjects,
             self.event_log,
             self.store.garbage_collector,
-            on_settled=self._on_settled,
+            self,
         )
         self.aggregator = Aggregator(bus, run, retention)
-        self.intake = FactIntake(
-            self.context, self.pending, self.event_log, self._on_fact, lambda: self.tenure.machine.ledger
-        )
+        self.intake = FactIntake(self.context, self.pending, self.event_log, self, process.aside)
         self.background = BackgroundTasks(self._on_failure)
-        self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self._access())
+        self.regions = RegionReader(self.context, self.aggregator, self.store.garbage_collector, self)
         self.ledger = Ledger()
         self._tenure: ShardTenure | None = None
         self.owning = self.draining = self._finished = False
@@ -216,7 +329,7 @@ class ShardService:
         self.ledger = machine.ledger
         report = RoundReporter(self.context, machine, self.event_log)
         tools = LaneTools(self.aggregator, self.store, self.pending, report, self.retention)
-        lanes = FragmentLanes(versions, tools, self.clock, self._on_fact)
+        lanes = FragmentLanes(versions, tools, self.clock, self)
         self._tenure = ShardTenure(machine, recorder, report, lanes)
         self.background.spawn(*(lanes.work(fragment) for fragment in versions))
         await self.intake.open(epoch)
@@ -260,7 +373,7 @@ class ShardService:
         self.draining = True
         self.lease.leave()
         if self.owning:
-            self._on_fact(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
+            self.tell(DrainOrdered(at_s=self.clock.monotonic(), cause_id="drain"))
 
     def leave(self) -> None:
         """Stop serving now; what is queued stays queued for the next owner."""
@@ -285,7 +398,8 @@ class ShardService:
 
     # --- facts and commands -------------------------------------------------------------------------------------------
 
-    def _on_fact(self, fact: Fact) -> None:
+    def tell(self, fact: Fact) -> None:
+        """Tell the machine a fact and do what it commands; nothing once the shard is being handed over."""
         if self._heir:
             return
         if self.retention:
@@ -298,7 +412,7 @@ class ShardService:
             self.background.arm(
                 action.name,
                 action.due_s - self.clock.monotonic(),
-                lambda name: self._on_fact(TimerFired(at_s=self.clock.monotonic(), name=name)),
+                lambda name: self.tell(TimerFired(at_s=self.clock.monotonic(), name=name)),
             )
         elif isinstance(action, PublishCall):
             if action.attempt == 1:
@@ -329,25 +443,42 @@ class ShardService:
         if action.attempt > 1:
             await self.tenure.report.record_wait(action)
 
-    def _on_settled(self, manifest: Contribution) -> None:
-        self.regions.on_settled(manifest)
+    # --- what the parts ask (`ShardOwner`) ------------------------------------------------------------------------------
 
-    def _access(self) -> TenureAccess:
-        """Return the access of the region reader to this tenure."""
-        return TenureAccess(
-            spawn=self.background.spawn,
-            tell=self._on_fact,
-            region_of=self.intake.region_of,
-            live_of=lambda region: {
-                learner for learner in self.tenure.machine.live() if self.intake.region_of(learner) == region
-            },
-            step_s=lambda: self.tenure.machine.step_s() or 0.0,
-            head_of=lambda fragment: self.store.holdings[fragment].head,
-            norm_of=lambda fragment: self.store.holdings[fragment].norm,
-        )
+    def spawn(self, *works: Coroutine[Any, Any, None]) -> None:
+        """Begin work that ends with this candidacy."""
+        self.background.spawn(*works)
+
+    def note_settled(self, manifest: Contribution) -> None:
+        """Have the region of its learner forget a contribution."""
+        self.regions.note_settled(manifest)
+
+    def ledger_now(self) -> Ledger:
+        """Return the machine's ledger."""
+        return self.tenure.machine.ledger
+
+    def step_s(self) -> float:
+        """Return the median step time of the live learners, 0 without one."""
+        return self.tenure.machine.step_s() or 0.0
+
+    def live_in(self, region: str) -> set[str]:
+        """Return the live learners of a region."""
+        return {learner for learner in self.tenure.machine.live() if self.region_of(learner) == region}
+
+    def region_of(self, learner: str) -> str:
+        """Return the region whose synchronizer folds what a member sends, empty for none."""
+        return self.intake.region_of(learner)
+
+    def head_of(self, fragment: int) -> Head:
+        """Return the head of a fragment as the store holds it."""
+        return self.store.holdings[fragment].head
+
+    def norm_of(self, fragment: int) -> float:
+        """Return the L2 norm of a fragment's values."""
+        return self.store.holdings[fragment].norm
 
     async def _fetch(self, action: Fetch) -> None:
-        manifest, region = self.pending.contributions[action.key].manifest, self.intake.region_of(action.key.learner)
+        manifest, region = self.pending.contributions[action.key].manifest, self.region_of(action.key.learner)
         sums = region and not manifest.frame and not action.apart
         if sums and await self.regions.take(region, action.key, manifest, action.cause_id):
             return
@@ -356,10 +487,10 @@ class ShardService:
         if (held := self.pending.contributions.get(action.key)) is not None:
             held.ready_s = now_s
         if reason:
-            self._on_fact(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
+            self.tell(ContributionSpoiled(at_s=now_s, key=action.key, reason=reason, cause_id=action.cause_id))
         else:
-            base_norm = self.store.holdings[action.key.fragment].norm
-            self._on_fact(
+            base_norm = self.norm_of(action.key.fragment)
+            self.tell(
                 ContributionReady(at_s=now_s, key=action.key, norm=norm, base_norm=base_norm, cause_id=action.cause_id)
             )
 

@@ -34,9 +34,8 @@ from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
-from atoll_synchronizer.archivist import make_archivist
+from atoll_synchronizer.archivist import make_archivist, make_retention
 from atoll_synchronizer.intake import MessageFailed
-from atoll_synchronizer.retention import make_retention
 from atoll_synchronizer.service import HANDED_OVER, ServingProcess, ShardService
 from atoll_synchronizer.shard_context import EventLog
 
@@ -128,11 +127,15 @@ class Host:
                 self._run,
                 shard,
                 self._clock,
-                process=ServingProcess(self.identity, self._own_outer, self._versions.setdefault(self._run.nonce, {})),
+                process=ServingProcess(
+                    self.identity,
+                    self._own_outer,
+                    self._versions.setdefault(self._run.nonce, {}),
+                    _digests_to_set_aside(failed),
+                ),
                 archivist=make_archivist(*kept),
                 retention=make_retention(*kept),
             )
-            service.intake.aside = _digests_to_set_aside(failed)
             self._services[shard] = service
             if self._leaving:
                 service.order_drain()
@@ -259,7 +262,6 @@ class Host:
         )
 
     async def _say(self) -> None:
-        """Tell the other hosts what we own and want."""
         own = self._own()
         self._served |= own.owns
         presence = Presence(
@@ -279,5 +281,4 @@ class Host:
 
 
 def _digests_to_set_aside(failed: Counter[str]) -> frozenset[str]:
-    """Return the messages that have failed too often."""
     return frozenset(digest for digest, times in failed.items() if times >= SET_ASIDE_AFTER)

@@ -1,4 +1,4 @@
-"""Surroundings of one candidacy, which every part of a shard's driver receives, and the event log of the run.
+"""Surroundings of one candidacy, which every part of a shard's driver receives: context, the owner, the event log of the run.
 
 The event log is for readers of the run: one event per round, refusal, quarantine and closed ledger. While the broker is
 away or full, the event log waits and tries again; it never skips an event (`atoll.base.retry`). One whose writer was cancelled
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.base.clock import Clock
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
+from atoll.protocol.events import Fact
+from atoll.protocol.ledger import Ledger
 from atoll.wire.event_log import event_info
-from atoll.wire.messages import RunRecord, encode, event
+from atoll.wire.messages import Contribution, Head, RunRecord, encode, event
 from atoll.wire.subjects import Subjects
 
 
@@ -23,7 +25,6 @@ class ShardContext:
     """The surroundings of one candidacy; `name` is the shard's in logs and events."""
 
     def __init__(self, bus: Bus, run: RunRecord, shard: int, clock: Clock) -> None:
-        """Keep them."""
         self.bus = bus
         self.run = run
         self.shard = shard
@@ -32,11 +33,41 @@ class ShardContext:
         self.name = f"shard-{shard}"
 
 
+class ShardOwner(Protocol):
+    """The owner of a shard as the parts of its driver see it: they tell it facts, and ask how its machine and store stand."""
+
+    def tell(self, fact: Fact) -> None:
+        """Tell the machine a fact, and have done what it commands."""
+
+    def spawn(self, *works: Coroutine[Any, Any, None]) -> None:
+        """Begin work that ends with the tenure."""
+
+    def note_settled(self, manifest: Contribution) -> None:
+        """Take note that a contribution is settled for good."""
+
+    def ledger_now(self) -> Ledger:
+        """Return the machine's ledger."""
+
+    def step_s(self) -> float:
+        """Return the median step time of the live learners, 0 without one."""
+
+    def live_in(self, region: str) -> set[str]:
+        """Return the live learners of a region."""
+
+    def region_of(self, learner: str) -> str:
+        """Return the region whose synchronizer folds what a member sends, empty for none."""
+
+    def head_of(self, fragment: int) -> Head:
+        """Return the head of a fragment as the store holds it."""
+
+    def norm_of(self, fragment: int) -> float:
+        """Return the L2 norm of a fragment's values."""
+
+
 class EventLog:
     """Appends events of one shard's owner, `who`, in its tenure `epoch`."""
 
     def __init__(self, bus: Bus, subjects: Subjects, who: str, clock: Clock) -> None:
-        """Write nothing yet."""
         self._bus = bus
         self._subjects = subjects
         self._who = who

@@ -294,7 +294,6 @@ class ShardStore:
         return {*recent, *before} - {self.epoch}
 
     def _protected(self, head: Head) -> set[BlobRef]:
-        """Return everything that a head protects from removal."""
         named = (*frames_of(self._subjects, head), *head.superseded, head.state, head.fragment_ledger)
         return {ref for ref in named if ref is not None}
 
@@ -404,7 +403,6 @@ class ShardStore:
 
 
 def _chunks(*blobs: BlobRef | None) -> list[str]:
-    """Return the names of the chunks of blobs."""
     return [f"{blob.stem}.*" for blob in blobs if blob is not None]
 
 
@@ -456,7 +454,6 @@ class CommitAttempt:
                 upload.forget()
 
     async def _measure(self) -> None:
-        """Measure the values."""
         elements = self.new.values.size
         self.norm = await off_loop(elements, l2_norm, self.new.values)
         self.digest = await off_loop(elements, digest_of_values, self.new.values)

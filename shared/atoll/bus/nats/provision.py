@@ -320,8 +320,6 @@ LOOK_AT_CONNECTION_S: Final = 1.0
 AGAIN_S: Final = 60.0
 ANSWER_S: Final = 3.0
 
-log = get(__name__)
-
 
 async def keep_live_stream(jetstream: JetStream, run: str) -> None:
     """Make the stream of `run` that holds what was heard last of each process whenever it may be missing, for ever.
