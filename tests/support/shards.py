@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from atoll.protocol.events import Command, Fact, Keep, Kept, QueueDrained
+from typing import Any
+
+import msgspec
+
+from atoll.protocol.events import (
+    Command,
+    ContributionArrived,
+    ContributionReady,
+    Fact,
+    Keep,
+    Kept,
+    LearnerBeat,
+    PushKey,
+    QueueDrained,
+    TimerFired,
+)
+from atoll.protocol.invariants import ShardWatch, check_shard
+from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 
 ANSWERS_S = 1.0
@@ -26,3 +43,45 @@ def answered(shard: Shard, until_s: float) -> list[Command]:
     while (sign_s := shard.connected.sign_s) is not None and sign_s + ANSWERS_S < until_s:
         actions += shard.handle(QueueDrained(at_s=sign_s + ANSWERS_S, proven=False))
     return actions
+
+
+class ShardDesk:
+    """A shard with a watch on it, driven by hand; what must hold of it is checked after each fact."""
+
+    def __init__(self, **changes: object) -> None:
+        """Start at version 0 with nobody there, with one fragment unless `changes` say otherwise."""
+        base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1}
+        settings = msgspec.convert(base | changes, ProtocolSettings).check()
+        self.shard = Shard(settings, 0, dict.fromkeys(range(settings.fragments), 0))
+        self.watch = ShardWatch()
+        self.done: list[Command] = []
+
+    def tell(self, *facts: Fact) -> list[Command]:
+        """Tell facts, and that each ledger is kept; return the commands."""
+        commands: list[Command] = []
+        for fact in facts:
+            actions = told(self.shard, fact)
+            self.watch.see(actions)
+            check_shard(self.shard)
+            commands += actions
+        self.done += commands
+        return commands
+
+    def beat(self, learner: str, at_s: float = 0.0, incarnation: int = 1, **more: Any) -> list[Command]:  # noqa: ANN401
+        """Let a learner be heard, which trains and steps once in a second unless `more` says otherwise."""
+        said = {"training": True, "step_s": 1.0, "tokens": 100} | more
+        return self.tell(LearnerBeat(at_s=at_s, learner=learner, incarnation=incarnation, **said))
+
+    def arrive(self, key: PushKey, at_s: float, base: int = 0, **more: Any) -> list[Command]:  # noqa: ANN401
+        """Let a contribution arrive, to be read."""
+        tokens = more.pop("tokens", 80)
+        said = {"steps": 8, "trained_tokens": max(100, key.push * tokens)} | more
+        return self.tell(ContributionArrived(at_s=at_s, key=key, base_version=base, tokens=tokens, **said))
+
+    def ready(self, key: PushKey, at_s: float, **more: Any) -> list[Command]:  # noqa: ANN401
+        """Let a contribution be read."""
+        return self.tell(ContributionReady(at_s=at_s, key=key, **more))
+
+    def fire(self, timer: str, at_s: float) -> list[Command]:
+        """Let a timer of fragment 0 fire: `due` or `grace`."""
+        return self.tell(TimerFired(at_s=at_s, name=f"{timer}/0"))

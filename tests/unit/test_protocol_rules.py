@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -45,7 +47,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.settings import ProtocolSettings
-from support.shards import told
+from support.shards import ShardDesk
 
 STEP_S = 1.0
 
@@ -61,53 +63,18 @@ def key(learner: str, push: int = 1, incarnation: int = 1, fragment: int = 0) ->
     return PushKey(learner, incarnation, fragment, push)
 
 
-class RulesDesk:
-    """A shard with a watch on it, driven by hand."""
-
-    def __init__(self, **changes: object) -> None:
-        """Start at version 0 with nobody there."""
-        self.shard = shard.Shard(settings(**changes), 0, dict.fromkeys(range(settings(**changes).fragments), 0))
-        self.watch = invariants.ShardWatch()
-
-    def tell(self, fact: object) -> list[Command]:
-        """Hand a fact over and check everything that must hold."""
-        actions = told(self.shard, fact)  # type: ignore[arg-type]
-        self.watch.see(actions)
-        invariants.check_shard(self.shard)
-        return actions
-
-    def beat(
-        self, learner: str, at_s: float = 0.0, incarnation: int = 1, *, training: bool = True, step_s: float = STEP_S
-    ) -> list[Command]:
-        return self.tell(
-            LearnerBeat(
-                at_s=at_s, learner=learner, incarnation=incarnation, training=training, step_s=step_s, tokens=100
-            )
-        )
+class RulesDesk(ShardDesk):
+    """A shard whose calls and contributions come when a test says so."""
 
     def call(self, at_s: float) -> list[Command]:
         """Let the due timer of fragment 0 fire, as if it had been armed for now."""
         self.shard.slots[0].due_s = at_s
-        return self.tell(TimerFired(at_s=at_s, name="due/0"))
+        return self.fire("due", at_s)
 
-    def offer(
-        self, who: PushKey, at_s: float, base: int = 0, *, final: bool = False, tokens: int = 80
-    ) -> list[Command]:
+    def offer(self, who: PushKey, at_s: float, base: int = 0, **more: Any) -> list[Command]:  # noqa: ANN401
         """Let a contribution arrive and become ready."""
-        arrived = self.tell(
-            ContributionArrived(
-                at_s=at_s,
-                key=who,
-                base_version=base,
-                tokens=tokens,
-                steps=8,
-                trained_tokens=max(100, who.push * tokens),
-                final=final,
-            )
-        )
-        if any(isinstance(action, Fetch) for action in arrived):
-            return arrived + self.tell(ContributionReady(at_s=at_s, key=who))
-        return arrived
+        arrived = self.arrive(who, at_s, base, **more)
+        return arrived + (self.ready(who, at_s) if any(isinstance(each, Fetch) for each in arrived) else [])
 
 
 def the(kind: type, actions: list[Command]) -> list[Command]:

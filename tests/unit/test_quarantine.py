@@ -14,14 +14,11 @@ from atoll.protocol.events import (
     Command,
     Commit,
     Committed,
-    ContributionArrived,
-    ContributionReady,
     ContributionSpoiled,
     Fetch,
     Fold,
     Isolate,
     Keep,
-    LearnerBeat,
     LearnerLeft,
     PublishCall,
     PushKey,
@@ -34,7 +31,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, Measure, norm_limit
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from support.shards import told
+from support.shards import ShardDesk
 
 USUAL = {name: Measure(1.0, 8, 1, 0) for name in ("a", "b", "c")}
 """Three other learners, which is a majority."""
@@ -46,57 +43,34 @@ def settings(**changes: object) -> ProtocolSettings:
     return msgspec.convert({"fragments": 1, "interval_steps": 8, "shards": 1, **changes}, ProtocolSettings).check()
 
 
-class QuarantineBench:
+class QuarantineBench(ShardDesk):
     """A shard that is told of contributions one after the other, all on its present base."""
 
     def __init__(self, **changes: object) -> None:
-        self.shard = Shard(settings(**changes), 0, {0: 0})
+        super().__init__(**changes)
         self.pushes: dict[tuple[str, int], int] = {}
         self.at_s = 0.0
         for learner in ("good", "bad"):
-            self.beat(learner)
+            self.heard(learner)
 
-    def beat(self, learner: str, incarnation: int = 1) -> None:
+    def heard(self, learner: str, incarnation: int = 1) -> None:
         self.at_s += 0.1
-        told(
-            self.shard,
-            LearnerBeat(
-                at_s=self.at_s, learner=learner, incarnation=incarnation, training=True, step_s=1.0, tokens=10_000
-            ),
-        )
+        self.beat(learner, self.at_s, incarnation, tokens=10_000)
 
     def push(
-        self,
-        learner: str,
-        norm: float = 1.0,
-        spoil: str = "",
-        incarnation: int = 1,
-        *,
-        steps: int = 8,
-        final: bool = False,
+        self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1, **more: object
     ) -> list[Command]:
         """Let a contribution arrive and be read; commit what is decided."""
         push = self.pushes[learner, incarnation] = self.pushes.get((learner, incarnation), 0) + 1
         key = PushKey(learner, incarnation, 0, push)
         self.at_s += 1.0
-        self.beat(learner, incarnation)
-        base = self.shard.slots[0].round.version
-        actions = told(
-            self.shard,
-            ContributionArrived(
-                at_s=self.at_s,
-                key=key,
-                base_version=base,
-                tokens=80,
-                steps=steps,
-                trained_tokens=80,
-                final=final,
-            ),
-        )
+        self.heard(learner, incarnation)
+        actions = self.arrive(key, self.at_s, self.shard.slots[0].round.version, trained_tokens=80, **more)
         if any(isinstance(action, Fetch) for action in actions):
-            spoiled = ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil)
-            ready = ContributionReady(at_s=self.at_s, key=key, norm=norm)
-            actions = actions + told(self.shard, spoiled if spoil else ready)
+            if spoil:
+                actions += self.tell(ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil))
+            else:
+                actions += self.ready(key, self.at_s, norm=norm)
         for action in actions:
             if isinstance(action, Commit):  # a learner's last one calls its round at once
                 self.committed(action)
@@ -107,16 +81,16 @@ class QuarantineBench:
         self.at_s += 10.0
         slot = self.shard.slots[0]
         slot.due_s = self.at_s
-        decided = told(self.shard, TimerFired(at_s=self.at_s, name="due/0"))
+        decided = self.fire("due", self.at_s)
         self.at_s += 100.0
-        decided += told(self.shard, TimerFired(at_s=self.at_s, name="grace/0"))
+        decided += self.fire("grace", self.at_s)
         commit = next((action for action in decided if isinstance(action, Commit)), None)
         if commit is not None and not hold:
             self.committed(commit)
         return commit
 
     def committed(self, commit: Commit) -> list[Command]:
-        return told(self.shard, Committed(at_s=self.at_s, fragment=0, version=commit.base_version + 1))
+        return self.tell(Committed(at_s=self.at_s, fragment=0, version=commit.base_version + 1))
 
 
 def refusals(actions: list[Command]) -> list[str]:
@@ -176,7 +150,7 @@ def test_a_warm_up_clips_nobody(interval: int, first: int, learners: int) -> Non
     bench = QuarantineBench(interval_steps=interval)
     names, step, scales = [f"l{number}" for number in range(learners)], 0, []
     for name in names:
-        bench.beat(name)
+        bench.heard(name)
     for round_number in range(8):
         steps = first if round_number == 0 else interval
         norm = sum(1.0 + learners * (step + taken) for taken in range(steps))
@@ -320,7 +294,7 @@ def test_offences_fade_with_what_is_merged() -> None:
 
 
 def left(bench: QuarantineBench, learner: str, incarnation: int = 1) -> None:
-    told(bench.shard, LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
+    bench.tell(LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
 
 
 def usual(bench: QuarantineBench) -> None:
@@ -346,7 +320,7 @@ def test_a_life_that_was_killed_is_of_the_past_once_the_next_is_heard() -> None:
     bench = QuarantineBench()
     usual(bench)
     for learner in GOOD:
-        bench.beat(learner, incarnation=2)
+        bench.heard(learner, incarnation=2)
 
     assert [action.scale for action in bench.push("bad", norm=10.0) if isinstance(action, Fold)] == [1.0]  # its own
     bench.push("good", 0.01, incarnation=2)
@@ -384,7 +358,7 @@ def test_the_next_incarnation_begins_with_a_clean_record() -> None:
     bench.push("bad", spoil="corrupt")
     assert refusals(bench.push("bad")) == ["quarantined"]
 
-    bench.beat("bad", incarnation=2)
+    bench.heard("bad", incarnation=2)
 
     assert refusals(bench.push("bad", incarnation=2)) == []
     assert "bad" in bench.shard.live()
@@ -430,8 +404,8 @@ def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     bench.push("bad", spoil="checksum")
     slot = bench.shard.slots[0]
     slot.due_s = bench.at_s
-    bench.beat("good")
-    bench.beat("bad")
+    bench.heard("good")
+    bench.heard("bad")
     bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
 
     ends = [action.end for action in bench.push("good") if isinstance(action, Commit)]
@@ -444,7 +418,7 @@ def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
     bench = QuarantineBench(protect="isolate", offences_max=1)
     for learner in ("good", "bad"):
         bench.push(learner, spoil="checksum")
-    bench.beat("bad")
+    bench.heard("bad")
     slot = bench.shard.slots[0]
     slot.due_s = bench.at_s
 

@@ -7,56 +7,34 @@ import pytest
 
 from atoll.protocol.events import (
     Commit,
-    ContributionArrived,
-    ContributionReady,
-    Fact,
-    LearnerBeat,
     PublishCall,
     PushKey,
-    TimerFired,
 )
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
 from atoll.protocol.waits import Names, RoundReasons, grace_window, id_of
 from atoll.run.decisions import describe_grace, describe_needs, describe_wait
-from support.shards import answered
+from support.shards import ShardDesk
 
 
-class Told:
-    """One shard of one fragment, told facts at times; it keeps the commands."""
+class Told(ShardDesk):
+    """A shard of one fragment, told facts at times; it keeps the commands."""
 
-    def __init__(self, **protocol: object) -> None:
-        settings = msgspec.convert({"fragments": 1, "shards": 1, "interval_steps": 4, **protocol}, ProtocolSettings)
-        self.shard = Shard(settings, 0, {0: 0})
-        self.calls: list[PublishCall] = []
-        self.commits: list[Commit] = []
+    def __init__(self, **changes: object) -> None:
+        super().__init__(**{"interval_steps": 4} | changes)
 
-    def tell(self, fact: Fact) -> None:
-        actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
-        self.calls += [action for action in actions if isinstance(action, PublishCall)]
-        self.commits += [action for action in actions if isinstance(action, Commit)]
+    @property
+    def calls(self) -> list[PublishCall]:
+        return [action for action in self.done if isinstance(action, PublishCall)]
 
-    def beat(self, at_s: float, *learners: str, step_s: float = 1.0) -> None:
-        for learner in learners:
-            beat = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=True, step_s=step_s, tokens=100)
-            self.tell(beat)
+    @property
+    def commits(self) -> list[Commit]:
+        return [action for action in self.done if isinstance(action, Commit)]
 
-    def push(self, at_s: float, learner: str, push: int = 1, *, final: bool = False) -> None:
+    def push(self, at_s: float, learner: str) -> None:
         """A contribution of a learner arrives and is read at once."""
-        key, cause = PushKey(learner, 1, 0, push), id_of("call", 0, 0, 1)
-        self.tell(
-            ContributionArrived(
-                at_s=at_s, key=key, base_version=0, tokens=8, steps=4, trained_tokens=8, final=final, cause_id=cause
-            )
-        )
-        self.tell(ContributionReady(at_s=at_s, key=key, cause_id=cause))
-
-    def due(self, at_s: float) -> None:
-        self.tell(TimerFired(at_s=at_s, name="due/0"))
-
-    def grace_over(self, at_s: float) -> None:
-        """The timer of the grace window fires."""
-        self.tell(TimerFired(at_s=at_s, name="grace/0"))
+        key, cause = PushKey(learner, 1, 0, 1), id_of("call", 0, 0, 1)
+        self.arrive(key, at_s, tokens=8, steps=4, trained_tokens=8, cause_id=cause)
+        self.ready(key, at_s, cause_id=cause)
 
     @property
     def why(self) -> RoundReasons:
@@ -69,8 +47,9 @@ class Told:
 def test_a_round_that_everybody_answers_says_so() -> None:
     """It rested until its beat, and nobody had to be waited for."""
     told = Told()
-    told.beat(0.0, "a", "b")
-    told.due(4.0)
+    for learner in ("a", "b"):
+        told.beat(learner)
+    told.fire("due", 4.0)
     told.push(4.5, "a")
     told.push(4.75, "b")
     words = describe_wait(told.why)
@@ -85,10 +64,11 @@ def test_a_round_that_everybody_answers_says_so() -> None:
 
 def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None:
     told = Told()
-    told.beat(0.0, "a", "b", "c")
-    told.due(4.0)
+    for learner in ("a", "b", "c"):
+        told.beat(learner)
+    told.fire("due", 4.0)
     told.push(4.5, "a")
-    told.grace_over(5.5)
+    told.fire("grace", 5.5)
     words = describe_wait(told.why)
 
     assert told.why.missing == Names(("b", "c"), 2)
@@ -100,13 +80,14 @@ def test_a_round_whose_grace_is_over_names_the_learners_that_it_missed() -> None
 def test_a_round_below_its_quorum_says_at_every_call_what_it_waits_for() -> None:
     """So an operator finds it in the log while it waits, and afterwards in the event."""
     told = Told(quorum=2)
-    told.beat(0.0, "a", "b")
-    told.due(4.0)
+    for learner in ("a", "b"):
+        told.beat(learner)
+    told.fire("due", 4.0)
     told.push(4.5, "a")
-    told.due(6.0)
-    told.due(8.0)
+    told.fire("due", 6.0)
+    told.fire("due", 8.0)
     told.push(8.5, "b")
-    told.grace_over(9.5)
+    told.fire("grace", 9.5)
     words = describe_wait(told.why)
 
     assert [call.needs and describe_needs(call.attempt, call.needs) for call in told.calls] == [
@@ -142,8 +123,8 @@ def test_a_grace_window_names_the_term_that_decided(
 
 def test_reasons_survive_the_event_log() -> None:
     told = Told()
-    told.beat(0.0, "a")
-    told.due(4.0)
+    told.beat("a")
+    told.fire("due", 4.0)
     told.push(4.5, "a")
     data = msgspec.json.encode(told.why)
 

@@ -2,78 +2,37 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from atoll.protocol import invariants
 from atoll.protocol.events import (
     ArmTimer,
-    Command,
     Commit,
     Committed,
-    ContributionArrived,
-    ContributionReady,
     ContributionSpoiled,
-    Fact,
     Fold,
-    LearnerBeat,
     PushKey,
-    TimerFired,
 )
-from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
-from support.shards import answered
+from support.shards import ShardDesk
 
 
-class CommitDesk:
-    """A shard of one fragment, driven by hand; steps take half a second and a round is due every eight."""
-
-    def __init__(self, **changes: object) -> None:
-        """Hear a learner `a` at time 0."""
-        base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1, "silence_s": 5.0}
-        self.shard = Shard(msgspec.convert(base | changes, ProtocolSettings).check(), 0, {0: 0})
-
-    def tell(self, fact: Fact) -> list[Command]:
-        actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
-        invariants.check_shard(self.shard)
-        return actions
-
-    def beat(
-        self, learner: str, at_s: float = 0.0, *, training: bool = True, tokens: int = 100, step_s: float = 0.5
-    ) -> list[Command]:
-        fact = LearnerBeat(at_s=at_s, learner=learner, incarnation=1, training=training, step_s=step_s, tokens=tokens)
-        return self.tell(fact)
-
-    def arrives(self, learner: str, at_s: float, base: int = 0, *, push: int = 1, final: bool = False) -> PushKey:
-        """Let a contribution arrive, to be read."""
-        key = PushKey(learner, 1, 0, push)
-        self.tell(
-            ContributionArrived(
-                at_s=at_s, key=key, base_version=base, tokens=80, steps=8, trained_tokens=100 * key.push, final=final
-            )
-        )
-        return key
-
-    def ready(self, key: PushKey, at_s: float) -> list[Command]:
-        return self.tell(ContributionReady(at_s=at_s, key=key))
-
-    def called(self, at_s: float) -> list[Command]:
-        """Let the timer of the next round fire."""
-        return self.tell(TimerFired(at_s=at_s, name="due/0"))
-
-    def graced(self, at_s: float) -> list[Command]:
-        return self.tell(TimerFired(at_s=at_s, name="grace/0"))
+def arrives(
+    desk: ShardDesk, learner: str, at_s: float, base: int = 0, *, push: int = 1, final: bool = False
+) -> PushKey:
+    """Let a contribution arrive, to be read."""
+    key = PushKey(learner, 1, 0, push)
+    desk.arrive(key, at_s, base, trained_tokens=100 * push, final=final)
+    return key
 
 
 def test_what_is_being_read_during_a_commit_is_being_read_for_the_next_round() -> None:
     """What was parked is not: it is folded at once."""
-    desk = CommitDesk()
+    desk = ShardDesk()
     for learner in ("a", "b", "c"):
-        desk.beat(learner)
-    desk.called(4.0)
-    first, slow, parked = (desk.arrives(learner, 4.1) for learner in ("a", "b", "c"))
+        desk.beat(learner, step_s=0.5)
+    desk.fire("due", 4.0)
+    first, slow, parked = (arrives(desk, learner, 4.1) for learner in ("a", "b", "c"))
     desk.ready(first, 4.2)
-    (commit,) = (action for action in desk.graced(4.9) if isinstance(action, Commit))
+    (commit,) = (action for action in desk.fire("grace", 4.9) if isinstance(action, Commit))
     desk.ready(parked, 5.0)
 
     actions = desk.tell(Committed(at_s=5.1, fragment=0, version=1))
@@ -87,10 +46,10 @@ def test_what_is_being_read_during_a_commit_is_being_read_for_the_next_round() -
 
 def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_it_is_on() -> None:
     """It waited for what was being read; that was refused."""
-    desk = CommitDesk(ending="together", tokens_target=1_000_000)
-    desk.beat("a")
-    reading = desk.arrives("a", 1.0)
-    last = desk.arrives("a", 1.1, base=1, push=2, final=True)
+    desk = ShardDesk(ending="together", tokens_target=1_000_000)
+    desk.beat("a", step_s=0.5)
+    reading = arrives(desk, "a", 1.0)
+    last = arrives(desk, "a", 1.1, base=1, push=2, final=True)
     assert desk.ready(last, 1.2) == []
     assert desk.shard.slots[0].parked == [last]
 
@@ -102,11 +61,11 @@ def test_a_last_contribution_is_folded_as_soon_as_nothing_will_make_the_version_
 
 @pytest.mark.parametrize("step_s", [0.5, 2.0])
 def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: float) -> None:
-    desk, interval_s = CommitDesk(), 8 * step_s
+    desk, interval_s = ShardDesk(), 8 * step_s
     desk.beat("a", step_s=step_s)
     assert desk.shard.slots[0].due_s == interval_s
-    desk.called(interval_s + 1.0)
-    desk.ready(desk.arrives("a", interval_s + 1.2), interval_s + 1.3)
+    desk.fire("due", interval_s + 1.0)
+    desk.ready(arrives(desk, "a", interval_s + 1.2), interval_s + 1.3)
     actions = desk.tell(Committed(at_s=interval_s + 2.0, fragment=0, version=1))
 
     due = [action.due_s for action in actions if isinstance(action, ArmTimer) and action.name == "due/0"]
@@ -116,17 +75,17 @@ def test_the_next_round_is_due_an_interval_after_the_beat_of_the_last(step_s: fl
 
 def test_a_run_that_ends_together_does_not_wait_for_who_is_in_quarantine() -> None:
     """It is there, and may not be read any more."""
-    desk = CommitDesk(ending="together", tokens_target=150, offences_max=1, protect="isolate", silence_s=60.0)
+    desk = ShardDesk(ending="together", tokens_target=150, offences_max=1, protect="isolate", silence_s=60.0)
     for at_s in (0.0, 50.0, 100.0):
-        desk.beat("a", at_s, training=False)
-        desk.beat("mad", at_s, training=False)
-    spoiled = desk.arrives("mad", 100.0)
+        desk.beat("a", at_s, training=False, step_s=0.5)
+        desk.beat("mad", at_s, training=False, step_s=0.5)
+    spoiled = arrives(desk, "mad", 100.0)
     desk.tell(ContributionSpoiled(at_s=100.1, key=spoiled, reason="not_finite"))
     assert desk.shard.isolated("mad", 1)
 
-    first = desk.ready(desk.arrives("a", 100.2), 100.3)
+    first = desk.ready(arrives(desk, "a", 100.2), 100.3)
     desk.tell(Committed(at_s=100.4, fragment=0, version=1))
-    second = desk.ready(desk.arrives("a", 100.5, base=1, push=2, final=True), 100.6)
+    second = desk.ready(arrives(desk, "a", 100.5, base=1, push=2, final=True), 100.6)
 
     for actions in (first, second):
         assert [action.end for action in actions if isinstance(action, Commit)] == ["all answered"]

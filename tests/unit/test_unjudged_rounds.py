@@ -9,61 +9,30 @@ import pytest
 from atoll.protocol.events import (
     Command,
     Commit,
-    ContributionArrived,
-    ContributionReady,
     DrainOrdered,
-    Fact,
     Finish,
     Fold,
-    Keep,
-    Kept,
-    LearnerBeat,
     LearnerLeft,
     PushKey,
     QueueDrained,
     Refuse,
     Unfold,
 )
-from atoll.protocol.invariants import ShardWatch, check_shard
-from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.shard import Shard
-from support.shards import answered
+from support.shards import ShardDesk
 
 SILENT_S = 60.0
 
 
-class Desk:
-    """A shard of one fragment whose learners beat, push and leave; it collects what the shard commands."""
+class JudgingDesk(ShardDesk):
+    """A shard of one fragment that merges what three learners or more have pushed."""
 
     def __init__(self, **changes: object) -> None:
-        """Serve since second 0."""
-        settings = {"fragments": 1, "shards": 1, "interval_steps": 8, "quorum": 3, "robust": "gate"} | changes
-        self.shard = Shard(ProtocolSettings(**settings).check(), 0, {0: 0})  # type: ignore[arg-type]
-        self.watch = ShardWatch()
-        self.done: list[Command] = []
-
-    def tell(self, *facts: Fact) -> list[Command]:
-        """Tell facts, keep ledgers at once, and return the commands."""
-        told: list[Command] = []
-        for fact in facts:
-            actions = [*answered(self.shard, fact.at_s), *self.shard.handle(fact)]
-            while actions:
-                self.watch.see(actions)
-                check_shard(self.shard)
-                told += actions
-                kept = [Kept(at_s=fact.at_s, fragment=0) for action in actions if isinstance(action, Keep)]
-                actions = [action for each in kept for action in self.shard.handle(each)]
-        self.done += told
-        return told
-
-    def beat(self, name: str, at_s: float) -> LearnerBeat:
-        return LearnerBeat(at_s=at_s, learner=name, incarnation=1, training=True, step_s=1.0, tokens=10)
+        super().__init__(**{"quorum": 3, "robust": "gate"} | changes)
 
     def push(self, name: str, at_s: float) -> list[Command]:
         """Let a learner's contribution arrive and be ready."""
         key = PushKey(name, 1, 0, 1)
-        arrived = ContributionArrived(at_s=at_s, key=key, base_version=0, tokens=10, steps=8, trained_tokens=10)
-        return self.tell(arrived, ContributionReady(at_s=at_s, key=key))
+        return self.arrive(key, at_s, tokens=10, trained_tokens=10) + self.ready(key, at_s)
 
 
 def refused(actions: list[Command]) -> Counter[str]:
@@ -74,9 +43,10 @@ def refused(actions: list[Command]) -> Counter[str]:
 @pytest.mark.parametrize("pushing", [1, 2])
 def test_what_nobody_can_judge_is_refused_when_the_run_is_over(pushing: int, ending: str) -> None:
     """A liar that leaves last has not the last word; its refusal is in the ledger, and the shard finishes."""
-    desk = Desk(ending=ending)
+    desk = JudgingDesk(ending=ending)
     names = ("liar", "other")[:pushing]
-    desk.tell(*(desk.beat(name, 0.0) for name in names))
+    for name in names:
+        desk.beat(name, 0.0)
     for name in names:
         desk.push(name, 1.0)
     desk.tell(*(LearnerLeft(at_s=SILENT_S, learner=name, incarnation=1) for name in names))
@@ -94,13 +64,15 @@ def test_what_nobody_can_judge_is_refused_when_the_run_is_over(pushing: int, end
 
 def test_while_the_run_goes_on_such_a_round_waits_for_learners() -> None:
     """Heartbeats may be lost for a while: nothing honest is thrown away then, and nothing is merged unjudged."""
-    desk = Desk()
-    desk.tell(*(desk.beat(name, 0.0) for name in "ab"))
+    desk = JudgingDesk()
+    for name in "ab":
+        desk.beat(name, 0.0)
     for name in "ab":
         desk.push(name, 1.0)
     assert not [action for action in desk.tell(QueueDrained(at_s=SILENT_S, proven=True)) if isinstance(action, Commit)]
 
-    desk.tell(*(desk.beat(name, SILENT_S + 1.0) for name in "abc"))
+    for name in "abc":
+        desk.beat(name, SILENT_S + 1.0)
     told = desk.push("c", SILENT_S + 2.0)
     told += desk.tell(*(LearnerLeft(at_s=SILENT_S + 3.0, learner=name, incarnation=1) for name in "abc"))
 
@@ -110,8 +82,8 @@ def test_while_the_run_goes_on_such_a_round_waits_for_learners() -> None:
 
 
 def test_without_a_judging_merge_the_last_push_is_merged_as_before() -> None:
-    desk = Desk(robust="none")
-    desk.tell(desk.beat("a", 0.0))
+    desk = JudgingDesk(robust="none")
+    desk.beat("a")
     desk.push("a", 1.0)
 
     told = desk.tell(LearnerLeft(at_s=SILENT_S, learner="a", incarnation=1))
