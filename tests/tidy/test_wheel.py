@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -53,15 +52,6 @@ def test_the_wheel_holds_the_product_alone(wheel: set[str]) -> None:
     page = "atoll_monitor/dashboard/static"
     assert {f"{page}/index.html", f"{page}/vendor/uPlot.esm.js", f"{page}/vendor/uPlot-LICENSE.txt"} <= wheel
     assert {f"{package}/py.typed" for package in PACKAGES} <= wheel
-
-
-def test_who_simulates_asks_for_it() -> None:
-    """The simulator has an extra of its own, and the core needs none of the heavy packages."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {text.split(">")[0].split("[")[0].replace("-", "_") for text in project["dependencies"]}
-
-    assert {"learner", "synchronizer", "simulator"} <= project["optional-dependencies"].keys()
-    assert not needed & set(EXTRAS)
 
 
 @pytest.mark.parametrize("words", [("--help",), ("config",), ("up", "--help"), ("tap", "--help"), ("sim", "--help")])
