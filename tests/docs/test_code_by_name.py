@@ -39,7 +39,6 @@ OUR_NAMES: Final = {
     "atoll.model.tree_walk": "the attributes of JAX's keys",
     "atoll.protocol.ledger": "the fates of an account; a reason from outside is a key of a table",
     "atoll.protocol.settings": "fields of `ProtocolSettings`",
-    "atoll.protocol.snapshots": "fields of a round",
     "atoll.run.taps": "levels of our own subjects",
     "atoll.settings.errors": "bounds of pydantic's rules",
     "atoll_learner.data.mixture": "fields of the meta file",

@@ -54,9 +54,9 @@ from atoll.protocol.events import (
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.ownership import Balance, LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
+from atoll.protocol.recorder import freeze, thaw
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.protocol.snapshots import freeze, thaw
 from support.reference_machines import FateModel, IslandModel, RoundModel
 
 SEEDS = [range(first, first + 10) for first in range(0, 60, 10)]

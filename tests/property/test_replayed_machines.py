@@ -12,10 +12,9 @@ from atoll.base.errors import DataError, ProtocolMisuse
 from atoll.protocol.events import Committed, FetchFailed, TimerFired
 from atoll.protocol.island import Island
 from atoll.protocol.ownership import Balance, HostHeard, LeaseSeen, LeaseWritten, Tenure
-from atoll.protocol.recorder import FactRecorder, Replay
+from atoll.protocol.recorder import FactRecorder, Replay, freeze, thaw
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
-from atoll.protocol.snapshots import freeze, thaw
 from support.protocol_world import ProtocolWorld
 
 SETTINGS = ProtocolSettings(fragments=3, shards=1, interval_steps=6, quorum=2, silence_s=8.0, outer_momentum=0.9)

@@ -14,9 +14,8 @@ from atoll.base import fact_dumps
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, RecordConflict, SettingsError
 from atoll.protocol.events import StepDone
 from atoll.protocol.island import Island
-from atoll.protocol.recorder import FactRecorder, Replay
+from atoll.protocol.recorder import FactRecorder, Replay, freeze
 from atoll.protocol.settings import ProtocolSettings
-from atoll.protocol.snapshots import freeze
 
 
 @pytest.fixture

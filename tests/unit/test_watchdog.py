@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import cast
 
 from atoll.base.retry import Unanswered
-from atoll.bus.nats.connection import Movement, watch
+from atoll.bus.nats.connection import Connection, Movement, watch
 from atoll.bus.options import BusOptions
 from atoll.wire.traffic import BusStats
 
@@ -52,7 +53,7 @@ async def watched(echoes: list[bool]) -> tuple[EchoedConnection, float]:
     """Return a connection after its echoes, and the seconds that this took."""
     loop = asyncio.get_running_loop()
     connection, began_s = EchoedConnection(echoes), loop.time()
-    watching = asyncio.create_task(watch(connection))
+    watching = asyncio.create_task(watch(cast("Connection", connection)))
     async with asyncio.timeout(DEADLINE_S):
         await connection.done.wait()
         while connection.stats.is_away:  # noqa: ASYNC110  (nobody is told of that)

@@ -6,7 +6,7 @@ Every call yields to other tasks once, so that races show here too. One event lo
 Deterministic: sequences count up, queues deliver in order, time is a `Clock` that may be simulated. It does not survive its
 process, replicate, or redeliver after silence (an unsettled message returns when its consumer releases it or closes).
 """
-# ruff: noqa: D102  (a method without a docstring is the one of `Bus`)
+# ruff: noqa: D102  (a method without a docstring is the one of `Bus`, `Consumer` or `Delivery`)
 
 from __future__ import annotations
 
@@ -321,12 +321,10 @@ class MemoryDelivery:
         self._owner = owner
 
     async def ack(self) -> None:
-        """Remove the message from the queue."""
         await asyncio.sleep(0)
         self._owner.stream.remove(self.sequence)
 
     async def drop(self) -> None:
-        """Remove the message from the queue."""
         await self.ack()
 
     async def hold(self) -> None:
@@ -334,7 +332,6 @@ class MemoryDelivery:
         await asyncio.sleep(0)
 
     async def release(self) -> None:
-        """Return it for another delivery."""
         await asyncio.sleep(0)
         self._owner.give_back(self)
 
@@ -352,11 +349,9 @@ class MemoryConsumer:
 
     @property
     def turns(self) -> int:
-        """Return how often all that was queued at one moment was settled since."""
         return self._turns.count
 
     async def next(self, timeout_s: float) -> MemoryDelivery | None:
-        """Return the next message, or None if none came within `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         await asyncio.sleep(0)
@@ -383,7 +378,6 @@ class MemoryConsumer:
         return None
 
     async def arrived(self, most: int) -> list[MemoryDelivery]:
-        """Return messages that are here already."""
         found: list[MemoryDelivery] = []
         while len(found) < most and not self._closed and (taken := self.stream.take(self._place)) is not None:
             found.append(MemoryDelivery(self, taken[0], redelivered=taken[1]))
@@ -391,7 +385,6 @@ class MemoryConsumer:
         return found
 
     async def drained(self) -> bool:
-        """Return whether nothing is queued and nothing unsettled."""
         await asyncio.sleep(0)
         if self._place.gone:
             raise RecordConflict("somebody else reads this queue", got=self._place.subject_filter)

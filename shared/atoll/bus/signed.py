@@ -253,28 +253,6 @@ def signatures_of(bus: Bus) -> Signatures | None:
     return found
 
 
-@dataclass(slots=True)
-class _SignedDelivery:
-    """A delivery whose signature is off."""
-
-    held: Delivery
-    subject: str
-    data: bytes
-    redelivered: bool
-
-    async def ack(self) -> None:
-        await self.held.ack()
-
-    async def drop(self) -> None:
-        await self.held.drop()
-
-    async def hold(self) -> None:
-        await self.held.hold()
-
-    async def release(self) -> None:
-        await self.held.release()
-
-
 @dataclass(frozen=True, slots=True)
 class _SignedConsumer:
     """A consumer whose deliveries' signatures are off."""
@@ -295,8 +273,8 @@ class _SignedConsumer:
         return [await self._believed(one) for one in await self.consumer.arrived(most)]
 
     async def _believed(self, held: Delivery) -> Delivery:
-        data = await self.bus.believed(self.wanted, held.subject, held.data)
-        return _SignedDelivery(held, held.subject, data, held.redelivered)
+        held.data = await self.bus.believed(self.wanted, held.subject, held.data)
+        return held
 
     async def drained(self) -> bool | None:
         return await self.consumer.drained()

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
@@ -231,35 +230,30 @@ class SpreadBus(ForwardingBus):
 
     async def listen(self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0) -> Subscription:
         """Listen at all brokers that may say something; one that is away is heard once it is back."""
-        wanted = _Wanted(subject_filter, len_max, late_s_max)
+
+        async def listen_at(number: int) -> Subscription | None:
+            try:
+                bus = await self._bus(number)
+                return await bus.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
+            except BrokerUnavailable as error:
+                log.warning("broker.unheard", broker=number, subject=subject_filter, reason=str(error))
+                return None
+
+        async def feed(number: int, found: Subscription | None) -> None:
+            while found is None:
+                await asyncio.sleep(LISTEN_AGAIN_S)
+                found = await listen_at(number)
+            async for core_message in found:
+                merged.push(core_message)
+
         numbers = await self._numbers(subject_filter)
         if numbers == [HOME]:
-            return await wanted.at(self._inner)
-        first = await all_of(self._listen_at(number, wanted) for number in numbers)
+            return await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
+        first = await all_of(listen_at(number) for number in numbers)
         merged = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
-        self._feeders[merged] = [
-            asyncio.create_task(self._feed(number, wanted, merged, feed))
-            for number, feed in zip(numbers, first, strict=True)
-        ]
+        feeds = zip(numbers, first, strict=True)
+        self._feeders[merged] = [asyncio.create_task(feed(number, found)) for number, found in feeds]
         return merged
-
-    async def _listen_at(self, number: int, wanted: _Wanted) -> Subscription | None:
-        """Return the feed of one broker; None, with a warning, if it is away."""
-        try:
-            return await wanted.at(await self._bus(number))
-        except BrokerUnavailable as error:
-            log.warning("broker.unheard", broker=number, subject=wanted.subject_filter, reason=str(error))
-            return None
-
-    async def _feed(
-        self, number: int, wanted: _Wanted, merged: BufferedSubscription, feed: Subscription | None
-    ) -> None:
-        """Hand on what one broker says; try again for as long as it is away."""
-        while feed is None:
-            await asyncio.sleep(LISTEN_AGAIN_S)
-            feed = await self._listen_at(number, wanted)
-        async for core_message in feed:
-            merged.push(core_message)
 
     def _count_drop(self) -> None:
         self.stats.core_messages_dropped += 1
@@ -272,18 +266,6 @@ class SpreadBus(ForwardingBus):
         for merged in list(self._feeders):
             await merged.close()
         await asyncio.gather(*(bus.close() for bus in (self._inner, *self._further.values())))
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The arguments of `Bus.listen`."""
-
-    subject_filter: str
-    len_max: int
-    late_s_max: float
-
-    async def at(self, bus: Bus) -> Subscription:
-        return await bus.listen(self.subject_filter, len_max=self.len_max, late_s_max=self.late_s_max)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -29,7 +29,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -272,9 +272,16 @@ class Connection:
 
     def movement(self) -> Callable[[], bool]:
         """Return a function that says whether anything but an echo went or came since its last call."""
-        return movement_of(self)
+        before = self.moved()
 
-    def moved(self) -> tuple[int, int, int]:
+        def moves() -> bool:
+            nonlocal before
+            last, before = before, self.moved()
+            return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
+
+        return moves
+
+    def moved(self) -> Movement:
         """Return bytes sent and received on the present socket, and answers."""
         wire = self._client.wire if self._client is not None else None
         return (wire.sent, wire.received, self._order.answers) if wire is not None else (0, 0, self._order.answers)
@@ -644,46 +651,7 @@ class Complaints:
         self.said.clear()
 
 
-class WatchedConnection(Protocol):
-    """The part of a connection that the watchdog sees."""
-
-    options: BusOptions
-    stats: BusStats
-    url: str
-    nodes: int
-    is_bulk: bool
-
-    @property
-    def is_up(self) -> bool:
-        """Return whether requests can be sent."""
-
-    @property
-    def queued(self) -> int:
-        """Return how many bytes wait for the kernel."""
-
-    def moved(self) -> Movement:
-        """Return bytes sent and received, and answers."""
-
-    async def echo(self, timeout_s: float) -> None:
-        """Return once an echo is back."""
-
-    async def cut(self) -> None:
-        """Abort the socket and connect again."""
-
-
-def movement_of(connection: WatchedConnection) -> Callable[[], bool]:
-    """Return a function that says whether anything but an echo went or came since its last call."""
-    before = connection.moved()
-
-    def moves() -> bool:
-        nonlocal before
-        last, before = before, connection.moved()
-        return any(abs(now - then) >= least for now, then, least in zip(before, last, MOVED, strict=True))
-
-    return moves
-
-
-async def watch(connection: WatchedConnection) -> None:
+async def watch(connection: Connection) -> None:
     """Cut `connection` after three echoes in a row that did not come back; for ever.
 
     On a connection for bulk an echo waits behind megabytes in buffers that we cannot see. There it is late only if meanwhile
@@ -714,7 +682,7 @@ async def watch(connection: WatchedConnection) -> None:
             await connection.cut()
 
 
-def _is_busy(connection: WatchedConnection, before: Movement) -> bool:
+def _is_busy(connection: Connection, before: Movement) -> bool:
     """Return whether anything came in since `before`, or a queue that still stands was worked on."""
     sent, received, answers = connection.moved()
     came = received - before[1] >= MOVED[1] or answers != before[2]

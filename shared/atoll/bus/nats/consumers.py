@@ -8,6 +8,7 @@ dies, the broker delivers its messages again after `ack_wait_s`.
 Anybody who learns the inbox may send to it. A message that is no delivery of
 JetStream's, by the subject on which it is settled, is dropped.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `Consumer` or `Delivery`)
 
 from __future__ import annotations
 
@@ -50,7 +51,6 @@ class QueueDelivery:
     reply: str
 
     async def ack(self) -> None:
-        """Remove the message from the queue, and return when the broker has confirmed it."""
         connection = self.owner.connection
         patience = JetStreamPatience(connection)
         while True:
@@ -63,15 +63,12 @@ class QueueDelivery:
                 return
 
     async def drop(self) -> None:
-        """Remove the message from the queue without waiting for the broker's word."""
         await self.owner.connection.call(self.owner.let_go(self.reply))
 
     async def hold(self) -> None:
-        """Put off redelivery by another `ack_wait_s`."""
         await self.owner.connection.call(self.owner.say(self.reply, b"+WPI"))
 
     async def release(self) -> None:
-        """Return it for another delivery."""
         await self.owner.connection.call(self.owner.give_back(self.reply))
 
 
@@ -118,27 +115,22 @@ class QueueConsumer:
         self._closed = False
 
     async def next(self, timeout_s: float) -> QueueDelivery | None:
-        """Return the next message, or None if none came within `timeout_s`."""
         return await self.connection.call(self._next(timeout_s))
 
     async def arrived(self, most: int) -> list[QueueDelivery]:
-        """Return up to `most` further messages that are here already."""
         return await self.connection.call(self._take(most))
 
     @property
     def turns(self) -> int:
-        """Return how often all that was queued at one moment was settled since."""
         return self._turns.count
 
     async def drained(self) -> bool | None:
-        """Return whether the broker reports nothing queued and nothing unsettled."""
         try:
             return await self.connection.call(self._is_drained())
         except Unanswered:  # what came was no answer of JetStream's
             return None
 
     async def close(self) -> None:
-        """Stop reading and return unsettled messages."""
         if not self._closed:
             self._closed = True
             await self.connection.call(self._close())
