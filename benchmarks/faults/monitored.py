@@ -34,8 +34,8 @@ from atoll.base.units import DAY_S
 from atoll.bus.interface import Bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.membership import claim
-from atoll.run.event_fields import Contributor
-from atoll.wire.messages import RunRecord, encode, event
+from atoll.wire.events import Contributor, RoundEvent, log_entry
+from atoll.wire.messages import RunRecord, encode
 from benchmarks.faults.crowd import FRAGMENTS, beaten, founded, in_batches, spent_s, weighed
 from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
@@ -204,7 +204,7 @@ class LoggedCommits:
             "live": len(self.names),
             "run_tokens": number * TOKENS,
         }
-        line = encode(event("round", "shard-0", time.time(), **fields))
+        line = encode(log_entry(msgspec.convert(fields, RoundEvent), "shard-0", time.time()))
         self.event_bytes = len(line)
         await self.bus.publish(self.run.subjects.event("round", "shard-0"), line, msg_id=f"round-{number}")
 

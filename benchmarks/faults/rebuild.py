@@ -40,7 +40,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.run.folder import read_run_file
 from atoll.run.heads import read_heads
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.own_broker import as_operator

@@ -37,7 +37,7 @@ from atoll.protocol.ledger import FormerLives
 from atoll.run.heads import read_heads
 from atoll.run.ledger import closing_ledger
 from atoll.run.record import read_run
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Event, Head, Lease, decode
 from atoll.wire.subjects import Subjects

@@ -39,7 +39,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run, wait_for_run
 from atoll_synchronizer.region_service import RegionService

@@ -28,11 +28,11 @@ from atoll.protocol.ledger import Account, FormerLives, Ledger
 from atoll.protocol.quarantine import Measure
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import GraceWindow, Names, Opening, RoundReasons
-from atoll.run import event_fields as events
 from atoll.run.saved import SavedEvent
+from atoll.wire import events
 from atoll.wire import messages as wire
 from atoll.wire.blobs import BlobRef
-from atoll.wire.event_log import EVALUATOR, EVENT_WRITERS, EventWriter
+from atoll.wire.events import EVALUATOR, EventWriter
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import LinkTraffic
@@ -105,8 +105,8 @@ ROOTS: Final = (
     OutsideSchema(wire.Event, S.event("joined", NAME), "`ev.<kind>.<who>`"),
     *(
         OutsideSchema(schema, S.event(kind, writer), f"`ev.{kind}`")
-        for kind, schema in events.EVENT_FIELDS.items()
-        for writer in (WRITER_NAMES[min(EVENT_WRITERS[kind])],)
+        for kind, schema in events.EVENTS.items()
+        for writer in (WRITER_NAMES[schema.writer],)
     ),
     OutsideSchema(HeadTap, S.tap("gl.head.0"), "`tap.gl.head.<fragment>`"),
     OutsideSchema(Manifest, "", "the archive"),
@@ -392,7 +392,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
             Cost.CLAIMANT,
         ),
     ),
-    events.RoundView: (every(events.RoundView, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
+    events.RoundEvent: (every(events.RoundEvent, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.Contributor: (every(events.Contributor, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     RoundReasons: (every(RoundReasons, "`atoll story`, `why`", _SHARD_ONLY, Cost.RUN),),
     Opening: (every(Opening, "`atoll story`, `why`", _SHARD_ONLY, Cost.RUN),),
@@ -403,13 +403,13 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     events.RefusedContribution: (every(events.RefusedContribution, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.JunkEvent: (row("reasons", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.FilledEvent: (every(events.FilledEvent, "page, `why`", _SHARD_ONLY, Cost.RUN),),
-    events.QuarantineEvent: (every(events.QuarantineEvent, "status, page, `why`", _SHARD_ONLY, Cost.RUN),),
+    events.QuarantinedEvent: (every(events.QuarantinedEvent, "status, page, `why`", _SHARD_ONLY, Cost.RUN),),
     events.ServingEvent: (every(events.ServingEvent, "story, page", _SHARD_ONLY, Cost.RUN),),
-    events.ClosedEvent: (every(events.ClosedEvent, "report, fates", _SHARD_ONLY, Cost.RUN),),
+    events.LedgerEvent: (every(events.LedgerEvent, "report, fates", _SHARD_ONLY, Cost.RUN),),
     events.JoinedEvent: (every(events.JoinedEvent, "its own curve and lives", _SHOWN, Cost.CLAIMANT),),
     events.RecoveredEvent: (every(events.RecoveredEvent, "its own story", _SHOWN, Cost.CLAIMANT),),
     events.LeftEvent: (every(events.LeftEvent, "its own curve and sums", _TOTALS, Cost.CLAIMANT),),
-    events.ReportedTotals: (every(events.ReportedTotals, "its own traffic", _SHOWN, Cost.CLAIMANT),),
+    events.MovedEvent: (every(events.MovedEvent, "its own traffic", _SHOWN, Cost.CLAIMANT),),
     events.HostedEvent: (
         every(events.HostedEvent, "traffic and presence of a synchronizer; `why`", _KEY_ONLY, Cost.RUN),
     ),

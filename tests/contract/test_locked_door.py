@@ -18,7 +18,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import Places
 from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
-from atoll.wire.event_log import EVENT_WRITERS
+from atoll.wire.events import EVENTS
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.subjects import Subjects
 from support.door_attacks import (
@@ -180,8 +180,8 @@ async def test_everybody_writes_events_of_its_own_kinds(locked: LockedBroker) ->
     for identity, writer in writers.items():
         bus = await locked.bus(RUN, locked.identity(RUN, identity))
         name = {"evaluator": "evaluator", "shard": "shard-0"}.get(writer, identity)
-        for kind, allowed in EVENT_WRITERS.items():
-            if writer in allowed or writer == "shard":  # who owns a shard writes everything of its run
+        for kind, fields in EVENTS.items():
+            if writer in (fields.writer, "shard"):  # who owns a shard writes everything of its run
                 await bus.publish(S.event(kind, name), b"{}", msg_id=f"{identity}-{kind}")
             else:
                 with pytest.raises(AccessDenied):

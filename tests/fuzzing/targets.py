@@ -49,13 +49,14 @@ from atoll.settings import ArchiveSettings
 from atoll.story.history import History
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
-from atoll.wire.messages import RunRecord, decode, encode, event
+from atoll.wire.messages import RunRecord, decode, encode
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from fuzzing.mutators import Mutator, mutated_arrays, mutated_bytes, mutated_frame, mutated_json
 from support.attacks import beat, manifest
+from support.events import event
 from support.founded_run import run_record
 from support.shard_owners import FixedOwner
 

@@ -1,6 +1,6 @@
 """Names and reasons that are HTML, in a real browser: on a run's page and in its report they are text, and nothing runs.
 
-Readers of the event log believe no such name (`atoll.wire.event_log`). The page has a defence of its own all the same, so here
+Readers of the event log believe no such name (`atoll.wire.events`). The page has a defence of its own all the same, so here
 its scene gives it what they would have kept away.
 """
 
@@ -19,15 +19,16 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from atoll.base.clock import SystemClock
+from atoll.protocol.events import PushKey
 from atoll.report.collect import Facts, collect
 from atoll.report.html import page as report_page
-from atoll.wire.messages import event
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
 from support.browser import WAIT_MS, WatchedPage, chromium
+from support.events import event
 from support.founded_run import run_record
 from support.watched_runs import beat
 
@@ -86,7 +87,9 @@ def run_of_names() -> MonitoredRun:
         sample = {"incarnation": 1, "step": 10, "tokens": 100, "step_s": 0.5, "loss": 2.0, "lag_versions": 1}
         view.on_event(event("sample", text, wall_s + number, **sample))
         view.on_event(event("quarantined", text, wall_s + number, learner=text, incarnation=1, offences=3, reason=text))
-        view.on_event(event("refused", text, wall_s + number, refusals=[{"reason": text, "learner": text}]))
+        view.on_event(
+            event("refused", text, wall_s + number, refusals=[{**PushKey(text, 1, 0, 1)._asdict(), "reason": text}])
+        )
         view.on_event(event("validation", text, wall_s + number, run_tokens=100 * number, bits_per_byte=3.5))
         share = {"learner": text, "incarnation": 1, "age": 0, "tokens": 50, "weight": 0.5}
         fields = {"fragment": 0, "version": number + 1, "contributors": [share], "end": text, "waited_s": 1.0}

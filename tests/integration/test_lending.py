@@ -17,13 +17,14 @@ import pytest
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.client.checkpoints import loan_recovery
 from atoll.client.join import IslandHandle, join
 from atoll.client.optimizer_state import host_copy
 from atoll.client.session import LENDING_STEPS_MIN, JoinOptions
 from atoll.codec.arrays import pack_arrays
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.messages import Control, Event, RunRecord, StateOffer, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -98,7 +99,7 @@ def test_a_joiner_gets_the_state_of_a_peer_that_trains(world: LendingWorld, dona
         while not asked.done():
             peer.share(state, donated=donated)
         borrowed = world.do(_result(asked))
-        joiner.note_recovery("peer", peer=borrowed.lender)
+        joiner.note_recovery(loan_recovery(joiner.incarnation, borrowed, joiner.run_tokens))
         world.do(settle())
         left = world.do(_stored(world, "ps.>"))
         told = world.do(_events(world, "recovered"))

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.bus.interface import Bus
+from atoll.protocol.events import PushKey
 from atoll.run.record import read_run
-from atoll.wire.event_log import EVALUATOR
-from atoll.wire.messages import encode, event
+from atoll.wire.events import EVALUATOR
+from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
 from support.deployments import open_signed
+from support.events import event
 from support.grafana import queries
 from support.monitored_run import WHY_WITHOUT, WITHOUT, PrometheusProcess, SteadyRun, monitoring, until
 
@@ -89,7 +91,9 @@ async def test_every_query_of_every_dashboard_has_data(watched: Watched) -> None
     shard = await open_signed(run.broker.url, run.run, keys / "s.toml")
     try:
         assert await read_run(shard, Subjects(run.run)) is not None
-        await tell(shard, run.run, "refused", "shard-0", refusals=[{"reason": "stale", "learner": "a"}])
+        await tell(
+            shard, run.run, "refused", "shard-0", refusals=[{**PushKey("a", 1, 0, 1)._asdict(), "reason": "stale"}]
+        )
         await tell(shard, run.run, "junk", "shard-0", messages=1, reasons={"malformed": 1})
     finally:
         await shard.close()

@@ -6,7 +6,7 @@ watches the subject that is aimed at: what arrives there with the intruder's mar
 
 A learner may write events of its own, so it also writes there what no learner of ours does: numbers and texts without end, and
 words in the name of others (`MISLEADING`). The broker stores them. Whoever reads the event log must refuse each, say whose it
-was, draw the run, and do so again at every later start (`atoll.wire.event_log`).
+was, draw the run, and do so again at every later start (`atoll.wire.events`).
 
 The victim is on the roll, at the hub, and never connects, so honest traffic has no part in what the operator sees. An intruder
 with the key of a region's broker may send over its link what learners may, and the hub takes of it what its own learners may.

@@ -22,7 +22,7 @@ from atoll.bus.options import DEFAULTS
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement, settle
 from atoll.run.ledger import closing_ledger
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.messages import Event, Head, decode
 from atoll.wire.subjects import Subjects
 from support import caches

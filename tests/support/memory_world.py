@@ -27,7 +27,7 @@ from atoll.run.ledger import closing_ledger
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
 from atoll.settings import ArchiveSettings
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run
 from support.islands import check_heads

@@ -6,7 +6,8 @@ from collections import deque
 from typing import Any
 
 from atoll.story.history import History, notes
-from atoll.wire.messages import encode, event
+from atoll.wire.messages import encode
+from support.events import event
 
 
 class SteppedRun:

@@ -9,10 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.base.clock import SystemClock
 from atoll.bus.interface import StreamState
-from atoll.wire.messages import Beat, LearnerState, event
+from atoll.protocol.events import PushKey
+from atoll.wire.messages import Beat, LearnerState
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.http_server import RunCollector
 from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun
+from support.events import event
 from support.founded_run import run_record
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -93,7 +95,9 @@ def full() -> MonitoredRun:
     watched.record, watched.answered_s = run_record("r"), clock.now_s
     watched.view.on_beat(beat("a"), clock.now_s)
     take_round(watched, 0, 1, 50.0)
-    watched.view.on_event(event("refused", "shard-0", 1.0, refusals=[{"reason": "stale", "learner": "a"}]))
+    watched.view.on_event(
+        event("refused", "shard-0", 1.0, refusals=[{**PushKey("a", 1, 0, 1)._asdict(), "reason": "stale"}])
+    )
     watched.view.on_event(event("junk", "shard-0", 1.0, messages=2, reasons={"malformed": 2}))
     watched.view.on_event(event("validation", "evaluator", 1.0, run_tokens=100, bits_per_byte=3.5))
     watched.view.on_event(

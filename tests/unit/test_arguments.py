@@ -13,6 +13,7 @@ from atoll.base.errors import BrokerUnavailable, SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
+from atoll.client.checkpoints import fresh_recovery
 from atoll.keys.roll import KeyFolder
 from atoll.protocol.settings import ProtocolSettings
 
@@ -120,7 +121,7 @@ def test_an_island_that_has_left_takes_no_step_and_still_shows_its_model() -> No
     for use in (
         lambda: island.step(params, tokens=1),
         lambda: island.recovered_state({"m": np.zeros(2)}),
-        lambda: island.note_recovery("fresh"),
+        lambda: island.note_recovery(fresh_recovery(1)),
     ):
         with pytest.raises(SettingsError, match="has left its run") as refused:
             use()

@@ -13,9 +13,10 @@ from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
-from atoll.wire.messages import Beat, LearnerState, Presence, event
+from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.dashboard.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
+from support.events import event
 
 BEGAN_S = 1000.0
 AGREED = ProtocolSettings(fragments=2, shards=1, silence_s=5.0, lease_s=3.0)

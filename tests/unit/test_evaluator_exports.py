@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,12 +20,13 @@ from atoll.bus.memory import MemoryBus
 from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel
 from atoll.settings import load
-from atoll.wire.event_log import event_of
+from atoll.wire.events import EvaluatedEvent, event_of
 from atoll.wire.limits import Info
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_learner import evaluate
 from atoll_learner.evaluate import MeasuringPace, evaluate_until, export_at_stop, measure_and_export
+from support.events import fields
 from support.founded_run import FRAGMENTS, SHARDS, FoundedRun, TurnedClock, run_record, say_lease
 from support.regions import free_port
 
@@ -41,15 +41,14 @@ BUSY_S = 0.1
 class NotedEvaluation:
     """Measures nothing, and notes what is asked of it; writing fails as often as `failures` says."""
 
-    kind: str = "evaluated"
     failures: int = 0
     prepared: bool = False
     written: list[int] = field(default_factory=list)
     concluded: list[int] = field(default_factory=list)
 
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
         del run
-        return {"run_tokens": tokens, "values": {"value": 1.0}, "versions_max": merged.versions_max}
+        return fields(EvaluatedEvent, run_tokens=tokens, values={"value": 1.0}, versions_max=merged.versions_max)
 
     def prepare(self) -> None:
         """Note that the first measurement is in the event log."""
@@ -75,13 +74,13 @@ class BusyEvaluation(NotedEvaluation):
 
     asked: int = 0
 
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
         """Return what a measurement says, after some work."""
         until_s = time.process_time() + BUSY_S
         while time.process_time() < until_s:
             pass
         self.asked += 1
-        return super().fields(run, merged, tokens)
+        return super().measure(run, merged, tokens)
 
 
 class LookedAtBus(MemoryBus):

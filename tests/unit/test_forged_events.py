@@ -20,14 +20,13 @@ from atoll.client.driver import LossReader
 from atoll.protocol.claims import CLOCKS_APART_S, steps_possible
 from atoll.run import timeline as timelines
 from atoll.run import view as views
-from atoll.run.event_fields import EVENT_FIELDS, RoundView, fields_of
 from atoll.run.taps import KINDS, Selection, body_of, schemas
 from atoll.run.timeline import TimedView
 from atoll.run.view import NAMES_KEPT, OTHER, RunView
 from atoll.run.watch import Watch
 from atoll.story.history import History
-from atoll.wire.event_log import event_of, writers_named
-from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode, event
+from atoll.wire.events import EVENTS, RoundEvent, event_of, fields_of, writers_named
+from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BYTES_MAX, LinkTraffic
 from atoll_monitor.dashboard import feed as feeds
@@ -35,6 +34,7 @@ from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.monitored_run import MonitoredRun
 from support.door_attacks import MISLEADING, DoorAttack, read_all
+from support.events import event
 from support.founded_run import run_record
 from support.watched_runs import beat
 
@@ -105,7 +105,7 @@ def test_every_number_text_and_table_of_an_event_has_a_bound() -> None:
     """Also those inside, as the schemas tell; what only grows with the message is bounded by its size."""
     by_size = {"refusals", "accounts", "refused"}
     found = [where for name in schemas("#/{name}") if name not in ("RunRecord", "Layout") for where in unbounded(name)]
-    reachable = {where for where in found if where.split(".")[0] in reached(map(_fields_name, EVENT_FIELDS))}
+    reachable = {where for where in found if where.split(".")[0] in reached(map(_fields_name, EVENTS))}
     assert {where for where in reachable if where.rpartition(".")[2] not in by_size} == set()
 
 
@@ -169,7 +169,7 @@ def test_what_a_shard_may_honestly_write_is_never_refused() -> None:
     }
     most = {"tokens": LEARNERS_MAX * TOKENS_MAX, "grace_s": 1e20, "quorum_wait_s": -1e9, "run_tokens": RUN_TOKENS_MAX}
     told = event("round", "shard-0", 1.0, fragment=0, version=1, contributors=[share], **most)
-    assert fields_of(told, RoundView).tokens == TOTAL_MAX
+    assert fields_of(told, RoundEvent).tokens == TOTAL_MAX
 
 
 @pytest.mark.parametrize(("loss", "told"), [(2.5, 2.5), (1e200, None), (float("nan"), None), (-1e200, None)])

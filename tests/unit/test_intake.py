@@ -20,7 +20,7 @@ from atoll.protocol.claims import AT_ONCE_S, CLOCKS_APART_S
 from atoll.protocol.events import ContributionArrived, Fact, LearnerBeat, LearnerLeft, QueueDrained
 from atoll.protocol.ledger import FormerLives, Ledger
 from atoll.run.member_roll import Strangers
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import intake as fact_intake
 from atoll_synchronizer.garbage_collector import GarbageCollector

@@ -12,9 +12,10 @@ import pytest
 import zstandard
 
 from atoll.base.errors import InUse, SettingsError
-from atoll.wire.messages import Event, event
+from atoll.wire.messages import Event
 from atoll_monitor.records import journal as journal_module
 from atoll_monitor.records.journal import RecordJournal
+from support.events import event
 
 
 def joined(at_s: float) -> Event:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from atoll.run.merged_model import MergedModel
 from atoll_learner.evaluate import Moment, ends_before
-from atoll_learner.evaluations import MeasureOnce, validation_fields
+from atoll_learner.evaluations import MeasureOnce, measure_merged
 
 
 class CountedMeasure:
@@ -34,12 +35,13 @@ def test_the_last_point_of_a_curve_and_the_export_are_one_measurement() -> None:
     counting = CountedMeasure()
     measure = MeasureOnce(counting)
     curve, export = (
-        validation_fields(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens) for tokens in (90, 100)
+        measure_merged(MergedModel(values(2.0), 7, 7, values(1.0)), measure, tokens, clock=lambda: 0.0)
+        for tokens in (90, 100)
     )
 
     assert counting.asked == 2
-    assert curve | {"run_tokens": 100} == export
-    assert (export["bits_per_byte"], export["average"]) == (14.0, 7.0)
+    assert msgspec.structs.replace(curve, run_tokens=100) == export
+    assert (export.bits_per_byte, export.average) == (14.0, 7.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from atoll.run.view import OTHER
-from atoll.wire.messages import LearnerState, event
+from atoll.wire.messages import LearnerState
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
 from atoll_monitor.monitored_run import ROUNDS_KEPT, MonitoredRun
+from support.events import event
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
 
 

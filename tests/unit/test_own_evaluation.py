@@ -15,7 +15,7 @@ import pytest
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, LayoutMismatch, SettingsError
 from atoll.run.merged_model import MergedModel
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll_learner.evaluate import evaluate_once
 from atoll_learner.evaluations import Evaluation, OwnEvaluation, OwnLoopEvaluation
 from support.founded_run import FoundedRun, TurnedClock, run_record, say_lease
@@ -86,7 +86,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def said(function: str, like: str = "", merged: MergedModel = MERGED) -> dict[str, dict[str, float]]:
     """Return what a function says of a model."""
-    return OwnEvaluation(function, like).values(run_record("r"), merged)
+    values, average = OwnEvaluation(function, like).values(run_record("r"), merged)
+    return {"values": values} | ({} if average is None else {"average": average})
 
 
 def test_a_number_or_several_by_name(module: str) -> None:

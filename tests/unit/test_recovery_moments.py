@@ -13,6 +13,7 @@ import pytest
 
 from atoll.client.checkpoints import CheckpointNote, DataPlace, LoadedCheckpoint
 from atoll.client.peer_recovery import Borrowed
+from atoll.wire.events import RecoveredEvent
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
@@ -69,6 +70,7 @@ class Fake:
         self.run_tokens = run_tokens
         self.asked = 0
         self.done = False
+        self.incarnation = 2
         self.noted: list[str] = []
         self._own, self._own_tokens, self._peer = own, own_tokens, peer
 
@@ -99,9 +101,9 @@ class Fake:
         self.asked += 1
         return None if self._peer is None else Borrowed(self._peer, "b", 50, 50, self.run_tokens, 10, 0.1)
 
-    def note_recovery(self, source: str, **facts: object) -> None:
-        assert facts
-        self.noted.append(source)
+    def note_recovery(self, recovered: RecoveredEvent) -> None:
+        assert recovered.took_s is not None
+        self.noted.append(recovered.source)
 
 
 def source_of(fake: Any) -> str:  # noqa: ANN401

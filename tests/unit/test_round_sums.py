@@ -6,9 +6,9 @@ from collections import deque
 from typing import Any
 
 from atoll.report.collect import _rounds
-from atoll.run import event_fields
 from atoll.run.view import NAMES_KEPT, OTHER, RoundSums, RunView
-from atoll.wire.messages import event
+from atoll.wire.events import RoundEvent
+from support.events import event, fields
 
 SHARE: dict[str, Any] = {"learner": "a", "incarnation": 1, "push": 1, "tokens": 10, "weight": 1.0}
 
@@ -48,7 +48,7 @@ def test_totals_are_those_of_all_rounds_and_not_of_those_that_are_kept() -> None
 def test_whoever_writes_the_event_log_makes_no_sum_grow_without_end() -> None:
     sums = RoundSums()
     for number in range(2 * NAMES_KEPT):
-        sums.add("shard-0", event_fields.RoundView(fragment=0, version=1, contributors=(), end=f"reason {number}"), 0.0)
+        sums.add("shard-0", fields(RoundEvent, fragment=0, version=1, contributors=(), end=f"reason {number}"), 0.0)
 
     assert len(sums.ends) == NAMES_KEPT + 1
     assert sums.ends[OTHER] == NAMES_KEPT

@@ -7,7 +7,7 @@ import pytest
 from atoll.report.collect import LEARNERS_MAX, curves_of_run
 from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, lines_of, rates, silence
 from atoll.run.view import RunView
-from atoll.wire.messages import event
+from support.events import event
 
 BEGAN_S = 1000.0
 

@@ -13,7 +13,7 @@ from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
 from atoll.run.view import RunView
-from atoll.wire.messages import event
+from support.events import event
 
 
 def journal(out: Path, target: int, broker: str | None = None) -> Journal:

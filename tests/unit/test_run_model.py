@@ -73,9 +73,9 @@ def test_an_evaluation_measures_and_writes_the_run_s_model(text: Path, tmp_path:
     settings = load(None, (f"data.dir={text}",)).settings
     evaluation = ReferenceEvaluation(settings, prepare_work(settings), tmp_path)
     evaluation.write(record_of(founder), merged)
-    fields = evaluation.fields(record_of(founder), merged, 0)
+    measured = evaluation.measure(record_of(founder), merged, 0)
     evaluation.conclude(record_of(founder), merged, 0.0)
 
-    assert fields["bits_per_byte"] == pytest.approx(8.0, abs=0.3)
+    assert measured.bits_per_byte == pytest.approx(8.0, abs=0.3)
     assert '"num_hidden_layers": 1' in (tmp_path / "config.json").read_text(encoding="utf-8")
     assert (tmp_path / "validation.json").exists()

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from atoll.base.units import DAY_S
-from atoll.client.session import SAMPLE_S, pause_of, sample_of
-from atoll.run.event_fields import SampleEvent
+from atoll.client.session import SAMPLE_S, pause_of
 from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
 from atoll.run.view import RunView
-from atoll.wire.messages import Beat, Event, decode, encode, event
+from atoll.wire.events import SampleEvent, log_entry, sample_of
+from atoll.wire.messages import Beat, Event, decode, encode
 from atoll.wire.traffic import LinkTraffic
+from support.events import fields
 
 
 def written_in(life_s: float) -> int:
@@ -48,7 +49,7 @@ def beat(step: int) -> Beat:
 
 def sample(step: int, who: str = "a") -> Event:
     """Return an event of the event log as a learner writes it."""
-    return decode(Event, encode(event("sample", who, float(step), **sample_of(beat(step)))))
+    return decode(Event, encode(log_entry(sample_of(beat(step)), who, float(step))))
 
 
 def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
@@ -74,7 +75,7 @@ def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
 def test_a_curve_stays_bounded_and_spread(heard: int) -> None:
     curve = Curve()
     for step in range(heard):
-        curve.add(SampleLine(float(step), SampleEvent(incarnation=1, step=step, tokens=step)))
+        curve.add(SampleLine(float(step), fields(SampleEvent, incarnation=1, step=step, tokens=step)))
 
     steps = [line.sample.step for line in curve]
     gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}

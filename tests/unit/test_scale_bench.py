@@ -8,8 +8,8 @@ import pytest
 
 from atoll.protocol.ledger import Account, Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.event_fields import Contributor, RoundView
 from atoll.run.view import RoundLine
+from atoll.wire.events import RoundEvent
 from benchmarks.lib.results import Figure
 from benchmarks.network.scale import small_plan
 from benchmarks.network.scale_figures import (
@@ -23,6 +23,7 @@ from benchmarks.network.scale_figures import (
     round_figures,
 )
 from benchmarks.network.scale_fleet import FleetMoment, FleetSamples, queue_of
+from support.events import fields
 
 
 def use(learners: int, **changed: object) -> CrowdUse:
@@ -105,8 +106,8 @@ def test_rounds_that_meet_make_memory_no_less_flat() -> None:
 
 def line(*pushes: int) -> RoundLine:
     """Return a commit with these pushes of one learner."""
-    told = tuple(Contributor("a", 1, age=0, tokens=64, weight=1.0, push=push) for push in pushes)
-    return RoundLine(0.0, "shard-0", RoundView(fragment=0, version=1, contributors=told))
+    told = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 64, "weight": 1.0, "push": push} for push in pushes]
+    return RoundLine(0.0, "shard-0", fields(RoundEvent, fragment=0, version=1, contributors=told))
 
 
 def test_fates_are_exact_only_if_both_sides_agree() -> None:

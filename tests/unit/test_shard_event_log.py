@@ -12,11 +12,13 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.protocol.events import PushKey, Refuse
+from atoll.wire.events import JunkEvent, LedgerEvent
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog
+from support.events import fields
 from support.shard_owners import FixedOwner
 
 
@@ -69,10 +71,10 @@ async def test_an_event_whose_writer_was_cancelled_is_written_once(bus: StoringL
     """The id stays the same, so an event that was stored after all is not stored again."""
     event_log = log_of(bus, run)
     bus.mute = mute
-    await cancelled(event_log.record("junk", messages=1, reasons={}, senders={}))
+    await cancelled(event_log.record(fields(JunkEvent, reasons={})))
     bus.mute = "not"
     await event_log.finish()
-    await event_log.record("ledger", reason="over")
+    await event_log.record(fields(LedgerEvent, ledger={}))
     await event_log.finish()
 
     assert await kinds(bus, run) == ["junk", "ledger"]

@@ -12,9 +12,8 @@ import pytest
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
 from atoll.bus.interface import StoredCounts
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.run.event_fields import FilledEvent, fields_of
 from atoll.run.stream_room import SHARE, ChunkShares
-from atoll.wire.event_log import event_of
+from atoll.wire.events import FilledEvent, event_of, fields_of
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES
 from atoll_simulator.loop import LoopClock, VirtualLoop
@@ -61,7 +60,7 @@ def test_of_what_fills_the_stream_a_share_stays() -> None:
         assert await bus.get_record(f"{subjects.contribution_stem('mallory', 0, 1, 99)}.0") is not None
         [entry] = await bus.replay(subjects.event("filled", "*"))
         told = fields_of(event_of(entry.subject, entry.data), FilledEvent)
-        assert told == FilledEvent("mallory", 99 - SHARE)
+        assert told == FilledEvent(subjects_of="mallory", removed=99 - SHARE)
 
     in_virtual_time(work())
 

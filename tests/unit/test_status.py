@@ -16,11 +16,12 @@ from atoll.cli.watch import has_heard_all
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import TopMoment, standing_at, status_lines, status_of
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.event_fields import RoundView
 from atoll.run.standing import RunStatus, Standing, Storing, stalled_fragments, standing_of, status_schema
 from atoll.run.timeline import TimedView
 from atoll.run.view import RoundLine
-from atoll.wire.messages import Presence, event
+from atoll.wire.events import RoundEvent
+from atoll.wire.messages import Presence
+from support.events import event, fields
 from support.founded_run import run_record
 from support.watched_runs import beat
 
@@ -63,7 +64,7 @@ def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
 def rounds_of(fragments: Iterable[int]) -> list[RoundLine]:
     """Return rounds of fragments, oldest first."""
     return [
-        RoundLine(1.0, "shard-0", RoundView(fragment=p, version=1, contributors=(), tokens=1, end="x", live=2))
+        RoundLine(1.0, "shard-0", fields(RoundEvent, fragment=p, version=1, contributors=(), tokens=1, end="x", live=2))
         for p in fragments
     ]
 

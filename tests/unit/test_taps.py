@@ -17,10 +17,11 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.watch import pretty_line
 from atoll.run import taps
 from atoll.run.taps import KINDS, TAPS, Selection, TapKind, Tapped, Tapping, asyncapi, body_of, json_schemas, kind_of
-from atoll.wire.messages import encode, event
+from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.version import SCHEMA_NEWEST
 from support.clocks import HandClock
+from support.events import event
 
 GOLDEN: dict[str, str] = json.loads(
     (Path(__file__).parents[1] / "golden" / "messages-1.json").read_text(encoding="utf-8")

@@ -12,11 +12,12 @@ from atoll.local.console import ConsolePicture
 from atoll.local.console_app import LEFT, HelpScreen, TopApp
 from atoll.local.console_tables import PANELS, TopMoment, fitting_columns
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.event_fields import QuarantineEvent
 from atoll.run.timeline import TimedView
 from atoll.run.view import IsolationLine
-from atoll.wire.messages import Beat, LearnerState, Presence, event
+from atoll.wire.events import QuarantinedEvent
+from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
+from support.events import event
 
 NOW_S = 100.0
 WALL_S = 10_100.0
@@ -193,7 +194,7 @@ async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
     fields: dict[str, Any] = {"learner": "b", "incarnation": 1, "offences": 3, "reason": "bad\x1b[2Jword"}
     view.on_event(event("quarantined", "shard-1", 10_092.0, **fields))
     assert view.strange["shard-1"].count == 1
-    view.isolations.append(IsolationLine(10_092.0, QuarantineEvent(**fields)))
+    view.isolations.append(IsolationLine(10_092.0, QuarantinedEvent(**fields)))
     app = TopApp(lambda: moment_of(view))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.press("6")

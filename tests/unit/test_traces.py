@@ -6,9 +6,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from atoll.wire.messages import Event, event
+from atoll.wire.messages import Event
 from atoll_monitor.records.traces import RoundTracer, tracer_to
 from support.collectors import collecting
+from support.events import event
 
 
 def commit(at_s: float = 1000.0, version: int = 7) -> Event:

@@ -8,7 +8,7 @@ from atoll.base.errors import PeerMisbehaved
 from atoll.run import view as views
 from atoll.run.links import STANDBY, as_report, byte_ledger
 from atoll.run.view import FORMER, RunView
-from atoll.wire.messages import Beat, Event, Presence, decode, encode, event
+from atoll.wire.messages import Beat, Event, Presence, decode, encode
 from atoll.wire.traffic import (
     BYTES_MAX,
     METER_S,
@@ -19,6 +19,7 @@ from atoll.wire.traffic import (
     bits_per_parameter,
     data_parallel_bytes,
 )
+from support.events import event
 
 FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.counters)))
 

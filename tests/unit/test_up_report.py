@@ -13,16 +13,17 @@ from atoll.protocol.ledger import ACCOUNTS_MAX, FormerLives, Ledger, parts, sett
 from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.html import page
 from atoll.report.write import BrokerFacts, summary, write_report
-from atoll.run.event_fields import QuarantineEvent
 from atoll.run.folder import RunFile, RunFolder
 from atoll.run.ledger import closing_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
 from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.story.history import History, HistoryView
-from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode, event
+from atoll.wire.events import LedgerEvent, QuarantinedEvent, ServingEvent
+from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode
 from atoll.wire.traffic import LinkTraffic
 from atoll_synchronizer.shard_context import EventLog
+from support.events import event, fields
 from support.founded_run import run_record
 
 
@@ -58,7 +59,7 @@ def test_who_was_isolated_is_kept_with_the_reason() -> None:
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a", incarnation=2, offences=3, reason="outlier"))
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a"))
 
-    assert view.quarantined == [QuarantineEvent("a", 2, 3, "outlier")]
+    assert view.quarantined == [QuarantinedEvent(learner="a", incarnation=2, offences=3, reason="outlier")]
     assert view.unreadable == 1
 
 
@@ -205,9 +206,9 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
     await bus.provision(1 << 20)
     await bus.put_record(record.subjects.run_record, encode(record), expected=0)
     log = EventLog(bus, record.subjects, "shard-0", SystemClock())
-    await log.record("serving", epoch=1, versions={0: 0})
+    await log.record(fields(ServingEvent, epoch=1, versions={0: 0}))
     for shard in range(record.protocol.shards):
-        await EventLog(bus, record.subjects, f"shard-{shard}", SystemClock()).record("ledger", ledger=Ledger())
+        await EventLog(bus, record.subjects, f"shard-{shard}", SystemClock()).record(fields(LedgerEvent, ledger={}))
     await Watch(bus, run, view, SystemClock()).catch_up()
     read = bus.replays
     last = await last_facts(bus, run, view)

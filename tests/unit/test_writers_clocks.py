@@ -14,9 +14,10 @@ from atoll.run.timeline import TimedView
 from atoll.run.watch import Watch
 from atoll.story.history import History
 from atoll.story.lives import absences_of
-from atoll.wire.event_log import STORING_S_MAX, event_of
-from atoll.wire.messages import Member, encode, event
+from atoll.wire.events import STORING_S_MAX, event_of
+from atoll.wire.messages import Member, encode
 from atoll.wire.subjects import Subjects
+from support.events import event
 from support.watched_runs import beat
 
 NOW_S = 1.8e9

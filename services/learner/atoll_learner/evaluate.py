@@ -27,6 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved
 from atoll.base.extras import is_installed
@@ -39,8 +41,8 @@ from atoll.run.heads import read_heads
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import RecordedProgress, founded_run, read_run, recorded_progress
 from atoll.settings import Settings, bus_options
-from atoll.wire.event_log import EVALUATOR
-from atoll.wire.messages import Head, RunRecord, encode, event
+from atoll.wire.events import EVALUATOR, ValidationEvent, log_entry
+from atoll.wire.messages import Head, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_learner.evaluations import Evaluation, OwnLoopEvaluation, ReferenceEvaluation
 from atoll_learner.process import limit_threads, prepare_work
@@ -353,19 +355,17 @@ async def _progress(bus: Bus, run: RunRecord) -> RecordedProgress | None:
 
 async def _tell(bus: Bus, run: RunRecord, evaluation: Evaluation, merged: MergedModel, tokens: int) -> bool:
     """Measure a model and write the result to the event log; return whether the log has it."""
-    began_s = time.monotonic()
-    fields = await asyncio.to_thread(evaluation.fields, run, merged, tokens)
-    fields["took_s"] = round(time.monotonic() - began_s, 3)
+    fields = await asyncio.to_thread(evaluation.measure, run, merged, tokens)
     clock = SystemClock()
-    line = encode(event(evaluation.kind, EVALUATOR, clock.wall(), **fields))
-    msg_id = f"{evaluation.kind}-{os.getpid()}-{clock.monotonic():.6f}"
-    shown = fields["values"] if "values" in fields else {"bpb": fields["bits_per_byte"]}
+    line = encode(log_entry(fields, EVALUATOR, clock.wall()))
+    msg_id = f"{fields.kind}-{os.getpid()}-{clock.monotonic():.6f}"
+    shown = {"bpb": fields.bits_per_byte} if isinstance(fields, ValidationEvent) else fields.values
     try:
-        await bus.publish(run.subjects.event(evaluation.kind, EVALUATOR), line, msg_id=msg_id, info=shown)
+        await bus.publish(run.subjects.event(fields.kind, EVALUATOR), line, msg_id=msg_id, info=shown)
     except (BusError, BrokerUnavailable) as error:
         log.warning("evaluation.skipped", reason=str(error))
         return False
-    log.info("model.evaluated", **fields)
+    log.info("model.evaluated", **msgspec.to_builtins(fields))
     return True
 
 

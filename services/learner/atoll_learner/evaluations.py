@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,6 +31,7 @@ from atoll.client.model_reader import check_like, place_like
 from atoll.run.folder import unusable
 from atoll.run.merged_model import MergedModel
 from atoll.settings import Settings
+from atoll.wire.events import EvaluatedEvent, ValidationEvent
 from atoll.wire.messages import RunRecord
 from atoll_learner.plug_ins import FAILURES, callable_of, describe_failure, load_object
 from atoll_learner.process import LearnerWork
@@ -51,11 +53,8 @@ ANSWERS_KEPT = 4
 class Evaluation(Protocol):
     """One kind of measurement, and the files that it leaves."""
 
-    kind: str
-    """That of its events."""
-
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
-        """Return the fields of an event about a run's model after so many tokens."""
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> ValidationEvent | EvaluatedEvent:
+        """Return the event about a run's model after so many tokens."""
 
     def prepare(self) -> None:
         """Get ready for `write` after the first measurement, while nobody waits for it."""
@@ -70,24 +69,22 @@ class Evaluation(Protocol):
 class ReferenceEvaluation:
     """Bits per byte of the reference model. Its program is compiled when there is something to measure."""
 
-    kind = "validation"
-
     def __init__(self, settings: Settings, work: LearnerWork, out: Path | None) -> None:
         self._settings = settings
         self._work = work
         self._out = out
         self._measure: Measure | None = None
         self._initial: float | None = None
-        self._last: dict[str, Any] = {}
+        self._last: ValidationEvent | None = None
         self._shapes: dict[str, Any] = {}
         self._sampler: Sampler | None = None
 
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> ValidationEvent:
         """Measure the newest values, and their average where the run keeps one."""
         self._work = work_of(run, self._work)
-        self._last = validation_fields(merged, self._measure_values, tokens)
+        self._last = measure_merged(merged, self._measure_values, tokens)
         if merged.versions_max == 0:
-            self._initial = self._last["bits_per_byte"]
+            self._initial = self._last.bits_per_byte
         self._shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in merged.params.items()}
         return self._last
 
@@ -110,9 +107,9 @@ class ReferenceEvaluation:
 
     def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
         """Write `validation.json`, if there is a folder for it."""
-        if self._out is None:
+        if self._out is None or self._last is None:
             return
-        found = Measured(self._first(run), self._last["bits_per_byte"], self._last.get("average"))
+        found = Measured(self._first(run), self._last.bits_per_byte, self._last.average)
         try:
             write_measured(self._work, self._out, merged, found, began_s)
         except OSError as error:
@@ -139,19 +136,21 @@ class ReferenceEvaluation:
 class OwnLoopEvaluation:
     """Numbers of a function of somebody's own about the model of their loop."""
 
-    kind = "evaluated"
-
     def __init__(self, own: str, like: str) -> None:
         self._evaluation = OwnEvaluation(own, like)
 
-    def fields(self, run: RunRecord, merged: MergedModel, tokens: int) -> dict[str, Any]:
+    def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
         """Return the numbers of that function."""
-        return {
-            "run_tokens": tokens,
-            **self._evaluation.values(run, merged),
-            "versions_min": merged.versions_min,
-            "versions_max": merged.versions_max,
-        }
+        began_s = time.monotonic()
+        values, average = self._evaluation.values(run, merged)
+        return EvaluatedEvent(
+            run_tokens=tokens,
+            values=values,
+            average=average,
+            versions_min=merged.versions_min,
+            versions_max=merged.versions_max,
+            took_s=round(time.monotonic() - began_s, 3),
+        )
 
     def prepare(self) -> None:
         """Nothing is exported."""
@@ -163,19 +162,23 @@ class OwnLoopEvaluation:
         """Nothing was written."""
 
 
-def validation_fields(
-    merged: MergedModel, measure: Callable[[dict[str, Any]], float], run_tokens: int
-) -> dict[str, int | float]:
-    """Return the fields of a `validation` event."""
-    average = {} if merged.average is None else {"average": round(measure(merged.average), 5)}
-    return {
-        "run_tokens": run_tokens,
-        "bits_per_byte": round(measure(merged.params), 5),
-        **average,
-        "versions_min": merged.versions_min,
-        "versions_max": merged.versions_max,
-        "token_fragments_merged": merged.token_fragments,
-    }
+def measure_merged(
+    merged: MergedModel,
+    measure: Callable[[dict[str, Any]], float],
+    run_tokens: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> ValidationEvent:
+    """Return the `validation` event of a merged model; `clock` says how long measuring took."""
+    began_s = clock()
+    return ValidationEvent(
+        average=None if merged.average is None else round(measure(merged.average), 5),
+        bits_per_byte=round(measure(merged.params), 5),
+        run_tokens=run_tokens,
+        versions_min=merged.versions_min,
+        versions_max=merged.versions_max,
+        token_fragments_merged=merged.token_fragments,
+        took_s=round(clock() - began_s, 3),
+    )
 
 
 class OwnEvaluation:
@@ -191,7 +194,7 @@ class OwnEvaluation:
         self._function: Callable[[Any], Any] = callable_of(function, "--with")
         self._like = self._pytree(like) if like else None
 
-    def values(self, run: RunRecord, merged: MergedModel) -> dict[str, Values]:
+    def values(self, run: RunRecord, merged: MergedModel) -> tuple[Values, Values | None]:
         """Return what the function says of the newest values, and of their average where there is one.
 
         Raises:
@@ -200,8 +203,8 @@ class OwnEvaluation:
         """
         if self._like is not None:
             check_like(run, self._like)
-        average = {} if merged.average is None else {"average": self._call(merged.average)}
-        return {"values": self._call(merged.params), **average}
+        average = None if merged.average is None else self._call(merged.average)
+        return self._call(merged.params), average
 
     def _pytree(self, like: str) -> Any:  # noqa: ANN401  (any JAX pytree)
         found = load_object(like, "--like")

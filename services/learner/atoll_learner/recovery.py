@@ -31,7 +31,14 @@ import numpy as np
 import optax
 
 from atoll.base.logs import get
-from atoll.client.checkpoints import FRESH_FACTS, Checkpoints, LoadedCheckpoint, age_of, checkpoint_facts, loan_facts
+from atoll.client.checkpoints import (
+    Checkpoints,
+    LoadedCheckpoint,
+    age_of,
+    checkpoint_recovery,
+    fresh_recovery,
+    loan_recovery,
+)
 from atoll.client.join import IslandHandle
 from atoll.client.peer_recovery import Borrowed
 from atoll.protocol.data import Key
@@ -67,13 +74,13 @@ def recover(island: IslandHandle, checkpoints: Checkpoints | None, train: TrainS
         return _from_checkpoint(island, own, age_tokens)
     borrowed = island.recovered_state(fresh) if island.run_tokens > 0 and not island.done else None
     if borrowed is not None and possible(borrowed, train):
-        island.note_recovery("peer", **loan_facts(borrowed, island.run_tokens))
+        island.note_recovery(loan_recovery(island.incarnation, borrowed, island.run_tokens))
         return Recovered(borrowed.state, "peer", cursor)
     if own is not None and age_tokens <= USABLE_HORIZONS * horizon_tokens:
         return _from_checkpoint(island, own, age_tokens)
     if own is not None:
         log.warning("checkpoint.too_old", age_tokens=age_tokens, allowed=int(USABLE_HORIZONS * horizon_tokens))
-    island.note_recovery("fresh", **FRESH_FACTS)
+    island.note_recovery(fresh_recovery(island.incarnation))
     return Recovered(fresh, "fresh", cursor)
 
 
@@ -131,7 +138,7 @@ def _own(checkpoints: Checkpoints | None, train: TrainSettings, fresh: Any) -> L
 
 
 def _from_checkpoint(island: IslandHandle, own: LoadedCheckpoint, age_tokens: int) -> Recovered:
-    island.note_recovery("checkpoint", **checkpoint_facts(own, age_tokens))
+    island.note_recovery(checkpoint_recovery(island.incarnation, own, age_tokens))
     return Recovered(own.state, "checkpoint", own.note.progress)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.run.event_fields import RoundView, fields_of
+from atoll.wire.events import RoundEvent, fields_of
 from atoll.wire.messages import Event
 
 BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
@@ -52,7 +52,7 @@ class RoundTimes:
         if event.kind != "round":
             return
         try:
-            line = fields_of(event, RoundView)
+            line = fields_of(event, RoundEvent)
         except PeerMisbehaved:
             return
         for name, duration_s in phases_of(line).items():
@@ -60,7 +60,7 @@ class RoundTimes:
         self.committed_at_s[line.fragment] = max(event.at_s, self.committed_at_s.get(line.fragment, 0.0))
 
 
-def phases_of(line: RoundView) -> dict[str, float]:
+def phases_of(line: RoundEvent) -> dict[str, float]:
     """Return the duration of each phase of a round, in seconds.
 
     A round that ended before its quorum has waited for nothing else.

@@ -27,7 +27,7 @@ from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
-from atoll.client.checkpoints import FRESH_FACTS, loan_facts
+from atoll.client.checkpoints import fresh_recovery, loan_recovery
 from atoll.client.join import RECOVER_S
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
@@ -178,15 +178,16 @@ class SimulatedLearner:
         """Return a healthy peer's optimizer state, else a fresh one, and record in the event log which."""
         train = self._shared.work.train
         fresh = jax.device_put(init_optimizer(train, boundary.params), self._device)
-        state, source, facts = fresh, "fresh", dict(FRESH_FACTS)
+        incarnation = session.member.incarnation
+        state, recovered = fresh, fresh_recovery(incarnation)
         if boundary.run_tokens > 0 and not boundary.done:
             began_s = self._clock.monotonic()
             loan = await borrow(session.bus, session.run, self._name, packed_bytes_max(fresh), RECOVER_S)
             borrowed = restore_loan(loan, fresh, self._clock.monotonic() - began_s)
             if borrowed is not None and possible(borrowed, train):
-                state, source, facts = borrowed.state, "peer", loan_facts(borrowed, boundary.run_tokens)
+                state, recovered = borrowed.state, loan_recovery(incarnation, borrowed, boundary.run_tokens)
         with contextlib.suppress(AtollError):
-            await session.record("recovered", source=source, incarnation=session.member.incarnation, **facts)
+            await session.record(recovered)
         return state
 
     def _supply(self, session: Session) -> Supply:

@@ -35,7 +35,6 @@ from atoll.local.services import LEARNERS_LEAVE_S
 from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts, write_report
-from atoll.run.event_fields import RoundView, fields_of
 from atoll.run.folder import SIMULATED, RunFolder
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
@@ -44,10 +43,10 @@ from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
 from atoll.story.history import History, HistoryView
-from atoll.wire.event_log import EVALUATOR, event_of
-from atoll.wire.messages import RunRecord, encode, event
+from atoll.wire.events import EVALUATOR, RoundEvent, event_of, fields_of, log_entry
+from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll_learner.evaluations import validation_fields
+from atoll_learner.evaluations import measure_merged
 from atoll_learner.model import Params
 from atoll_learner.run_export import measure_model, write_out
 from atoll_learner.train import make_evaluator
@@ -389,7 +388,7 @@ class SimulatedEvaluator:
             after = int(core_message.headers["Nats-Sequence"]) - 1
             entry = (await self._bus.replay(self._subjects.event(kind, "*"), after=after, limit=1))[0]
             try:
-                self._token_fragments += fields_of(event_of(entry.subject, entry.data), RoundView).tokens
+                self._token_fragments += fields_of(event_of(entry.subject, entry.data), RoundEvent).tokens
             except PeerMisbehaved as error:
                 log.warning("round.refused", subject=entry.subject, reason=str(error))
                 return False
@@ -406,11 +405,10 @@ class SimulatedEvaluator:
         run = await read_run(self._bus, self._subjects)
         if run is None:
             return
-        fields = validation_fields(await read_merged(self._bus, run), self._measure, self._view.run_tokens) | {
-            "took_s": 0.0
-        }
+        merged = await read_merged(self._bus, run)
+        fields = measure_merged(merged, self._measure, self._view.run_tokens, clock=self._clock.monotonic)
         self._measured += 1
-        line = encode(event("validation", EVALUATOR, self._clock.wall(), **fields))
-        msg_id, info = f"validation-{self._measured}", {"bpb": fields["bits_per_byte"]}
+        line = encode(log_entry(fields, EVALUATOR, self._clock.wall()))
+        msg_id, info = f"validation-{self._measured}", {"bpb": fields.bits_per_byte}
         await self._bus.publish(self._subjects.event("validation", EVALUATOR), line, msg_id=msg_id, info=info)
-        log.info("model.evaluated", **fields)
+        log.info("model.evaluated", **msgspec.to_builtins(fields))

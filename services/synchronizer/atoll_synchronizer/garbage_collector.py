@@ -29,6 +29,7 @@ from atoll.base.logs import get
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.run.stream_room import ChunkShares, Excess, places_of
+from atoll.wire.events import FilledEvent
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 LYING_S: Final = 3.0
@@ -167,7 +168,7 @@ class ShareKeeper:
                 why="more than one share of chunks, which nobody signs: from it, or from the broker of a region",
                 todo=f"atoll keys revoke FOLDER {name}, if it goes on; a region's broker, if it goes on even then",
             )
-            await self._event_log.record("filled", subjects_of=name, removed=messages)
+            await self._event_log.record(FilledEvent(subjects_of=name, removed=messages))
 
 
 def _fills(excess: Excess) -> bool:

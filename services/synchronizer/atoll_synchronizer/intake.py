@@ -33,6 +33,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final, Literal
 
+import msgspec
+
 from atoll.base.errors import AtollError, BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict, StorageFull
 from atoll.base.logs import get
 from atoll.base.retry import patiently
@@ -56,6 +58,7 @@ from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.push_keys import key_of
 from atoll.run.record import recorded_progress
 from atoll.run.reports import IMPOSSIBLE_CLAIM, claim_of, with_claim
+from atoll.wire.events import NOT_NOTED, JunkEvent, QuarantinedEvent, RefusedContribution, RefusedEvent
 from atoll.wire.messages import Beat, Contribution, RunRecord, Verdict, decode, encode
 from atoll.wire.signature_line import is_unproven
 from atoll.wire.subjects import Subjects
@@ -471,15 +474,15 @@ class JunkReport:
         """Log and record what was dropped since the last time, if anything was."""
         if not self._reasons:
             return
-        dropped = {
-            "messages": self._reasons.total(),
-            "reasons": dict(self._reasons),
-            "senders": dict(self._senders.most_common(SENDERS_TOLD)),
-            "unsigned_on_subjects_of": dict(self._unsigned.most_common(SENDERS_TOLD)),
-        }
+        dropped = JunkEvent(
+            messages=self._reasons.total(),
+            reasons=dict(self._reasons),
+            senders=dict(self._senders.most_common(SENDERS_TOLD)),
+            unsigned_on_subjects_of=dict(self._unsigned.most_common(SENDERS_TOLD)),
+        )
         self._reasons, self._senders, self._unsigned = Counter(), Counter(), Counter()
-        log.warning("junk.dropped", **dropped)
-        await self._event_log.record("junk", **dropped)
+        log.warning("junk.dropped", **msgspec.structs.asdict(dropped))
+        await self._event_log.record(dropped)
 
 
 HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
@@ -522,7 +525,7 @@ class PendingAcknowledgements:
         self._garbage_collector = garbage_collector
         self.contributions: dict[PushKey, PendingManifest] = {}
         self.farewells: dict[tuple[str, int], Delivery] = {}
-        self._refused: list[tuple[Refuse, dict[str, object]]] = []
+        self._refused: list[tuple[Refuse, RefusedContribution]] = []
         self._clipped: list[Fold] = []
         self._news = asyncio.Event()
         self._owner = owner
@@ -550,7 +553,7 @@ class PendingAcknowledgements:
             measured = dict(zip(("norm", "norm_max"), action.norms, strict=True))
             why = {"why": describe_outlier(*action.norms), "todo": ISOLATION_CURE}
         log.warning("contribution.refused", **action.key._asdict(), reason=action.reason, **measured, **why)
-        self._refused.append((action, self._facts(action.key) | measured))
+        self._refused.append((action, self._refusal(action)))
         self._news.set()
 
     def tell_clip(self, action: Fold) -> None:
@@ -582,20 +585,22 @@ class PendingAcknowledgements:
             while refused:
                 batch = refused[:REFUSALS_PER_EVENT]
                 del refused[:REFUSALS_PER_EVENT]  # from here on it is the event log's
-                rows = [
-                    {**each.key._asdict(), "reason": each.reason, "cause_id": each.cause_id, **facts}
-                    for each, facts in batch
-                ]
-                await self._event_log.record("refused", refusals=rows)
+                await self._event_log.record(RefusedEvent(refusals=tuple(row for _, row in batch)))
         finally:
             self._refused[:0] = refused
 
-    def _facts(self, key: PushKey) -> dict[str, object]:
-        """Return what the event says of a refused contribution beside its key: why it may have been late."""
-        if (held := self.contributions.get(key)) is None:
-            return {}
-        upload_s = held.manifest.notes.upload_s
-        return {"base_version": held.manifest.base_version} | ({"upload_s": upload_s} if upload_s else {})
+    def _refusal(self, action: Refuse) -> RefusedContribution:
+        """Return what the event log says of a refused contribution, also why it may have been late."""
+        held, (norm, norm_max) = self.contributions.get(action.key), action.norms or (NOT_NOTED, NOT_NOTED)
+        return RefusedContribution(
+            **action.key._asdict(),
+            reason=action.reason,
+            cause_id=action.cause_id,
+            base_version=None if held is None else held.manifest.base_version,
+            upload_s=(NOT_NOTED if held is None else held.manifest.notes.upload_s) or NOT_NOTED,
+            norm=norm,
+            norm_max=norm_max,
+        )
 
     async def isolate(self, action: Isolate) -> None:
         """Log, and record in the event log, that an incarnation is in quarantine; its next push learns so."""
@@ -609,11 +614,12 @@ class PendingAcknowledgements:
             todo=ISOLATION_CURE,
         )
         await self._event_log.record(
-            "quarantined",
-            learner=action.learner,
-            incarnation=action.incarnation,
-            offences=action.offences,
-            reason=action.reason,
+            QuarantinedEvent(
+                learner=action.learner,
+                incarnation=action.incarnation,
+                offences=action.offences,
+                reason=action.reason,
+            )
         )
 
     async def keep_holding(self) -> None:

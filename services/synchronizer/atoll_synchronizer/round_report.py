@@ -23,6 +23,8 @@ from atoll.protocol.events import Commit, PublishCall, PushKey, Share
 from atoll.protocol.shard import Shard
 from atoll.protocol.waits import NAMED_MAX, id_of
 from atoll.run.decisions import describe_needs, describe_wait
+from atoll.wire.events import NOT_NOTED, Contributor, RoundEvent, WaitingEvent
+from atoll.wire.messages import NO_NOTES as NO_NOTES_OF_PUSH
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.aggregator import FoldEffect
 from atoll_synchronizer.intake import PendingManifest
@@ -143,34 +145,33 @@ class RoundReporter:
         """Record a round whose version is visible; `judgements` are those on its contributions, where there are any."""
         if command.why is None:
             raise ProtocolMisuse("a round ends for a reason", got=(command.fragment, command.base_version))
-        fields: dict[str, object] = {
-            "fragment": command.fragment,
-            "version": command.base_version + 1,
-            "contributors": [
-                contributor(share, command, notes, detailed=number < DETAILED_MAX) | judged
-                for number, (share, judged) in enumerate(
-                    zip(command.shares, _judgement_rows(command, judgements), strict=True)
-                )
-            ],
-            "tokens": sum(share.tokens for share in command.shares),
-            "bytes_up": size.bytes_up,
-            "bytes_down": size.bytes_down,
-            "quorum_wait_s": round(command.quorum_s - command.called_s, 4),
-            "grace_s": round(command.grace_s, 4),
-            "waited_s": round(times.decided_s - command.called_s, 4),
-            "queued_s": round(times.began_s - times.decided_s, 4),
-            "merge_s": round(times.merged_s - times.began_s, 4),
-            "commit_s": round(times.visible_s - times.merged_s, 4),
-            "away_s": round(notes.away_s, 3),
-            "hindered": {word: round(seconds, 3) for word, seconds in notes.hindered.items()},
-            "end": command.end,
-            "live": command.live,
-            "parameters": size.parameters,
-            "cause_id": command.cause_id,
-            "why": command.why,
-            "run_tokens": self._machine.ledger.run_tokens,
-        }
-        line = fields | {
+        judged: Sequence[Judgement | None] = judgements or [None] * len(command.shares)
+        fields = RoundEvent(
+            fragment=command.fragment,
+            version=command.base_version + 1,
+            contributors=tuple(
+                contributor(share, command, notes, judgement, detailed=number < DETAILED_MAX)
+                for number, (share, judgement) in enumerate(zip(command.shares, judged, strict=True))
+            ),
+            tokens=sum(share.tokens for share in command.shares),
+            bytes_up=size.bytes_up,
+            bytes_down=size.bytes_down,
+            quorum_wait_s=round(command.quorum_s - command.called_s, 4),
+            grace_s=round(command.grace_s, 4),
+            waited_s=round(times.decided_s - command.called_s, 4),
+            queued_s=round(times.began_s - times.decided_s, 4),
+            merge_s=round(times.merged_s - times.began_s, 4),
+            commit_s=round(times.visible_s - times.merged_s, 4),
+            away_s=round(notes.away_s, 3),
+            hindered={word: round(seconds, 3) for word, seconds in notes.hindered.items()},
+            end=command.end,
+            live=command.live,
+            parameters=size.parameters,
+            cause_id=command.cause_id,
+            why=command.why,
+            run_tokens=self._machine.ledger.run_tokens,
+        )
+        line = msgspec.structs.asdict(fields) | {
             "contributors": len(command.shares),
             "id": id_of("commit", command.fragment, command.base_version + 1),
             "pushes": [id_of("push", *share.key) for share in command.shares[:NAMED_MAX]],
@@ -191,7 +192,7 @@ class RoundReporter:
                 )
         self._tell_unheard(command, judgements)
         self._tell_uncounted(command)
-        await self._event_log.record("round", **fields)
+        await self._event_log.record(fields)
 
     def _tell_unheard(self, command: Commit, judgements: Sequence[Judgement]) -> None:
         """Log whom most of a round's slices leave out: its machine or its data may be broken."""
@@ -236,75 +237,72 @@ class RoundReporter:
             is_away = self._context.bus.stats.is_away
             needs = "" if call.needs is None else describe_needs(call.attempt, call.needs)
             why = f"the broker is away; {needs}" if is_away else needs
-            fields: dict[str, object] = {"fragment": call.fragment, "version": call.version + 1, "why": why}
-            cause = id_of("call", call.fragment, call.version, call.attempt)
             now_s = self._context.clock.monotonic()
             waited_s = now_s - self._machine.slots[call.fragment].round.called_s
-            fields["waited_s"] = round(waited_s, 3)
+            fields = WaitingEvent(
+                fragment=call.fragment,
+                version=call.version + 1,
+                why=why,
+                waited_s=round(waited_s, 3),
+                cause_id=id_of("call", call.fragment, call.version, call.attempt),
+            )
             if self._waits.is_due(now_s, is_long=call.attempt >= LONG_CALLS):
-                line = fields | {"unsaid": self._waits.take_unsaid(), "cause_id": cause}
+                line = msgspec.structs.asdict(fields) | {"unsaid": self._waits.take_unsaid()}
                 if call.attempt >= LONG_CALLS and waited_s > self._interval_s() and not is_away:
                     log.warning("round.waiting", **line)
                 else:
                     log.info("round.waiting", **line)
-            await self._event_log.record("waiting", **fields, cause_id=cause)
+            await self._event_log.record(fields)
 
     def _interval_s(self) -> float:
         """Return the time that a round should fit into: an interval at the live learners' median step time, 0 without one."""
         return self._context.run.protocol.interval_steps * (self._machine.step_s() or 0.0)
 
 
-def contributor(share: Share, command: Commit, notes: RoundNotes, *, detailed: bool = True) -> dict[str, object]:
-    """Return one contribution as the `round` event tells of it (`atoll.run.event_fields.Contributor`).
+def contributor(
+    share: Share, command: Commit, notes: RoundNotes, judgement: Judgement | None = None, *, detailed: bool = True
+) -> Contributor:
+    """Return one contribution as the `round` event tells of it.
 
     Times of arrival are seconds after the first call; negative ones were there before it.
     """
-    told: dict[str, object] = {
-        "learner": share.key.learner,
-        "incarnation": share.key.incarnation,
-        "push": share.key.push,
-        "age": share.age,
-        "tokens": share.tokens,
-        "weight": share.weight,
-        "cause_id": share.cause_id,
-    }
     effect = notes.effects.get(share.key)
-    if effect is not None and share.scale < 1.0:
-        told |= {"norm": _rounded(effect.note.norm), "norm_max": _rounded(share.scale * effect.note.norm)}
-    if not detailed:
-        return told
-    told["steps"] = share.steps
-    if (held := notes.held.get(share.key)) is not None:
-        manifest, pushed = held.manifest, held.manifest.notes
-        told["arrived_s"] = round(held.arrived_s - command.called_s, 4)
-        told["read_s"] = round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None
-        told["loss"] = manifest.loss
-        told["bytes"] = manifest.blob.size_bytes
-        if manifest.frame:
-            told["inline"] = True
-        figures = msgspec.structs.asdict(pushed)
-        told |= {name: seconds for name, seconds in figures.items() if seconds}
-    if effect is not None:
-        note, alignment = effect.note, effect.alignment
-        told["staleness_weight"] = _rounded(note.staleness_weight)
-        told["norm"] = _rounded(note.norm)
-        told["aligned"] = _rounded(alignment.merged)
-        told["aligned_with_others"] = _rounded(alignment.others)
-        if note.corrected_slices:
-            told |= {"corrected": note.corrected_slices, "corrected_norm": _rounded(note.corrected_norm)}
-    return told
+    norm = None if effect is None else effect.note.norm
+    clipped = norm is not None and share.scale < 1.0
+    held = notes.held.get(share.key) if detailed else None
+    pushed = NO_NOTES_OF_PUSH if held is None else held.manifest.notes
+    note, alignment = (effect.note, effect.alignment) if effect is not None and detailed else (None, None)
+    corrected = 0 if note is None else note.corrected_slices
+    return Contributor(
+        learner=share.key.learner,
+        incarnation=share.key.incarnation,
+        push=share.key.push,
+        age=share.age,
+        tokens=share.tokens,
+        weight=share.weight,
+        cause_id=share.cause_id,
+        norm=_rounded(norm) if detailed or clipped else None,
+        norm_max=_rounded(share.scale * norm) if norm is not None and clipped else None,
+        steps=share.steps if detailed else 0,
+        arrived_s=None if held is None else round(held.arrived_s - command.called_s, 4),
+        read_s=round(max(0.0, held.ready_s - held.arrived_s), 4) if held is not None and held.ready_s else None,
+        loss=None if held is None else held.manifest.loss,
+        bytes=0 if held is None else held.manifest.blob.size_bytes,
+        inline=held is not None and bool(held.manifest.frame),
+        adopted_at_s=pushed.adopted_at_s or NOT_NOTED,
+        step_s=pushed.step_s or NOT_NOTED,
+        upload_s=pushed.upload_s or NOT_NOTED,
+        full_s=pushed.full_s or NOT_NOTED,
+        staleness_weight=None if note is None else _rounded(note.staleness_weight),
+        aligned=None if alignment is None else _rounded(alignment.merged),
+        aligned_with_others=None if alignment is None else _rounded(alignment.others),
+        corrected=corrected,
+        corrected_norm=_rounded(note.corrected_norm) if note is not None and corrected else None,
+        shortened=0 if judgement is None else sum(clip < 1.0 for clip in judgement.clips),
+        unheard=0 if judgement is None else judgement.heard.count(False),
+    )
 
 
 def _rounded(figure: float | None) -> float | None:
     """Return a figure with four digits: more says nothing, and every round is written down."""
     return None if figure is None else float(f"{figure:.4g}")
-
-
-def _judgement_rows(command: Commit, judgements: Sequence[Judgement]) -> list[dict[str, int]]:
-    """Return, per share, what its judgement did: nothing is said of those that were taken as they came."""
-    if not judgements:
-        return [{} for _ in command.shares]
-    return [
-        {"shortened": sum(clip < 1.0 for clip in judgement.clips), "unheard": judgement.heard.count(False)}
-        for judgement in judgements
-    ]

@@ -56,6 +56,7 @@ from atoll.protocol.ledger import Ledger, parts
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
+from atoll.wire.events import LedgerEvent, ServingEvent
 from atoll.wire.messages import Call, Contribution, Head, RunRecord, encode
 from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
@@ -346,14 +347,10 @@ class ShardService:
             self.order_drain()
         took_s, newest = round(self.clock.monotonic() - began_s, 4), max(versions.values())
         log.info("shard.serving", fragments=len(versions), epoch=epoch, version_max=newest, took_s=took_s)
-        told = {
-            "epoch": epoch,
-            "versions": versions,
-            "took_s": took_s,
-            "host": self.identity.host,
-            "pid": self.identity.pid,
-        }
-        self.background.spawn(self.event_log.record("serving", **told))
+        serving = ServingEvent(
+            epoch=epoch, versions=versions, took_s=took_s, host=self.identity.host, pid=self.identity.pid
+        )
+        self.background.spawn(self.event_log.record(serving))
 
     async def _unless_deposed(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`, but raise at once when something ends this candidacy."""
@@ -505,7 +502,7 @@ class ShardService:
 
     async def _record_ledger(self, ledger: Ledger, reason: str) -> None:
         for number, part in enumerate(parts(ledger)):
-            await self.event_log.record("ledger", ledger=part, part=number, reason=reason, commits=self.commits)
+            await self.event_log.record(LedgerEvent(ledger=part, part=number, reason=reason, commits=self.commits))
 
     async def _keep_lease(self) -> None:
         """Renew the lease; stand down when another process holds it."""

@@ -32,6 +32,7 @@ from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
 from atoll.run.record import the_run
 from atoll.settings import ArchiveSettings
+from atoll.wire.events import HostedEvent
 from atoll.wire.messages import Presence, RunRecord, decode, encode
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 from atoll_synchronizer.archivist import make_archivist, make_retention
@@ -254,11 +255,12 @@ class Host:
     async def _record_moved(self) -> None:
         moved, own = moved_by(self._bus.stats), self._own()
         await self._event_log.record(
-            "hosted",
-            shards=sorted(self._served),
-            moved=moved,
-            owns=sorted(own.owns),
-            wants=sorted(own.wants),
+            HostedEvent(
+                shards=tuple(sorted(self._served)),
+                moved=moved,
+                owns=tuple(sorted(own.owns)),
+                wants=tuple(sorted(own.wants)),
+            )
         )
 
     async def _say(self) -> None:

@@ -16,8 +16,8 @@ from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.protocol.events import Fact
 from atoll.protocol.ledger import Ledger
-from atoll.wire.event_log import event_info
-from atoll.wire.messages import Contribution, Head, RunRecord, encode, event
+from atoll.wire.events import EventFields, event_info, log_entry
+from atoll.wire.messages import Contribution, Head, RunRecord, encode
 from atoll.wire.subjects import Subjects
 
 
@@ -76,12 +76,12 @@ class EventLog:
         self._unwritten: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.epoch = 0
 
-    async def record(self, kind: str, **fields: object) -> None:
+    async def record(self, fields: EventFields) -> None:
         """Append an event; each event has a new id, so that a repeated attempt is stored once."""
         self._begun += 1
-        line = encode(event(kind, self._who, self._clock.wall(), **fields))
-        msg_id = f"{kind}-{self._who}-{self.epoch}-{self._begun}"
-        subject, info = self._subjects.event(kind, self._who), event_info(kind, fields)
+        line = encode(log_entry(fields, self._who, self._clock.wall()))
+        msg_id = f"{fields.kind}-{self._who}-{self.epoch}-{self._begun}"
+        subject, info = self._subjects.event(fields.kind, self._who), event_info(fields)
         self._unwritten[msg_id] = partial(self._bus.publish, subject, line, msg_id=msg_id, info=info)
         await self._write(msg_id)
 

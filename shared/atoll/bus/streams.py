@@ -12,7 +12,7 @@ streams.
 A broker remembers the id of every message for the stream's window, and an id may have 60 kB. So what it remembers for a
 permitted writer is the window times what a link carries, and every window is short (`DEDUP_S`). Nothing rests on it: a record
 is written by compare-and-set, a chunk of a contribution is stored once and any other replaces its equal, a manifest is merged
-once by its key, and readers of the event log skip what is stored twice (`atoll.wire.event_log`).
+once by its key, and readers of the event log skip what is stored twice (`atoll.wire.events`).
 
 A learner may write below its name for any shard and fragment, since who makes keys knows no run. Which there are is the
 run's: the owner of shard 0 narrows the streams to them (`Places`, `Bus.fit`), and the broker refuses all others. In the queue

@@ -44,6 +44,7 @@ from atoll.client.optimizer_state import Arrays, host_copy, is_finite, rebuild_s
 from atoll.model.tree_walk import flatten, is_array, is_jax_array
 from atoll.protocol.data import Key
 from atoll.protocol.island import Island
+from atoll.wire.events import RecoveredEvent
 from atoll.wire.messages import RunRecord
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ LIVES: Final = 1 << 32
 EVERY_S: Final = 20.0
 LEAVE_S: Final = 30.0
 """How long an island that leaves waits for its last checkpoint, seconds."""
-FRESH_FACTS: Final[Mapping[str, str | int | float]] = {"bytes": 0, "age_tokens": 0, "took_s": 0.0}
 """What log and event log say of a start without a former state."""
 
 Plain = bool | int | float | str
@@ -73,6 +73,10 @@ class TrainingIsland(Protocol):
     @property
     def session(self) -> Session:
         """Return the asynchronous side."""
+
+    @property
+    def incarnation(self) -> int:
+        """Return the number of this incarnation of the learner id."""
 
     @property
     def run_tokens(self) -> int:
@@ -88,7 +92,7 @@ class TrainingIsland(Protocol):
     def recovered_state(self, like: Any) -> Borrowed | None:  # noqa: ANN401
         """Return a peer's optimizer state."""
 
-    def note_recovery(self, source: str, **facts: str | float) -> None:
+    def note_recovery(self, recovered: RecoveredEvent) -> None:
         """Tell where the state came from."""
 
 
@@ -201,16 +205,16 @@ class LoopCheckpoints:
         if own is not None:
             self.source, self.age_tokens = "checkpoint", age_of(own, island.run_tokens)
             self.restored = self._state.whole(own.state, own.note.plain)
-            island.note_recovery("checkpoint", **checkpoint_facts(own, self.age_tokens))
+            island.note_recovery(checkpoint_recovery(island.incarnation, own, self.age_tokens))
             return
         borrowed = island.recovered_state(like[self._lend]) if self._lend and self._may_borrow() else None
         if borrowed is None:
-            island.note_recovery("fresh", **FRESH_FACTS)
+            island.note_recovery(fresh_recovery(island.incarnation))
             return
-        facts = loan_facts(borrowed, island.run_tokens)
-        self.source, self.age_tokens = "peer", int(facts["age_tokens"])
+        recovered = loan_recovery(island.incarnation, borrowed, island.run_tokens)
+        self.source, self.age_tokens = "peer", recovered.age_tokens or 0
         self.restored = {**like, self._lend: borrowed.state}
-        island.note_recovery("peer", **facts)
+        island.note_recovery(recovered)
 
     def _may_borrow(self) -> bool:
         """Return whether a peer can have something to lend."""
@@ -575,26 +579,35 @@ def age_of(own: LoadedCheckpoint, run_tokens: int) -> int:
     return abs(passed) if own.rebuilt_since else max(0, passed)
 
 
-def checkpoint_facts(own: LoadedCheckpoint, age_tokens: int) -> dict[str, str | int | float]:
-    """Return the fields that log and event log carry about a checkpoint that is adopted."""
-    return {
-        "former": own.note.incarnation,
-        "steps": own.note.steps,
-        "age_tokens": age_tokens,
-        "bytes": own.size_bytes,
-        "took_s": round(own.took_s, 3),
-    }
+def fresh_recovery(incarnation: int) -> RecoveredEvent:
+    """Return the event of an incarnation that begins with a fresh state."""
+    return RecoveredEvent(source="fresh", incarnation=incarnation, age_tokens=0, bytes=0, took_s=0.0)
 
 
-def loan_facts(borrowed: Borrowed, run_tokens: int) -> dict[str, str | int | float]:
-    """Return the fields that log and event log carry about a loan, in a run that is at `run_tokens`."""
-    return {
-        "peer": borrowed.lender,
-        "steps": borrowed.steps,
-        "age_tokens": max(0, run_tokens - borrowed.run_tokens),
-        "bytes": borrowed.size_bytes,
-        "took_s": round(borrowed.took_s, 3),
-    }
+def checkpoint_recovery(incarnation: int, own: LoadedCheckpoint, age_tokens: int) -> RecoveredEvent:
+    """Return the event of an incarnation that begins with its own checkpoint."""
+    return RecoveredEvent(
+        source="checkpoint",
+        incarnation=incarnation,
+        former=own.note.incarnation,
+        steps=own.note.steps,
+        age_tokens=age_tokens,
+        bytes=own.size_bytes,
+        took_s=round(own.took_s, 3),
+    )
+
+
+def loan_recovery(incarnation: int, borrowed: Borrowed, run_tokens: int) -> RecoveredEvent:
+    """Return the event of an incarnation that begins with a peer's state, in a run that is at `run_tokens`."""
+    return RecoveredEvent(
+        source="peer",
+        incarnation=incarnation,
+        peer=borrowed.lender,
+        steps=borrowed.steps,
+        age_tokens=max(0, run_tokens - borrowed.run_tokens),
+        bytes=borrowed.size_bytes,
+        took_s=round(borrowed.took_s, 3),
+    )
 
 
 def digest_of(arrays: Mapping[str, Any], note: CheckpointNote) -> str:

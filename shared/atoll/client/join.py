@@ -64,6 +64,7 @@ from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
 from atoll.model.layout import Layout, TensorSpec
 from atoll.protocol.settings import ProtocolSettings
+from atoll.wire.events import RecoveredEvent
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.region_names import region_name
 from atoll.wire.subjects import token
@@ -316,11 +317,10 @@ class IslandHandle(StepHook):
         self._kept = LoopCheckpoints(self, folder, like, lend=lend, every_s=every_s, kept=kept)
         return self._kept
 
-    def note_recovery(self, source: str, **facts: str | float) -> None:
-        """Write to log and event log where this optimizer state came from: `checkpoint`, `peer` or `fresh`."""
-        log.info("learner.recovered", source=source, incarnation=self.incarnation, **facts)
-        event = self.session.record("recovered", source=source, incarnation=self.incarnation, **facts)
-        self.call(event).add_done_callback(_warn_if_failed)
+    def note_recovery(self, recovered: RecoveredEvent) -> None:
+        """Write to log and event log where this optimizer state came from."""
+        log.info("learner.recovered", **msgspec.to_builtins(recovered))
+        self.call(self.session.record(recovered)).add_done_callback(_warn_if_failed)
 
     def merged(self, *, settle_s: float = SETTLE_S) -> ReadModel:
         """Return the run's merged model as a pytree like `params`; best after the end of the `with` block.

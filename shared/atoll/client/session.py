@@ -33,12 +33,20 @@ from atoll.client.membership import claim, release
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
-from atoll.run.event_fields import SUPERSEDED_MAX
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
 from atoll.run.record import check_run
 from atoll.run.stream_room import provide
-from atoll.wire.event_log import event_info
-from atoll.wire.messages import Beat, Head, LearnerState, Member, RunRecord, encode, event
+from atoll.wire.events import (
+    SUPERSEDED_MAX,
+    EventFields,
+    JoinedEvent,
+    LeftEvent,
+    MovedEvent,
+    event_info,
+    log_entry,
+    sample_of,
+)
+from atoll.wire.messages import Beat, Head, LearnerState, Member, RunRecord, encode
 from atoll.wire.traffic import TOLD_EVERY_S, moved_by
 
 log = get(__name__)
@@ -204,27 +212,26 @@ class Session:
         took_s = self._clock.monotonic() - self._began_s
         versions = max(interval.anchor for interval in self.driver.machine.intervals.values())
         await self.record(
-            "joined",
-            incarnation=self.member.incarnation,
-            host=self.member.host,
-            pid=self.member.pid,
-            founder=self._founder,
-            versions_max=versions,
-            took_s=round(took_s, 3),
-            start_s=round(self._options.start_s, 3),
+            JoinedEvent(
+                incarnation=self.member.incarnation,
+                host=self.member.host,
+                pid=self.member.pid,
+                founder=self._founder,
+                versions_max=versions,
+                took_s=round(took_s, 3),
+                start_s=round(self._options.start_s, 3),
+            )
         )
         if await self.driver.prove():
             log.info("run.over", run=self.run.run, tokens_target=self.run.protocol.tokens_target)
         log.info("learner.joined", incarnation=self.member.incarnation, founder=self._founder, took_s=round(took_s, 3))
 
-    async def record(self, kind: str, **fields: object) -> None:
+    async def record(self, fields: EventFields) -> None:
         """Append an event of this learner to the event log."""
         who = self.member.learner
-        line = event(kind, who, self._clock.wall(), **fields)
-        msg_id = f"{kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
-        await self.bus.publish(
-            self.run.subjects.event(kind, who), encode(line), msg_id=msg_id, info=event_info(kind, fields)
-        )
+        line = encode(log_entry(fields, who, self._clock.wall()))
+        msg_id = f"{fields.kind}-{who}-{self.member.incarnation}-{self._clock.monotonic():.6f}"
+        await self.bus.publish(self.run.subjects.event(fields.kind, who), line, msg_id=msg_id, info=event_info(fields))
 
     async def drain(self, within_s: float) -> None:
         """Make everything durable and say goodbye.
@@ -255,10 +262,11 @@ class Session:
                 except QueueFull as error:  # shards that are away have not read the last ones: our silence tells them
                     log.warning("farewell.not_stored", shard=shard, reason=str(error))
             await self.bus.tell(subjects.beat(self.member.learner), farewell)
-            await self.record("sample", **sample_of(await self._beat()))  # where the curve ends
+            await self.record(sample_of(await self._beat()))  # where the curve ends
             await self._record_moved()
-            counts = {"tokens": machine.tokens, "steps": machine.steps}
-            await self.record("left", incarnation=self.member.incarnation, **counts)
+            await self.record(
+                LeftEvent(incarnation=self.member.incarnation, tokens=machine.tokens, steps=machine.steps)
+            )
             await release(self.bus, subjects, self.member)
         log.info("learner.left", incarnation=self.member.incarnation, **account(machine))
 
@@ -309,13 +317,13 @@ class Session:
         while True:
             await asyncio.sleep(pause_of(self._clock.monotonic() - began_s, self._options.sample_s))
             try:
-                await self.record("sample", **sample_of(await self._beat()))
+                await self.record(sample_of(await self._beat()))
             except (BusError, BrokerUnavailable, StorageFull) as error:
                 log.warning("sample.unrecorded", reason=str(error))
 
     async def _record_moved(self) -> None:
         moved = moved_by(self.bus.stats)
-        await self.record("moved", role="learner", incarnation=self.member.incarnation, moved=moved)
+        await self.record(MovedEvent(role="learner", incarnation=self.member.incarnation, moved=moved))
         step, adopted = self.driver.machine.steps, self.driver.adoption_log.take_count()
         self._superseded_log.look(self.driver.machine, adopted)
         self._uncalled_log.look(self.driver.machine, adopted, self.run.protocol.interval_steps)
@@ -413,23 +421,6 @@ def pause_of(age_s: float, sample_s: float) -> float:
     one round of each in 24 s, 64 contributors of 0.1 KB) take about five times as much.
     """
     return min(sample_s, max(SAMPLE_S_MIN, age_s / SAMPLES_PER_AGE))
-
-
-def sample_of(beat: Beat) -> dict[str, Any]:
-    """Return the fields of the `sample` event of a heartbeat (`SampleEvent`); floats keep as many digits as a curve shows."""
-    return {
-        "incarnation": beat.incarnation,
-        "state": beat.state,
-        "step": beat.step,
-        "step_s": round(beat.step_s, 6),
-        "tokens": beat.tokens,
-        "tokens_per_s": round(beat.tokens_per_s, 3),
-        "loss": None if beat.loss is None else round(beat.loss, 6),
-        "overhead": round(beat.overhead, 6),
-        "lag_versions": beat.lag_versions,
-        "superseded": beat.superseded,
-        "moved": beat.moved,
-    }
 
 
 class SupersededLog:

@@ -13,7 +13,7 @@ A `learner` contributes, leases data and keeps its member record. It cannot dele
 are two hours old. It cannot ask other learners for anything: no subject of another is open to it. A learner that `founds` may
 also create the streams of a run and write version 0; whoever may do that is trusted as a synchronizer is. A `reader` reads all
 of a run and writes nothing; an `evaluator` also writes events of its measurements. Which kinds of event each may write follows
-from the table of the event log (`atoll.wire.event_log`), which readers ask, too. A `synchronizer` owns a run. An `operator`
+from the table of the event log (`atoll.wire.events`), which readers ask, too. A `synchronizer` owns a run. An `operator`
 may do everything in every run.
 
 A `region` is the broker of a region (`atoll.bus.regions`): at the hub it may do what learners and readers of its run may do
@@ -37,7 +37,7 @@ from typing import Final, Literal, get_args
 from atoll.base.errors import SettingsError
 from atoll.bus.regions import HUB_DOMAIN
 from atoll.bus.streams import kept_plan, live_plan, stream_plan
-from atoll.wire.event_log import EVALUATOR, kinds_of
+from atoll.wire.events import EVALUATOR, kinds_of
 from atoll.wire.region_names import ALLOWED as REGION_NAMES
 from atoll.wire.region_names import is_region_name
 from atoll.wire.subjects import SUM, Subjects, matches, token

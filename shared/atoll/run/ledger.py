@@ -18,10 +18,10 @@ from atoll.bus.interface import Bus
 from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Account, FormerLives, Ledger, continued
-from atoll.run.event_fields import ClosedEvent, fields_of
 from atoll.run.heads import READ_ATTEMPTS, read_heads
 from atoll.run.record import read_lease, read_members, readable, recorded_progress
 from atoll.wire.blobs import BlobRef
+from atoll.wire.events import LedgerEvent, fields_of
 from atoll.wire.messages import Event, Rebuilt, RunRecord
 
 
@@ -153,7 +153,7 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
     """
     last: dict[str, Ledger] = {}
     for event in events:
-        closed = fields_of(event, ClosedEvent)
+        closed = fields_of(event, LedgerEvent)
         last[event.who] = continued(last.get(event.who), closed.ledger, closed.part)
     whole = Ledger()
     for fragment_ledger in last.values():

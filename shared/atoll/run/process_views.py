@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.quantities import RUN_TOKENS_MAX, at_most
-from atoll.run.event_fields import SampleEvent
+from atoll.wire.events import SampleEvent
 from atoll.wire.messages import Beat
 from atoll.wire.traffic import TrafficMeter
 

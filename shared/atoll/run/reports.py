@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.base.errors import PeerMisbehaved
 from atoll.protocol.claims import Claim, claim_fault, cut_claim, lived_since_s, steps_possible
-from atoll.run.event_fields import LeftEvent, SampleEvent, fields_of
+from atoll.wire.events import LeftEvent, SampleEvent, fields_of
 from atoll.wire.messages import Beat, Event, RunRecord
 
 IMPOSSIBLE_CLAIM: Final = "a claim that cannot be"

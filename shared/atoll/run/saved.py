@@ -21,7 +21,7 @@ from atoll.base.parsing import parsed
 from atoll.base.regular_files import lines_of
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.folder import SIMULATED, RunFile, read_run_file
-from atoll.wire.event_log import event_of
+from atoll.wire.events import event_of
 from atoll.wire.messages import Event
 
 EVENTS_FILE: Final = "events.jsonl"

@@ -35,8 +35,7 @@ from atoll.base.parsing import fault_of, parsed
 from atoll.base.quantities import MOMENT_MAX, UNSEEN_BEYOND
 from atoll.bus.interface import STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
 from atoll.bus.options import PORT
-from atoll.run.event_fields import EVENT_FIELDS, fields_of
-from atoll.wire.event_log import event_of
+from atoll.wire.events import EVENTS, EventFields, event_of, fields_of
 from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Contribution, Event, Head, Member, Presence, RunRecord, decode
 from atoll.wire.signature_line import without_signature
@@ -56,7 +55,7 @@ class TapKind:
     subject: str
     message: type[msgspec.Struct]
     about: str
-    fields: type[msgspec.Struct] | None = None
+    fields: type[EventFields] | None = None
 
     @property
     def pattern(self) -> str:
@@ -96,7 +95,7 @@ def _about(fields: type[msgspec.Struct]) -> str:
 
 
 _EVENTS: Final = tuple(
-    TapKind(kind, f"ev.{kind}.<who>", Event, _about(fields), fields) for kind, fields in EVENT_FIELDS.items()
+    TapKind(kind, f"ev.{kind}.<who>", Event, _about(fields), fields) for kind, fields in EVENTS.items()
 )
 TAPS: Final = (*_OWN, *_EVENTS)
 """Of two that match a subject the first one counts."""

@@ -16,24 +16,28 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.fair_queue import FairQueue
 from atoll.base.units import as_time
 from atoll.run.decisions import describe_isolation
-from atoll.run.event_fields import (
+from atoll.run.process_views import LearnerView, SampleLine
+from atoll.run.view import LEARNERS_KEPT, RunView
+from atoll.wire.events import (
     FilledEvent,
     JoinedEvent,
     LeftEvent,
-    QuarantineEvent,
-    RoundView,
+    QuarantinedEvent,
+    RoundEvent,
     SampleEvent,
     ServingEvent,
     ValidationEvent,
     fields_of,
+    sample_of,
 )
-from atoll.run.process_views import LearnerView, SampleLine
-from atoll.run.view import LEARNERS_KEPT, RunView
 from atoll.wire.messages import Event
+from atoll.wire.traffic import NOTHING
 
 MARKS_MAX: Final = 400
 VALIDATED_MAX: Final = 2048
@@ -125,21 +129,10 @@ class Timeline:
             kept = self.recent.setdefault(learner.learner, deque(maxlen=RECENT_MAX))
             if kept and kept[-1].at_s <= beat.at_s < kept[-1].at_s + RECENT_S:  # a clock that was set back begins anew
                 continue
-            told = SampleEvent(
-                beat.incarnation,
-                beat.step,
-                beat.tokens,
-                state=beat.state,
-                step_s=beat.step_s,
-                tokens_per_s=beat.tokens_per_s,
-                loss=beat.loss,
-                overhead=beat.overhead,
-                lag_versions=beat.lag_versions,
-            )
-            kept.append(SampleLine(beat.at_s, told))
+            kept.append(SampleLine(beat.at_s, msgspec.structs.replace(sample_of(beat), moved=NOTHING)))
 
     def _on_round(self, event: Event) -> None:
-        line = fields_of(event, RoundView)
+        line = fields_of(event, RoundEvent)
         self._shard_last_s[event.who] = event.at_s
         for share in line.contributors:
             # No sign of life: a shard may merge what a learner sent long before.
@@ -195,7 +188,7 @@ class Timeline:
         self._closed.add(event.who)
 
     def _on_quarantined(self, event: Event) -> None:
-        told = fields_of(event, QuarantineEvent)
+        told = fields_of(event, QuarantinedEvent)
         text = f"is in quarantine after {describe_isolation(told.offences, told.reason)}"
         self._fault(event.at_s, "quarantined", told.learner, text)
 

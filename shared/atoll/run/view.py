@@ -22,22 +22,22 @@ import msgspec
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.protocol.ledger import continued
-from atoll.run.event_fields import (
-    ClosedEvent,
+from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
+from atoll.wire.events import (
     HostedEvent,
     JoinedEvent,
     JunkEvent,
+    LedgerEvent,
     LeftEvent,
-    QuarantineEvent,
+    MovedEvent,
+    QuarantinedEvent,
     RefusedEvent,
-    ReportedTotals,
-    RoundView,
+    RoundEvent,
     SampleEvent,
     ValidationEvent,
     WaitingEvent,
     fields_of,
 )
-from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
 from atoll.wire.messages import Beat, Event, Presence
 
 NAMES_KEPT: Final = 256
@@ -74,7 +74,7 @@ class RoundSums:
     unheard: Counter[str] = field(default_factory=Counter)
     clipped: dict[str, Clips] = field(default_factory=dict)
 
-    def add(self, shard: str, line: RoundView, at_s: float) -> None:
+    def add(self, shard: str, line: RoundEvent, at_s: float) -> None:
         """Take one round that was made at `at_s` (wall time)."""
         count(self.commits, shard, 1, LEARNERS_MAX)
         count(self.ends, line.end, 1)
@@ -125,7 +125,7 @@ class RoundLine:
 
     at_s: float
     shard: str
-    round: RoundView
+    round: RoundEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class IsolationLine:
     """A learner was put into quarantine at `at_s` (wall time)."""
 
     at_s: float
-    event: QuarantineEvent
+    event: QuarantinedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class RunView:
     open_rounds: dict[int, WaitingRound] = field(default_factory=dict)
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
     validations: deque[MeasuredEvent] = field(default_factory=lambda: deque(maxlen=VALIDATIONS_MAX))
-    closed: dict[str, ClosedEvent] = field(default_factory=dict)
+    closed: dict[str, LedgerEvent] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     junk: Counter[str] = field(default_factory=Counter)
     isolations: deque[IsolationLine] = field(default_factory=lambda: deque(maxlen=ISOLATIONS_MAX))
@@ -188,7 +188,7 @@ class RunView:
     passed_over: int = 0
 
     @property
-    def quarantined(self) -> list[QuarantineEvent]:
+    def quarantined(self) -> list[QuarantinedEvent]:
         """Return the learners that shards have put into quarantine, oldest first."""
         return [line.event for line in self.isolations]
 
@@ -288,7 +288,7 @@ class RunView:
         told.count, told.reason = told.count + 1, reason
 
     def _on_round(self, event: Event) -> None:
-        line = fields_of(event, RoundView)
+        line = fields_of(event, RoundEvent)
         self.rounds.append(RoundLine(event.at_s, event.who, line))
         self.sums.add(event.who, line, event.at_s)
         self.commits += 1
@@ -341,18 +341,18 @@ class RunView:
             count(self.junk, reason, messages)
 
     def _on_quarantined(self, event: Event) -> None:
-        self.isolations.append(IsolationLine(event.at_s, fields_of(event, QuarantineEvent)))
+        self.isolations.append(IsolationLine(event.at_s, fields_of(event, QuarantinedEvent)))
 
     def _on_ledger(self, event: Event) -> None:
         """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
-        told = fields_of(event, ClosedEvent)
+        told = fields_of(event, LedgerEvent)
         former = self.closed.get(event.who)
         fragment_ledger = continued(None if former is None else former.ledger, told.ledger, told.part)
         self.closed[event.who] = msgspec.structs.replace(told, ledger=fragment_ledger)
         self.run_tokens = max(self.run_tokens, fragment_ledger.run_tokens)
 
     def _on_moved(self, event: Event) -> None:
-        told = fields_of(event, ReportedTotals)
+        told = fields_of(event, MovedEvent)
         if (found := self._life(event.who, told.incarnation)) is not None:
             found[1].meter.take(told.moved)
 

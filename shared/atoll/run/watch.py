@@ -2,7 +2,7 @@
 
 It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others, and of each learner what
 can be since the founding (`atoll.run.reports`), so heartbeats count once the event log was read. A heartbeat, a presence and
-an event count only if they stand on the subject of who they are of (`atoll.wire.event_log`).
+an event count only if they stand on the subject of who they are of (`atoll.wire.events`).
 
 It only reads. If the broker is away or the streams do not exist yet, it waits. A message that no correct peer sends is
 counted and skipped, and the log names its writer once. The event log is read by sequence number, so each entry is applied once.
@@ -23,7 +23,7 @@ from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.record import read_run
 from atoll.run.reports import ReportJudge
 from atoll.run.view import RunView
-from atoll.wire.event_log import Repeats, event_of
+from atoll.wire.events import Repeats, event_of
 from atoll.wire.messages import Beat, M, Presence, decode
 from atoll.wire.subjects import Subjects
 

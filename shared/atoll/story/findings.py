@@ -27,7 +27,6 @@ from typing import Final, Literal
 
 from atoll.base.wording import counted, few
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
-from atoll.run.event_fields import SUPERSEDED_MAX, FilledEvent, QuarantineEvent, RefusedContribution
 from atoll.story.goodput import (
     LearnerShare,
     alignment_of_others,
@@ -41,6 +40,7 @@ from atoll.story.goodput import (
 from atoll.story.history import History, Noted, RoundMoments, RunClock, push_id
 from atoll.story.lives import LearnerAbsence, absences_of
 from atoll.story.outages import SILENT_TIMES, ShardOutage, outages_of, owner_of, usual_pause_s
+from atoll.wire.events import SUPERSEDED_MAX, FilledEvent, QuarantinedEvent, RefusedContribution
 
 Cause = Literal[
     "disk was full",
@@ -266,7 +266,7 @@ GONE_MIN_S: Final = 1.0
 
 def quarantines(history: History) -> list[RunFinding]:
     """Return the incarnations that are isolated, each with the shards and fragments that read it no more, and those that do."""
-    by_life: dict[tuple[str, int], list[Noted[QuarantineEvent]]] = {}
+    by_life: dict[tuple[str, int], list[Noted[QuarantinedEvent]]] = {}
     for each in history.quarantined:
         by_life.setdefault((each.fields.learner, each.fields.incarnation), []).append(each)
     found = []

@@ -30,10 +30,10 @@ from itertools import zip_longest
 from statistics import median, median_high, median_low
 from typing import Final
 
-from atoll.run.event_fields import Contributor, JoinedEvent
 from atoll.run.view import RoundLine
 from atoll.story.history import History, Noted
 from atoll.story.lives import SIGN_S, RecordedLife, lives_of
+from atoll.wire.events import Contributor, JoinedEvent
 
 LEARNERS_TOLD_APART: Final = 3
 """In a round of two both agree equally well with each other: only three or more tell who is wrong."""

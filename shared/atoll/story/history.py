@@ -3,7 +3,7 @@
     the broker (`read`) or `events.jsonl` of a saved run (`read_file`) ──► `on_event`, event by event ──► `History`
 
 A process that follows a run anyway has a `HistoryView`, and needs no second reading. `on_event` reduces one event; `take` first
-looks whether it stands where its writer writes it (`atoll.wire.event_log`). Nothing reads a clock or a socket. Everything is
+looks whether it stands where its writer writes it (`atoll.wire.events`). Nothing reads a clock or a socket. Everything is
 bounded: beyond a bound the oldest entry is forgotten, of learners' events that of the learner that wrote most. Times are
 seconds since the Unix epoch by the clock of the process that wrote the event, as far as the broker's clock bears it out. An
 event of an earlier release has fewer facts: they are None or zero here, and a story then says that the event log does not tell.
@@ -23,28 +23,29 @@ from atoll.base.quantities import MOMENT_MAX
 from atoll.bus.interface import Bus
 from atoll.protocol.ledger import Ledger, continued
 from atoll.protocol.waits import id_of
-from atoll.run.event_fields import (
-    ClosedEvent,
+from atoll.run.saved import saved_events
+from atoll.run.timeline import Timeline
+from atoll.run.view import ROUNDS_MAX, RoundLine, RunView
+from atoll.wire.events import (
     Contributor,
     FilledEvent,
     HostedEvent,
     JoinedEvent,
+    LedgerEvent,
     LeftEvent,
-    QuarantineEvent,
+    MovedEvent,
+    QuarantinedEvent,
     RefusedContribution,
     RefusedEvent,
-    ReportedTotals,
-    RoundView,
+    Repeats,
+    RoundEvent,
     SampleEvent,
     ServingEvent,
     ValidationEvent,
     WaitingEvent,
+    event_of,
     fields_of,
 )
-from atoll.run.saved import saved_events
-from atoll.run.timeline import Timeline
-from atoll.run.view import ROUNDS_MAX, RoundLine, RunView
-from atoll.wire.event_log import Repeats, event_of
 from atoll.wire.messages import Event
 from atoll.wire.subjects import Subjects
 
@@ -167,7 +168,7 @@ class History:
     joined: FairQueue[Noted[JoinedEvent]] = field(default_factory=notes)
     left: FairQueue[Noted[LeftEvent]] = field(default_factory=notes)
     refused: FairQueue[Noted[RefusedContribution]] = field(default_factory=_of_learners)
-    quarantined: FairQueue[Noted[QuarantineEvent]] = field(default_factory=_of_learners)
+    quarantined: FairQueue[Noted[QuarantinedEvent]] = field(default_factory=_of_learners)
     filled: FairQueue[Noted[FilledEvent]] = field(
         default_factory=lambda: FairQueue(NOTES_MAX, lambda note: note.fields.subjects_of)
     )
@@ -317,7 +318,7 @@ class History:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def _on_round(self, event: Event) -> None:
-        self._take_round(RoundLine(event.at_s, event.who, fields_of(event, RoundView)))
+        self._take_round(RoundLine(event.at_s, event.who, fields_of(event, RoundEvent)))
 
     def _take_round(self, line: RoundLine) -> None:
         if len(self.rounds) == self.rounds.maxlen:
@@ -343,7 +344,7 @@ class History:
     def _on_ledger(self, event: Event) -> None:
         self.closed.add(event.who)
         try:
-            told = fields_of(event, ClosedEvent)
+            told = fields_of(event, LedgerEvent)
         except PeerMisbehaved:
             return  # the shard has closed its ledger all the same; what was lost is then not told
         former = self.ledgers.get(event.who)
@@ -360,7 +361,7 @@ class History:
         self.left.append(Noted(event.at_s, event.who, fields_of(event, LeftEvent)))
 
     def _on_quarantined(self, event: Event) -> None:
-        self.quarantined.append(Noted(event.at_s, event.who, fields_of(event, QuarantineEvent)))
+        self.quarantined.append(Noted(event.at_s, event.who, fields_of(event, QuarantinedEvent)))
 
     def _on_filled(self, event: Event) -> None:
         self.filled.append(Noted(event.at_s, event.who, fields_of(event, FilledEvent)))
@@ -372,7 +373,7 @@ class History:
         self.ledgers.pop(event.who, None)
 
     def _on_moved(self, event: Event) -> None:
-        fields_of(event, ReportedTotals)
+        fields_of(event, MovedEvent)
 
     def _on_hosted(self, event: Event) -> None:
         """Take the sample of a synchronizer's presence: its shards were alive then. No learner tells of shards."""

@@ -20,9 +20,9 @@ from itertools import pairwise
 from typing import Final
 
 from atoll.protocol.ledger import Ledger
-from atoll.run.event_fields import Contributor, JoinedEvent, LeftEvent, SampleEvent
 from atoll.run.view import RoundLine
 from atoll.story.history import History, Noted, RoundMoments, base_of
+from atoll.wire.events import Contributor, JoinedEvent, LeftEvent, SampleEvent
 
 SIGN_S: Final = 60.0
 """A learner with a sign of it within this time before the end of the event log counts as present until then."""

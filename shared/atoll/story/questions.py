@@ -16,7 +16,6 @@ from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
-from atoll.run.event_fields import Contributor, RefusedContribution
 from atoll.run.view import RoundLine
 from atoll.story.findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
@@ -32,6 +31,7 @@ from atoll.story.history import History, Noted, RoundMoments, base_of, push_id
 from atoll.story.lives import adoption_delays
 from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
 from atoll.story.telling import SILENT
+from atoll.wire.events import Contributor, RefusedContribution
 
 REASONS: Final = {
     "stale": "its base version was older than protocol.age_max allows when it arrived: a slow learner or link",

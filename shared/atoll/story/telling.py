@@ -17,7 +17,6 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
-from atoll.run.event_fields import Contributor, QuarantineEvent
 from atoll.run.view import RoundLine
 from atoll.story.findings import measure_told, refused_id
 from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
@@ -32,6 +31,7 @@ from atoll.story.outages import (
     stood_still,
     usual_pause_s,
 )
+from atoll.wire.events import Contributor, QuarantinedEvent
 
 SILENT: Final = "the event log does not tell"
 LATEST: Final = 10
@@ -362,7 +362,7 @@ def _gone(each: LearnerAbsence) -> str:
     return f"{told}, until {joined}{each.lost_told()}"
 
 
-def _offences(told: QuarantineEvent) -> str:
+def _offences(told: QuarantinedEvent) -> str:
     return describe_isolation(told.offences, told.reason)
 
 

@@ -202,7 +202,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of a learner on a push, for people: how long things took on its side. No rule of the protocol reads it.
 
-    The shard copies the notes into the `round` event (`atoll.run.event_fields`), and `atoll story` puts them into words. They
+    The shard copies the notes into the `round` event (`atoll.wire.events`), and `atoll story` puts them into words. They
     are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. A
     learner of an earlier release has none, and zeros stand for "not noted".
 
@@ -382,7 +382,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md). See `atoll.wire.event_log`."""
+    """One line of the event log; `fields` depends on `kind` (docs/explanation/protocol.md). See `atoll.wire.events`."""
 
     kind: Word
     who: PeerId
@@ -446,9 +446,3 @@ def _decode_struct(kind: type[M], data: bytes) -> M:
     if isinstance(message, RunRecord | DataLedger) and (fault := message.fault()):
         raise PeerMisbehaved(f"a {kind.__name__} that nobody of ours writes", got=fault)
     return message
-
-
-def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
-    """Return an event with the given fields, encoded."""
-    raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
-    return Event(kind=kind, who=who, at_s=at_s, fields=raw)

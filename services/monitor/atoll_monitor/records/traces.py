@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.run.event_fields import Contributor, RoundView, fields_of
+from atoll.wire.events import Contributor, RoundEvent, fields_of
 from atoll.wire.messages import Event
 from atoll_monitor.round_times import phases_of
 
@@ -45,7 +45,7 @@ class PlannedSpan:
     place: str = ""
 
 
-def plan_spans(event: Event, line: RoundView) -> PlannedSpan:
+def plan_spans(event: Event, line: RoundEvent) -> PlannedSpan:
     """Return the spans of a commit."""
     phases = phases_of(line)
     at_s = begin_s = event.at_s - sum(phases.values())
@@ -123,7 +123,7 @@ class RoundTracer:
         if event.kind != "round" or event.at_s < self._since_s:
             return
         try:
-            line = fields_of(event, RoundView)
+            line = fields_of(event, RoundEvent)
         except PeerMisbehaved:
             return
         self._tell(plan_spans(event, line), (f"{self._run} {line.fragment}.{line.version} {event.at_s}",), None)

@@ -32,11 +32,11 @@ from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import id_of
-from atoll.run.event_fields import Contributor, JoinedEvent, SampleEvent
 from atoll.run.view import RoundLine
 from atoll.story.goodput import TimePresent, presences, summed
 from atoll.story.history import History, Noted, RoundMoments, base_of
 from atoll.story.lives import RecordedLife, lives_of
+from atoll.wire.events import Contributor, JoinedEvent, SampleEvent
 from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, TrainingTotals, interval_s, outcome
 
 LATENCY_S_MIN: Final = 1e-4
