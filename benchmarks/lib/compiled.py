@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 from atoll.codec import FORMATS
 from atoll.codec.kernels import fast_kernels
-from atoll.merge.nesterov import compiled_derive, compiled_step
+from atoll.merge.outer import compile_steps
 
 
 def compile_kernels(codecs: Iterable[str] = FORMATS) -> None:
     """Compile or load the kernels of these formats, and the outer steps; `make bench-start` measures what that takes."""
     for codec in codecs:
         fast_kernels(FORMATS[codec])
-    compiled_step.now()
-    compiled_derive.now()
+    compile_steps()

@@ -136,7 +136,7 @@ Each use is a process of its own, with an empty folder for numba's machine code 
 there, as after `pip install`. Joining counts from the call of `atoll.join`, by a loop that has imported JAX and has its
 parameters, to its return; exporting counts the whole process. What is counted is said in
 [`benchmarks/network/cold_start.py`](../../benchmarks/network/cold_start.py). Before kernels were compiled later
-([`atoll.codec.kernels.later`](../../shared/atoll/codec/kernels/later.py)), joining with a million parameters took 11.6 s on this machine
+([`atoll.codec.kernels.background`](../../shared/atoll/codec/kernels/background.py)), joining with a million parameters took 11.6 s on this machine
 and exporting them 17.3 s.
 
 """,

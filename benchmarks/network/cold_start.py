@@ -4,7 +4,7 @@ Each use is a process of its own, with an empty folder for numba's machine code 
 is there, as after `pip install`. Joining counts from the call of `atoll.join` (its own imports are in it) until it returns, by
 a loop that has imported JAX and has its parameters; exporting counts the whole process. The broker is this machine's. The
 middle of `REPEATS` is told. Kernels are compiled on a thread of their own, later and only where there is much to do
-(`atoll.codec.kernels.later`): how long one set of them takes is told beside it.
+(`atoll.codec.kernels.background`): how long one set of them takes is told beside it.
 """
 
 from __future__ import annotations

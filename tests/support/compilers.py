@@ -1,4 +1,4 @@
-"""The threads that compile kernels beside the work (`atoll.codec.kernels.later`), for tests that they would disturb."""
+"""The threads that compile kernels beside the work (`atoll.codec.kernels.background`), for tests that they would disturb."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from atoll.base.parallel import PART
 from atoll.base.user_cache import turn, user_cache
 from atoll.codec import kernels as sets
 from atoll.codec.formats import F32, INT4, Format
-from atoll.codec.kernels import FAST_ELEMENTS, Kernels, plain_kernels
-from atoll.codec.kernels import later as module
-from atoll.codec.kernels.later import CompiledLater, ProcessEnds, ends_with_the_process
+from atoll.codec.kernels import FAST_ELEMENTS, plain_kernels
+from atoll.codec.kernels import background as module
+from atoll.codec.kernels.background import CompiledLater, ProcessEnds, ends_with_the_process
+from atoll.codec.kernels.interface import Kernels
 from support.compilers import DEADLINE_S, await_compilers, compiling
 
 WAITED_S = 0.5
@@ -105,8 +106,8 @@ def test_a_process_that_ends_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -
 def test_a_process_ends_well_while_it_compiles() -> None:
     program = """
 from atoll.codec.formats import INT4
-from atoll.codec.kernels import kernels, later
-for _ in range(later.WORTH_ELEMENTS // (1 << 19)):
+from atoll.codec.kernels import background, kernels
+for _ in range(background.WORTH_ELEMENTS // (1 << 19)):
     assert kernels(INT4, 1 << 19).name == "plain"
 """
     with_no_cache = {"NUMBA_CACHE_DIR": "/dev/null/none", "PATH": ""}

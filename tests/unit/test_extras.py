@@ -32,7 +32,7 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
         ("optax", "atoll.merge.outer", "learner"),
         ("tokenizers", "atoll_learner.data.tokenizer", "bpe"),
         ("pyarrow", "atoll_learner.data.sources", "parquet"),
-        ("numba", "atoll.codec.kernels.compiling", "synchronizer"),
+        ("numba", "atoll.codec.kernels.compiled", "synchronizer"),
         ("uvicorn", "atoll_monitor.http_server", "monitor"),
         ("opentelemetry.sdk", "atoll_monitor.records.traces", "traces"),
     ],

@@ -20,18 +20,9 @@ from atoll.base.buffer_pool import Vector
 from atoll.base.errors import FrameRejected, ProtocolMisuse, SettingsError
 from atoll.codec import FORMATS, Encoded, check_codecs, format_of
 from atoll.codec.formats.interface import BLOCK, LEVELS_MAX, SCALE_BYTES, STEPS_MAX, Format, loaded, stored
-from atoll.codec.kernels import (
-    COPY,
-    FAST_ELEMENTS,
-    MULTIPLY,
-    Kernels,
-    fast_kernels,
-    in_jax,
-    kernels,
-    plain_kernels,
-    squares_of_scaled_floats,
-)
+from atoll.codec.kernels import FAST_ELEMENTS, fast_kernels, in_jax, kernels, plain_kernels
 from atoll.codec.kernels.in_numpy import STRETCH
+from atoll.codec.kernels.interface import COPY, MULTIPLY, Kernels, squares_of_scaled_floats
 from atoll.protocol.settings import ProtocolSettings
 from support.formats import FACTS, RETIRED
 

@@ -16,9 +16,9 @@ from atoll.codec import kernels as sets
 from atoll.codec.encoded import Encoded
 from atoll.codec.formats import F32, INT8, int4, int8
 from atoll.codec.formats.interface import BLOCK
-from atoll.codec.kernels import FAST_ELEMENTS, Kernels, compiling, fast_kernels, plain_kernels
-from atoll.merge.nesterov import compiled_step
-from atoll.merge.outer import MOMENTUM, Nesterov
+from atoll.codec.kernels import FAST_ELEMENTS, compiled, fast_kernels, plain_kernels
+from atoll.codec.kernels.interface import Kernels
+from atoll.merge.outer import MOMENTUM, Nesterov, compiled_step
 
 
 def both() -> list[Kernels]:
@@ -44,10 +44,9 @@ def test_the_compiled_set_is_there() -> None:
 
 def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
     """A digest of a format's file is part of what a kernel is found by: another file, another digest."""
-    assert compiling.stamp(int8) == compiling.stamp(int8)
-    assert compiling.stamp(int8) != compiling.stamp(int4)
+    assert compiled.stamp(int8) == compiled.stamp(int8)
+    assert compiled.stamp(int8) != compiled.stamp(int4)
     made: list[Any] = [
-        both()[1].over,
         both()[1].squares,
         both()[1].quantise,
         both()[1].settle,
@@ -69,13 +68,13 @@ def test_one_infinite_scale_is_seen_in_a_sum_of_squares() -> None:
 def test_nesterov_steps_agree_to_the_bit() -> None:
     values, pseudo_gradient, momentum, lost = (drawn(3000, seed, 1.0) for seed in range(4))
     bits = lost.astype(ml_dtypes.bfloat16).view(np.uint16)
-    compiled = compiled_step.now()
-    assert compiled is not None
+    compiled_loop = compiled_step.now()
+    assert compiled_loop is not None
     for carry, before in itertools.product((bits[:0], bits), (momentum[:0], momentum)):
         after, kept, same, same_kept = (np.empty_like(like) for like in (values, before, values, before))
         plain = Nesterov(0.6, 0.3 if before.size else 0.0)
         plain.step(values, carry, pseudo_gradient, {MOMENTUM: before}, after, {MOMENTUM: kept})
-        compiled(values, carry, pseudo_gradient, before, 0.6, 0.3, same, same_kept)
+        compiled_loop(values, carry, pseudo_gradient, before, 0.6, 0.3, same, same_kept)
         assert after.tobytes() + kept.tobytes() == same.tobytes() + same_kept.tobytes()
         wanted = (
             0.3 * before.astype(np.float64) + pseudo_gradient if before.size else pseudo_gradient.astype(np.float64)
@@ -116,8 +115,8 @@ def test_a_folder_that_cannot_keep_code_is_no_reason_to_stop(monkeypatch: pytest
             raise EOFError("Ran out of input")
         return lambda function: function
 
-    monkeypatch.setattr(compiling, "njit", njit)
-    assert compiling.compiled("sig")(len) is len
+    monkeypatch.setattr(compiled, "njit", njit)
+    assert compiled.compiled("sig")(len) is len
     assert asked == [True, False]
 
 

@@ -12,7 +12,7 @@ import pytest
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.codec import pack_arrays, unpack_arrays
 from atoll.codec.kernels import FAST_ELEMENTS
-from atoll.codec.kernels.later import CompiledLater
+from atoll.codec.kernels.background import CompiledLater
 from atoll.merge.outer import Nesterov, OptaxOuter, OuterOptimizer, make_outer
 
 Vector = npt.NDArray[np.float32]

@@ -7,7 +7,7 @@ The commit of version v + 1 of a fragment is four writes in this order, and a cr
     3. the head, by compare-and-set                  <- the commit point: it names all three
     4. purge of what was superseded                  (housekeeping, when readers are done: `garbage_collector`)
 
-A run that derives its outer state from its values stores it with keyframes alone (`atoll.merge.derived`).
+A run that derives its outer state from its values stores it with keyframes alone (`atoll.merge.outer`).
 
 Frames that the new head no longer names stay until the next commit, because a reader may be in the middle of them. `keep`
 writes what changes the ledger alone (a refusal, a farewell): new chunks of the ledger, and the head once more with the same

@@ -17,7 +17,8 @@ from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.base.parallel import for_each, parts
 from atoll.codec.formats import F32, Format
 from atoll.codec.formats.interface import BLOCK, NO_SCALES, SCALE_BYTES, Bytes, Halves, Lanes, blocks
-from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, kernels
+from atoll.codec.kernels import kernels
+from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY
 
 _NONE = np.empty(0, dtype=np.float32)
 

@@ -9,7 +9,7 @@ optimizer works on the values as they would be without rounding. A delta is sent
 
 R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
 It is part of the outer state (`CARRY`, bfloat16). It is within half a step of the quantiser; its own rounding loses a
-thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'. What is stored of all this: `atoll.merge.derived`.
+thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'. What is stored of all this: `atoll.merge.outer`.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:
@@ -37,8 +37,7 @@ from atoll.base import scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import for_each, parts
 from atoll.codec import KEYFRAME, Encoded, format_of
-from atoll.merge.derived import derivable
-from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov, OuterOptimizer, State
+from atoll.merge.outer import NO_CARRY, DerivableOuter, ElementwiseOuter, OuterOptimizer, State, derivable
 from atoll.protocol.settings import ProtocolSettings
 
 CARRY: Final = "carry"
@@ -104,11 +103,12 @@ class GlobalUpdate:
     """
 
     def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings, *, derived: bool = False) -> None:
-        """Keep the rules."""
         self._outer = outer
+        self._elementwise = outer if isinstance(outer, ElementwiseOuter) else None
+        self._derivable = outer if derived and isinstance(outer, DerivableOuter) and derivable(settings) else None
         self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
-        self.derived = derived and isinstance(outer, Nesterov) and derivable(settings)
+        self.derived = self._derivable is not None
 
     def init(self, values: Vector) -> State:
         """Return the state of version 0 with these values, flat float32."""
@@ -123,55 +123,64 @@ class GlobalUpdate:
         """Return the state with which an owner goes on, from what is `stored` of a version, or was derived from that."""
         return stored | self._downlink.init(values) if self.derived else stored
 
-    def derive(self, momentum: Vector, before: Vector, after: Vector) -> None:
-        """Move `momentum` on from the version with values `before` to that with values `after`; any stretch of a fragment."""
-        if isinstance(self._outer, Nesterov):
-            self._outer.derive(momentum, before, after, momentum)
+    def derive(self, state: State, before: Vector, after: Vector) -> None:
+        """Move `state` on from the version with values `before` to that with values `after`; any stretch of a fragment."""
+        if self._derivable is not None:
+            self._derivable.derive(state, before, after, state)
 
     def step(self, values: Vector, pseudo_gradient: Vector, state: State) -> UpdatedFragment:
         """Return values and state of a version, from those of the version before it and a merged pseudo-gradient.
 
         It works part by part, so that a part is in a cache while it is stepped and rounded, and arrays in scratch files
-        need not be in memory. Only a transformation of optax sees a fragment as a whole.
+        need not be in memory. Only an optimizer that is not elementwise sees a fragment as a whole.
         """
-        count = values.size
         mine = {name: array for name, array in state.items() if name not in _AVERAGES}
-        delta = None if self._downlink.exact else Encoded.blank(self._downlink.format, count)
-        outer = self._outer if isinstance(self._outer, Nesterov) else None
-        if outer is not None:
-            following = scratch_arrays.spare(count, np.float32)
-            kept = {name: scratch_arrays.spare(count, array.dtype) for name, array in mine.items()}
+        delta = None if self._downlink.exact else Encoded.blank(self._downlink.format, values.size)
+        if self._elementwise is None:
+            following, kept = self._step_whole(values, pseudo_gradient, mine, delta)
         else:
-            following, kept = self._whole(values, pseudo_gradient, mine)
+            following, kept = self._step_parts(self._elementwise, values, pseudo_gradient, mine, delta)
+        averages: State = self._averaged(state, following) if self._average_versions else {}
+        return UpdatedFragment(following, kept | averages, delta)
+
+    def _step_parts(
+        self, outer: ElementwiseOuter, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
+    ) -> tuple[Vector, State]:
+        following = scratch_arrays.spare(values.size, np.float32)
+        kept = {name: scratch_arrays.spare(values.size, array.dtype) for name, array in state.items()}
 
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)
             former, target = values[now], following[now]
-            if outer is not None:
-                ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
-                carry = ours[CARRY].view(np.uint16) if CARRY in ours else NO_CARRY
-                outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
+            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (state, kept))
+            carry = ours[CARRY].view(np.uint16) if CARRY in ours else NO_CARRY
+            outer.step(former, carry, pseudo_gradient[now], ours, target, newer)
             if delta is not None:
-                self._downlink.settle(former, target, delta.stretch(*part), kept[CARRY][now])
-            if outer is not None and self.derived and MOMENTUM in mine:
-                outer.derive(mine[MOMENTUM][now], former, target, kept[MOMENTUM][now])
-            states = [*mine.values(), *kept.values()] if outer is not None else []
-            scratch_arrays.release_pages(former, target, *(array[now] for array in states))
+                self._downlink.settle(former, target, delta.stretch(*part), newer[CARRY])
+            if self._derivable is not None:
+                self._derivable.derive(ours, former, target, newer)
+            scratch_arrays.release_pages(former, target, *ours.values(), *newer.values())
 
-        for_each(take, parts(0, count), count)
-        averages: State = self._averaged(state, following) if self._average_versions else {}
-        return UpdatedFragment(following, kept | averages, delta)
+        for_each(take, parts(0, values.size), values.size)
+        return following, kept
 
-    def _whole(self, values: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
-        """Return the target values (a copy if they will be rounded), and the next state with room for the residue."""
-        outer = {name: array for name, array in state.items() if name != CARRY}
-        target, kept = self._outer.update(self._downlink.unrounded(values, state), pseudo_gradient, outer)
-        carried = {
-            name: scratch_arrays.spare(array.size, array.dtype) for name, array in state.items() if name == CARRY
-        }
-        return np.array(
-            target
-        ) if carried else target, kept | carried  # rounding writes to it; a state may share its memory
+    def _step_whole(
+        self, values: Vector, pseudo_gradient: Vector, state: State, delta: Encoded | None
+    ) -> tuple[Vector, State]:
+        own = {name: array for name, array in state.items() if name != CARRY}
+        following, kept = self._outer.update(self._downlink.unrounded(values, state), pseudo_gradient, own)
+        if delta is None:
+            return following, kept
+        following = np.array(following)  # rounding writes to it, and a state may share its memory
+        carry = scratch_arrays.spare(values.size, state[CARRY].dtype)
+
+        def settle(part: tuple[int, int]) -> None:
+            now = slice(*part)
+            self._downlink.settle(values[now], following[now], delta.stretch(*part), carry[now])
+            scratch_arrays.release_pages(values[now], following[now])
+
+        for_each(settle, parts(0, values.size), values.size)
+        return following, kept | {CARRY: carry}
 
     def _averaged(self, state: State, values: Vector) -> State:
         """Return the average after one more version, whose values these are."""

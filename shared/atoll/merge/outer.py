@@ -12,10 +12,12 @@ which is SGD with Nesterov momentum. Solved for m, the values of two versions te
 
     m_{v+1} = (\mu m_v + (\Theta_v - \Theta_{v+1}) / \eta) / (1 + \mu)
 
-so whoever follows the values need not be sent the momentum (`Nesterov.derive`, `atoll.merge.derived`). With mu = 0 it is
-plain SGD and keeps no state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large
-vectors take the compiled step (`atoll.merge.nesterov`); it gives the same bits. Optax transformations can replace it; only
-then does a shard need JAX.
+so whoever follows the values need not be sent the momentum (`Nesterov.derive`). With mu = 0 it is plain SGD and keeps no
+state; with eta = 1 as well, the new global value is the weighted average of the learners' values. Large vectors take compiled
+loops, which give the same bits. Optax transformations can replace it; only then does a shard need JAX.
+
+**Another optimizer** is a pure pair (`OuterOptimizer`). One whose numbers each depend only on those at their index is an
+`ElementwiseOuter`: it steps any stretch of a fragment in place. Its name stands in `atoll.protocol.settings.OUTERS`.
 
 **Data names no code.** A run record, and so an archive, names an optimizer of a fixed list
 (`atoll.protocol.settings.OUTERS`). Any other name, `module:attribute`, is imported only where the process's own settings name
@@ -25,7 +27,9 @@ the same: who founded a run, or edited an archive, chooses nothing that runs els
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,57 +38,39 @@ from atoll.base import buffer_pool, scratch_arrays
 from atoll.base.buffer_pool import Vector
 from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parallel import for_each, parts
+from atoll.codec import KEYFRAME
 from atoll.codec.formats.bf16 import widened
 from atoll.codec.formats.interface import Halves
 from atoll.codec.kernels import FAST_ELEMENTS
-from atoll.merge.nesterov import compiled_derive, compiled_step
-from atoll.protocol.settings import NESTEROV, OUTER_ALLOWED, OUTERS
+from atoll.codec.kernels.background import CompiledLater
+from atoll.protocol.settings import NESTEROV, OUTER_ALLOWED, OUTERS, ProtocolSettings
 
 State = dict[str, npt.NDArray[Any]]
 
 MOMENTUM: Final = "momentum"
+STRETCH: Final = 1024
+"""Elements that stay in the first cache between the loops of a compiled step."""
 
 _NO_MOMENTUM = np.empty(0, dtype=np.float32)
 NO_CARRY: Final = np.empty(0, dtype=np.uint16)
 
 
-class OuterOptimizer(Protocol):
-    """Pure pair: neither call changes its arguments."""
+class OuterOptimizer(ABC):
+    """Pure pair, as in optax: neither call changes its arguments."""
 
+    @abstractmethod
     def init(self, params: Vector) -> State:
         """Return the state for a fragment with values `params`, flat float32."""
 
+    @abstractmethod
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Return the next values and the next state."""
 
 
-class Nesterov:
-    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`."""
+class ElementwiseOuter(OuterOptimizer):
+    """An optimizer each of whose numbers depends only on those at its index, so any stretch of a fragment can be stepped."""
 
-    def __init__(self, lr: float, momentum: float) -> None:
-        """Keep eta and mu."""
-        self.lr = np.float32(lr)
-        self.momentum = np.float32(momentum)
-        self._per_lr = np.float32(1.0 / lr)
-        self._share = np.float32(1.0 / (1.0 + momentum))
-
-    def init(self, params: Vector) -> State:
-        """Return zero momentum, or nothing when there is none."""
-        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
-
-    def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
-        """Take one step."""
-        mine = {name: array for name, array in state.items() if name == MOMENTUM}
-        values, kept = buffer_pool.empty(params.size), {name: buffer_pool.empty(params.size) for name in mine}
-
-        def take(part: tuple[int, int]) -> None:
-            now = slice(*part)
-            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
-            self.step(params[now], NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
-
-        for_each(take, parts(0, params.size), params.size)
-        return values, kept
-
+    @abstractmethod
     def step(
         self,
         params: Vector,
@@ -96,8 +82,56 @@ class Nesterov:
     ) -> None:
         """Take one step from `params` plus `carry` (bits of bfloat16, may be empty); write to `following` and `kept`.
 
-        Each number of the result depends only on the numbers at its index, so any stretch of a fragment can be taken.
+        `state` may hold arrays of others, which are passed over.
         """
+
+    def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
+        """Take one step, part by part."""
+        values, kept = buffer_pool.empty(params.size), {name: np.empty_like(array) for name, array in state.items()}
+
+        def take(part: tuple[int, int]) -> None:
+            now = slice(*part)
+            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (state, kept))
+            self.step(params[now], NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
+
+        for_each(take, parts(0, params.size), params.size)
+        return values, kept
+
+
+class DerivableOuter(ElementwiseOuter):
+    """An optimizer whose state follows from the values of versions."""
+
+    @abstractmethod
+    def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
+        """Write to `kept` the state of the version with values `after`, from that of the version with values `before`.
+
+        `kept` may be `state` itself.
+        """
+
+
+class Nesterov(DerivableOuter):
+    """SGD with Nesterov momentum; equal to `optax.sgd(lr, momentum, nesterov=True)` on `pseudo-gradient`."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr = np.float32(lr)
+        self.momentum = np.float32(momentum)
+        self._per_lr = np.float32(1.0 / lr)
+        self._share = np.float32(1.0 / (1.0 + momentum))
+
+    def init(self, params: Vector) -> State:
+        """Return zero momentum, or nothing when there is none."""
+        return {MOMENTUM: scratch_arrays.zeros(params.size, np.float32)} if self.momentum else {}
+
+    def step(
+        self,
+        params: Vector,
+        carry: Halves,
+        pseudo_gradient: Vector,
+        state: State,
+        following: Vector,
+        kept: State,
+    ) -> None:
+        """Take one step; raise `ProtocolMisuse` for vectors that do not belong together."""
         former, newer = (arrays.get(MOMENTUM, _NO_MOMENTUM) for arrays in (state, kept))
         vectors = [params, pseudo_gradient, following, *([former, newer] if self.momentum else [])]
         alike = all(vector.shape == (params.size,) and vector.dtype == np.float32 for vector in vectors)
@@ -115,27 +149,40 @@ class Nesterov:
         unrounded = params + widened(carry) if carry.size else params
         np.subtract(unrounded, self.lr * step, out=following)
 
-    def derive(self, momentum: Vector, before: Vector, after: Vector, kept: Vector) -> None:
-        """Write to `kept` the momentum of the version with values `after`, from that of the version with values `before`.
-
-        Each number depends only on the numbers at its index, so `kept` may be `momentum` itself, and any stretch can be taken.
-        """
+    def derive(self, state: State, before: Vector, after: Vector, kept: State) -> None:
+        """Write the momentum of the later version to `kept`, if there is one."""
+        if MOMENTUM not in state:
+            return
+        momentum, newer = state[MOMENTUM], kept[MOMENTUM]
         compiled = compiled_derive.found(momentum.size) if momentum.size >= FAST_ELEMENTS else None
         if compiled is not None:
-            compiled(momentum, before, after, self.momentum, self._per_lr, self._share, kept)
+            compiled(momentum, before, after, self.momentum, self._per_lr, self._share, newer)
             return
         stepped = np.subtract(before, after)
         np.multiply(stepped, self._per_lr, out=stepped)
-        np.multiply(momentum, self.momentum, out=kept)
-        np.add(kept, stepped, out=kept)
-        np.multiply(kept, self._share, out=kept)
+        np.multiply(momentum, self.momentum, out=newer)
+        np.add(newer, stepped, out=newer)
+        np.multiply(newer, self._share, out=newer)
 
 
-class OptaxOuter:
+def derivable(settings: ProtocolSettings) -> bool:
+    """Return whether the values of versions tell the outer state: they are sent as deltas, and it is a momentum at most.
+
+    Such a state is not stored with every version. Momentum and what rounding took are six bytes per parameter, and a delta of
+    four bits is half a byte. So the momentum is *defined* by the values sent. Rounding's error is in it, as a difference of
+    two residues, and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it
+    back. A keyframe is stored with its momentum. Who reads it and the deltas after it has the momentum of the newest version
+    to the bit (`atoll.run.outer_state`). The residue stays with the owner of a shard. The next one begins with none, so at
+    most half a quantiser's step of each parameter is lost with an owner. Where the state says more than the values do (an
+    average, an optimizer of optax), it is stored with every version, residue included.
+    """
+    return settings.codec_down != KEYFRAME and settings.outer == NESTEROV and not settings.average_versions
+
+
+class OptaxOuter(OuterOptimizer):
     """Any optax transformation whose update is added to the parameters (so it holds its own learning rate)."""
 
     def __init__(self, transformation: Any) -> None:  # noqa: ANN401  (optax is loaded lazily)
-        """Keep the transformation."""
         self._transformation = transformation
 
     def init(self, params: Vector) -> State:
@@ -210,3 +257,78 @@ def _not_a_factory(spec: str) -> SettingsError:
         allowed="a callable of one number that returns an optax transformation",
         todo="set protocol.outer to such a callable; its `init` and `update` will be called",
     )
+
+
+# The compiled loops look for momentum and carry once per stretch, not once per number: each inner loop is a vector loop, and
+# memory is read and written once. No multiplication is fused with an addition, so the bits are those of `Nesterov`.
+
+
+def _compiled_step() -> Callable[..., None] | None:
+    try:
+        from numba import types  # noqa: PLC0415  (loaded when there is much to step)
+
+        from atoll.codec.kernels.compiled import F32_IN, F32_OUT, U16_IN, compiled  # noqa: PLC0415
+    except ImportError:
+        return None
+    signature = types.void(F32_IN, U16_IN, F32_IN, F32_IN, types.float32, types.float32, F32_OUT, F32_OUT)
+    return compiled(signature)(_step)
+
+
+def _compiled_derive() -> Callable[..., None] | None:
+    try:
+        from numba import types  # noqa: PLC0415  (loaded when there is much to derive)
+
+        from atoll.codec.kernels.compiled import F32_IN, F32_OUT, compiled  # noqa: PLC0415
+    except ImportError:
+        return None
+    signature = types.void(F32_IN, F32_IN, F32_IN, types.float32, types.float32, types.float32, F32_OUT)
+    return compiled(signature)(_derive)
+
+
+compiled_step = CompiledLater("nesterov", _compiled_step)
+compiled_derive = CompiledLater("nesterov_derive", _compiled_derive)
+
+
+def compile_steps() -> None:
+    """Compile the loops of our own outer optimizer, or load them; wait for it."""
+    compiled_step.now()
+    compiled_derive.now()
+
+
+def _step(
+    values: Vector,
+    carry: Halves,
+    pseudo_gradient: Vector,
+    momentum: Vector,
+    lr: float,
+    mu: float,
+    next_values: Vector,
+    next_momentum: Vector,
+) -> None:
+    """Do one step, a stretch after the other; compiled."""
+    for start in range(0, values.size, STRETCH):
+        now, delta = values[start : start + STRETCH], pseudo_gradient[start : start + STRETCH]
+        then, lost = next_values[start : start + STRETCH], carry[start : start + STRETCH]
+        if momentum.size:
+            before, after = momentum[start : start + STRETCH], next_momentum[start : start + STRETCH]
+            for i in range(now.size):
+                pushed = mu * before[i] + delta[i]
+                after[i] = pushed
+                then[i] = lr * (delta[i] + mu * pushed)
+        else:
+            for i in range(now.size):
+                then[i] = lr * delta[i]
+        if carry.size:
+            for i in range(now.size):
+                then[i] = (now[i] + np.uint32(np.uint32(lost[i]) << np.uint32(16)).view(np.float32)) - then[i]
+        else:
+            for i in range(now.size):
+                then[i] = now[i] - then[i]
+
+
+def _derive(
+    momentum: Vector, before: Vector, after: Vector, mu: float, per_lr: float, share: float, kept: Vector
+) -> None:
+    """Derive the momentum after a version from its values and those before it; compiled."""
+    for i in range(momentum.size):
+        kept[i] = (mu * momentum[i] + (before[i] - after[i]) * per_lr) * share

@@ -42,7 +42,7 @@ from atoll.base.errors import ProtocolMisuse
 from atoll.codec.encoded import Encoded
 from atoll.merge.fold import Corrections, Judgement, MergeResult
 from atoll.merge.norms import l2_norm
-from atoll.merge.outer import State
+from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.robust import capped, is_judged
 from atoll.model.layout import FragmentSlice
 from atoll.model.leaf_conventions import is_variance
@@ -68,7 +68,7 @@ def is_remembered(elements: int) -> bool:
     return 0 < elements <= KEPT_ELEMENTS
 
 
-class MeanOfValues:
+class MeanOfValues(OuterOptimizer):
     """No optimizer: the new values are those that the merged difference *from zero* leads to, the mean of the learners'."""
 
     def init(self, params: Vector) -> State:

@@ -1,6 +1,6 @@
 """Reads the outer-optimizer state that a head names, or that its values tell.
 
-Where the run derives its state (`atoll.merge.derived`), a head names the state of its keyframe. Each delta after that
+Where the run derives its state (`atoll.merge.outer`), a head names the state of its keyframe. Each delta after that
 moves the momentum on by the values before and after it, so values and momentum of the newest version are read together:
 
     keyframe k, state k ── delta k+1 ── ... ── delta v          momentum k ──► momentum k+1 ──► ... ──► momentum v
@@ -21,7 +21,7 @@ from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
-from atoll.merge.outer import MOMENTUM, OuterOptimizer, State
+from atoll.merge.outer import OuterOptimizer, State
 from atoll.merge.round_merge import update_of
 from atoll.merge.values import MEMORY
 from atoll.run.delta_chain import read_values
@@ -82,9 +82,8 @@ class _StateReader:
             self.state = await _stored(self._bus, self._ref, self._update, np.zeros(self._elements, np.float32))
 
     def follow(self, start: int, stop: int, before: Vector, after: Vector) -> None:
-        """Move the momentum on."""
-        if MOMENTUM in self.state:
-            self._update.derive(self.state[MOMENTUM][start:stop], before, after)
+        """Move the state on."""
+        self._update.derive({name: array[start:stop] for name, array in self.state.items()}, before, after)
 
 
 async def _stored(bus: Bus, ref: BlobRef | None, update: GlobalUpdate, values: Vector) -> State:

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.base.units import as_bytes, as_count, as_rate, as_share, as_time
 from atoll.base.wording import counted
-from atoll.merge.derived import derivable
+from atoll.merge.outer import derivable
 from atoll.merge.partial import partial_codec
 from atoll.story.goodput import DEFINITION
 from atoll_simulator.planner.cautions import Caution, Findings, cautions

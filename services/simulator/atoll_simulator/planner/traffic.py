@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from atoll.codec import KEYFRAME, Framing, format_of
 from atoll.codec.formats.interface import BLOCK
-from atoll.merge.derived import derivable
+from atoll.merge.outer import derivable
 from atoll.merge.partial import partial_codec
 from atoll.run.delta_chain import DELTAS_BEHIND
 from atoll.run.inline_frames import fits

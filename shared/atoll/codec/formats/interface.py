@@ -20,7 +20,7 @@ The number of elements alone determines the size of a payload, so a reader can c
 is the scales, then the codes, all little-endian.
 
 Constants of this file are compiled into machine code that numba keeps on disk. The stamp of that code covers the file
-(`atoll.codec.kernels.compiling`), so a change here compiles everything anew.
+(`atoll.codec.kernels.compiled`), so a change here compiles everything anew.
 """
 
 from __future__ import annotations

@@ -16,34 +16,108 @@ work of float64, with an error of a few parts in ten million at most. That holds
 float32. If a sum comes out infinite or tiny, all of it is done again in float64, which holds the square of every
 float32. Tiles are counted from the beginning of the vector; the part of a tile outside a stretch is zero. Squares of
 codes are integers, and exact for a block.
+
+**How it is compiled.** For fixed types, before its first call, and once per machine. numba keeps machine code in a folder
+(beside the module, in a cache of the user, or in `NUMBA_CACHE_DIR`). It knows kept code by the function's source file, by its
+bytecode and by the values of its closure. It does not look at what a kernel takes from *other* files: the code of a format, and
+constants. So a kernel that uses other files has their digest, `stamp`, in its closure: after a change in one of them numba
+finds no kept code and compiles anew. A full, damaged or foreign folder is no reason to stop: then every process compiles for
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
+import xxhash
 from numba import njit, types
+from numba.extending import register_jitable
 
 from atoll.base.buffer_pool import Vector
+from atoll.base.errors import EnvironmentFault
+from atoll.base.logs import get
+from atoll.base.machine import abilities
 from atoll.codec.formats import bf16, interface
 from atoll.codec.formats.interface import BLOCK, SCALE_MIN, SQUARES_MIN, TILE, Bytes, Format, Halves, Lanes, Rows
-from atoll.codec.kernels import BEND, BLEND, COPY, squares_of_scaled_floats
-from atoll.codec.kernels.compiling import BYTES, BYTES_OUT, F32_IN, F32_OUT, LANES, U16_OUT, compiled, inlined, stamp
+from atoll.codec.kernels.background import ends_with_the_process
+from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY, Kernels, squares_of_scaled_floats
 
-Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
+log = get(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Place = tuple[int, int, int]
+Factors = tuple[float, float, float, float]
 
 EIGHT = TILE // BLOCK
 INFINITE = 0x7F800000
 
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+BYTES_OUT = types.Array(types.uint8, 1, "C")
+F32_IN = types.Array(types.float32, 1, "C", readonly=True)
+F32_OUT = types.Array(types.float32, 1, "C")
+U16_IN = types.Array(types.uint16, 1, "C", readonly=True)
+U16_OUT = types.Array(types.uint16, 1, "C")
+LANES = types.Array(types.float64, 1, "C")
+
+
+def compiled(*signatures: Any, fastmath: Collection[str] = ()) -> Callable[[F], F]:  # noqa: ANN401  (of numba)
+    """Compile for these signatures now, and keep the code if numba finds a place for it.
+
+    `fastmath` names the liberties that LLVM may take with floating point: none unless they change no bit.
+    """
+    options: dict[str, Any] = {"nogil": True, "fastmath": set(fastmath)}
+
+    def wrap(function: F) -> F:
+        ends_with_the_process()
+        _check_processor()
+        made: Any
+        try:
+            made = njit(list(signatures), cache=True, **options)(function)
+        except Exception as error:  # noqa: BLE001  (numba, pickle and the file system have their own)
+            log.warning("kernels.not_kept", kernel=function.__name__, reason=repr(error))
+            made = njit(list(signatures), **options)(function)
+        return cast("F", made)
+
+    return wrap
+
+
+@functools.cache
+def inlined(function: F) -> F:
+    """Make a plain function of another module callable from kernels: numba inlines its code.
+
+    The function itself is returned. In a closure it counts by its name, which is the same in every process; a compiled
+    function has no such name. So the code of a kernel that calls it can be kept.
+    """
+    return register_jitable(inline="always")(function)
+
+
+def stamp(*sources: Any) -> int:  # noqa: ANN401  (modules, or functions of them)
+    """Return a digest of the source files of these modules."""
+    files = [Path(inspect.getfile(source)).read_bytes() for source in sources]
+    return xxhash.xxh3_64_intdigest(b"".join(files)) >> 1
+
+
+def _check_processor() -> None:
+    # An image compiles for a class of processors; a program dies of an instruction that its processor does not know.
+    wanted = os.environ.get("NUMBA_CPU_NAME", "")
+    if wanted == "x86-64-v3" and "avx2" not in abilities():
+        raise EnvironmentFault(
+            "kernels for a newer processor", got="one without AVX2", allowed=wanted, todo="nothing: NumPy does the work"
+        )
+
+
 half_of = inlined(bf16.half_of)
-_FACTORS = (types.float32, types.float32, types.float32)
 
 
-def loops(form: Format) -> Loops:
-    """Return `over`, `squares`, `quantise` and `settle` of a format."""
+def kernels(form: Format) -> Kernels:
+    """Compile the set of a format, or load it."""
     for helper in form.compiled.helpers:
         inlined(helper)
     mark = stamp(interface, bf16, form.compiled.encode)
@@ -55,16 +129,26 @@ def loops(form: Format) -> Loops:
         if form.whole
         else partial(squares_of_scaled_floats, form, over)
     )
-    return over, squares, _quantise(form, mark), _settle(form, mark)
+    return Kernels("fast", over, squares, _quantise(form, mark), _settle(form, mark))
 
 
 def _over(form: Format, mark: int) -> Callable[..., None]:
+    made = {change: _over_blocks(form, inlined(change), mark) for change in CHANGES.values()}
+    by_operation = [made[CHANGES[operation]] for operation in sorted(CHANGES)]
+
+    def over(operation: int, *what: Any) -> None:  # noqa: ANN401  (see `Kernels`)
+        by_operation[operation](*what)
+
+    return over
+
+
+def _over_blocks(form: Format, change: Callable[..., None], mark: int) -> Callable[..., None]:
     code, decode, load = form.code, inlined(form.compiled.decode), inlined(_load_packed if form.fields else _load_whole)
     constants = (form.items, form.part, form.bits, np.float32(form.unit), mark)
+    factors = (types.float32, types.float32, types.float32)
 
-    @compiled(types.void(types.intp, BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, *_FACTORS))
+    @compiled(types.void(BYTES, F32_IN, types.intp, types.intp, F32_IN, F32_OUT, LANES, *factors))
     def over(
-        operation: int,
         payload: Bytes,
         scales: Vector,
         start: int,
@@ -76,7 +160,7 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
         take: float,
         add: float,
     ) -> None:
-        """Do `operation` with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
+        """Do it with elements `start` to `stop`: a part of a block, whole blocks, and a part of a block again."""
         items, width, bits, unit = constants[0], constants[1], constants[2], constants[3]
         codes, scaled, at = payload.view(code), scales.size > 0, start
         while at < stop:
@@ -87,47 +171,54 @@ def _over(form: Format, mark: int) -> Callable[..., None]:
                 here, beside = acc[at:end].reshape(-1, BLOCK), others[at:end].reshape(-1, BLOCK)
                 for row in range(rows.shape[0]):
                     scale = unit * scales[first + row] if scaled else unit
-                    share, wide = take * scale, np.float64(scale)
-                    if operation == BLEND:
-                        for i in range(width):
-                            for part in range(BLOCK // width):
-                                v = np.float32(decode(load(rows, row, part, i, bits)))
-                                lane = part * width + i
-                                here[row, lane] = keep * here[row, lane] + share * v
-                    elif operation == BEND:
-                        for i in range(width):
-                            for part in range(BLOCK // width):
-                                v = np.float32(decode(load(rows, row, part, i, bits)))
-                                lane = part * width + i
-                                here[row, lane] = keep * here[row, lane] + (share * v + add * beside[row, lane])
-                    elif operation == COPY:
-                        for i in range(width):
-                            for part in range(BLOCK // width):
-                                v = np.float32(decode(load(rows, row, part, i, bits)))
-                                here[row, part * width + i] = scale * v
-                    else:
-                        for i in range(width):
-                            for part in range(BLOCK // width):
-                                exact, lane = np.float64(decode(load(rows, row, part, i, bits))), part * width + i
-                                lanes[lane] += wide * (exact * np.float64(beside[row, lane]))
+                    share = take * scale
+                    for i in range(width):
+                        for part in range(BLOCK // width):
+                            v, lane = decode(load(rows, row, part, i, bits)), part * width + i
+                            change(here, beside, lanes, (row, lane, lane), v, (scale, keep, share, add))
             else:
                 end = min((first + 1) * BLOCK, stop)
                 scale = unit * scales[first] if scaled else unit
                 share, rows = take * scale, codes[first * items : (first + 1) * items].reshape(1, -1)
-                for place in range(at, end):
-                    lane = place - first * BLOCK
-                    v = np.float32(decode(load(rows, 0, lane // width, lane % width, bits)))
-                    if operation == BLEND:
-                        acc[place] = keep * acc[place] + share * v
-                    elif operation == BEND:
-                        acc[place] = keep * acc[place] + (share * v + add * others[place])
-                    elif operation == COPY:
-                        acc[place] = scale * v
-                    else:
-                        lanes[lane] += np.float64(scale) * (np.float64(v) * np.float64(others[place]))
+                here, beside, low = acc[at:end].reshape(1, -1), others[at:end].reshape(1, -1), at - first * BLOCK
+                for place in range(end - at):
+                    lane = low + place
+                    v = decode(load(rows, 0, lane // width, lane % width, bits))
+                    change(here, beside, lanes, (0, place, lane), v, (scale, keep, share, add))
             at = end
 
     return over
+
+
+# What one operation does with an element whose decoded code is `v`. Its place is a row of `acc` and `others`, an element of
+# that row, and a lane of its block. The factors are the block's scale, `keep`, take * scale, and `add`.
+
+
+def _copy(acc: Rows, _: Rows, __: Lanes, place: Place, v: float, factors: Factors) -> None:
+    row, at, _lane = place
+    scale, _keep, _share, _add = factors
+    acc[row, at] = scale * np.float32(v)
+
+
+def _blend(acc: Rows, _: Rows, __: Lanes, place: Place, v: float, factors: Factors) -> None:
+    row, at, _lane = place
+    _scale, keep, share, _add = factors
+    acc[row, at] = keep * acc[row, at] + share * np.float32(v)
+
+
+def _bend(acc: Rows, others: Rows, _: Lanes, place: Place, v: float, factors: Factors) -> None:
+    row, at, _lane = place
+    _scale, keep, share, add = factors
+    acc[row, at] = keep * acc[row, at] + (share * np.float32(v) + add * others[row, at])
+
+
+def _multiply(_: Rows, others: Rows, lanes: Lanes, place: Place, v: float, factors: Factors) -> None:
+    row, at, lane = place
+    scale, _keep, _share, _add = factors
+    lanes[lane] += np.float64(scale) * (np.float64(v) * np.float64(others[row, at]))
+
+
+CHANGES = {COPY: _copy, BLEND: _blend, BEND: _bend, MULTIPLY: _multiply}
 
 
 def _squares_of_whole_numbers(form: Format, mark: int) -> Callable[..., float]:
@@ -250,8 +341,7 @@ def _quantise(form: Format, mark: int) -> Callable[..., float]:
                 inverse = np.float32(1.0)
                 if scaled:
                     scale = _scale(levels, here)
-                    scales[first + row] = scale
-                    inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
+                    scales[first + row], inverse = scale, _inverse(scale)
                 staged, place = (packed, row) if items == BLOCK else (work, 0)
                 for i in range(BLOCK):
                     staged[place, i] = encode(rows[row, i], inverse)
@@ -295,8 +385,7 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
                     return np.inf
                 if scaled:
                     scale = _scale(levels, here)
-                    scales[first + row] = scale
-                    inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
+                    scales[first + row], inverse = scale, _inverse(scale)
                     share = unit * scale
                 staged, place = (packed, row) if items == BLOCK else (work, 0)
                 for i in range(BLOCK):
@@ -386,6 +475,11 @@ def _scale(levels: np.float32, largest: np.int32) -> np.float32:
     bits = np.float32(np.int32(largest).view(np.float32) / levels).view(np.int32)
     scale = np.int32(np.int32(bits + np.int32(0xFFFF)) & np.int32(-65536)).view(np.float32)
     return scale if scale > SCALE_MIN else np.float32(0.0)
+
+
+@njit(inline="always")
+def _inverse(scale: np.float32) -> np.float32:
+    return np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
 
 
 @njit(inline="always")

@@ -8,7 +8,6 @@ run along the first axis, which NumPy adds in order; the lanes so far are its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -29,16 +28,14 @@ from atoll.codec.formats.interface import (
     loaded,
     stored,
 )
-from atoll.codec.kernels import BEND, BLEND, COPY, MULTIPLY, squares_of_scaled_floats
-
-Loops = tuple[Callable[..., None], Callable[..., float], Callable[..., float], Callable[..., float]]
+from atoll.codec.kernels.interface import BEND, BLEND, COPY, MULTIPLY, Kernels, squares_of_scaled_floats
 
 STRETCH = 256 * BLOCK
 _NONE = np.empty(0, dtype=np.float32)
 
 
-def loops(form: Format) -> Loops:
-    """Return `over`, `squares`, `quantise` and `settle` of a format."""
+def kernels(form: Format) -> Kernels:
+    """Return the set of a format."""
     over = partial(_over, form)
     squares = (
         partial(_squares_of_floats, form)
@@ -47,7 +44,7 @@ def loops(form: Format) -> Loops:
         if form.whole
         else partial(squares_of_scaled_floats, form, over)
     )
-    return over, squares, partial(_quantise, form), partial(_settle, form)
+    return Kernels("plain", over, squares, partial(_quantise, form), partial(_settle, form))
 
 
 def _over(

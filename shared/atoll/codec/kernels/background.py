@@ -1,10 +1,9 @@
-"""Compiles where it pays, on a thread of its own, while the NumPy form does the work.
+"""Compiling where it pays, on a thread of its own, while the NumPy form does the work.
 
-A set of kernels takes seconds to compile, and the NumPy form gives the same bits at once. So the NumPy form begins. It
-counts the elements that it was asked for. At `WORTH_ELEMENTS` a thread begins to compile, or loads what numba has kept.
-No caller waits: the NumPy form works until the compiled one is there. A process that reads a model once never compiles. A
-process that merges large fragments compiles within its first seconds, and its log says when and how long. What was compiled
-beforehand (`atoll.codec.kernels.ready`) is there at once.
+A set of kernels takes seconds to compile, and the NumPy form gives the same bits at once. So the NumPy form begins, and the
+elements that it does are counted. At `WORTH_ELEMENTS` a thread begins to compile, or loads what numba has kept. No caller
+waits. A process that reads a model once never compiles; one that merges large fragments compiles within its first seconds, and
+its log says when and how long.
 
 Processes of a machine that begin together want the same kernels at about the same time. They take turns
 (`atoll.base.user_cache`): one compiles, with the cores to itself, and the others load what it has made.
@@ -43,38 +42,25 @@ def ends_with_the_process() -> None:
 
 
 class CompiledLater(Generic[T]):
-    """The compiled form of something that has a plain form, too; usable from any thread."""
+    """The compiled form of something that has a plain form, too; usable from any thread.
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], T | None],
-        worth_elements: int = WORTH_ELEMENTS,
-        *,
-        brought: Callable[[], T | None] | None = None,
-    ) -> None:
-        """Keep how to make it; `make` returns None where there is no numba. `name` is for the log.
+    `make` returns it, or None where there is no numba; `name` is for the log. `made` is the compiled form once it is there.
+    """
 
-        `brought` returns the form that was compiled beforehand, or None.
-        """
+    def __init__(self, name: str, make: Callable[[], T | None], worth_elements: int = WORTH_ELEMENTS) -> None:
         self._name = name
         self._make = make
-        self._brought = brought
         self._worth_elements = worth_elements
         self._elements = 0
         self._begun = False
-        self._made: T | None = None
+        self.made: T | None = None
         self._done = False
         self._lock = threading.Lock()
 
-    def there(self) -> T | None:
-        """Return the compiled form if it is there; never make it."""
-        return self._made if self._done or self._is_brought() else None
-
     def found(self, elements: int) -> T | None:
         """Return the compiled form, or None while the plain form has to do these `elements`."""
-        if self._done or self._is_brought():
-            return self._made
+        if self._done:
+            return self.made
         self._elements += elements  # two threads may lose a count, which only delays
         if self._elements >= self._worth_elements and not self._begun:
             self._begun = True
@@ -86,30 +72,20 @@ class CompiledLater(Generic[T]):
 
     def now(self) -> T | None:
         """Return the compiled form, and wait for it; None where there is no numba."""
-        if not self._done and not self._is_brought():
+        if not self._done:
             with self._turn():
                 self._make_once()
-        return self._made
+        return self.made
 
     def _turn(self) -> contextlib.AbstractContextManager[bool]:
         return turn(user_cache("kernels"), at_each_look=ends_with_the_process)
 
     def _make_once(self) -> None:
-        """Compile, unless another thread has, which held the turn before us or compiles without one."""
-        with self._lock:
+        with self._lock:  # another thread may have made it meanwhile
             if not self._done:
-                self._made, self._done = self._make(), True
-
-    def _is_brought(self) -> bool:
-        """Return whether the compiled form was made beforehand; it is looked for once, and two threads may both look."""
-        brought, self._brought = self._brought, None
-        made = None if brought is None else brought()
-        if made is not None:
-            self._made, self._done = made, True
-        return made is not None
+                self.made, self._done = self._make(), True
 
     def _compile(self) -> None:
-        """Compile beside the others' work, and say so."""
         try:
             with self._turn():
                 began_s = time.monotonic()
@@ -121,7 +97,7 @@ class CompiledLater(Generic[T]):
             self._done = True
             log.warning("kernels.not_compiled", kernels=self._name, reason=repr(error))
             return
-        if self._made is None:
+        if self.made is None:
             todo = "pip install 'atoll[synchronizer]' makes merging and encoding several times faster"
             log.warning("kernels.not_compiled", kernels=self._name, reason="numba is not installed", todo=todo)
         else:
