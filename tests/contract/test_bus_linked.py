@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, LinkedBus, LinkShape, SimulatedLink
-from atoll_simulator.loop import VirtualLoop
 from support.bus_contract import BusContract
 from support.bus_contract_data import MakeBus
+from support.virtual_time import virtually
 
 ROOM_BYTES = 16 << 20
 RUN = "linked"
@@ -46,12 +46,6 @@ async def make_bus(run: str) -> AsyncIterator[MakeBus]:
 
 class TestLinkedBus(BusContract):
     """The contract."""
-
-
-def virtually(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401  (whatever it returns)
-    """Return what `work` returns on a virtual loop of its own."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
 
 
 def linked(broker: MemoryBroker, seed: int = 0, **shape: float) -> LinkedBus:

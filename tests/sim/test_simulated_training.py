@@ -21,11 +21,12 @@ from atoll.local.options import UpRequest, plan
 from atoll.local.run_settings import flat, variables
 from atoll.settings import load
 from atoll_simulator import simulation
-from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_simulator.loop import LoopClock
 from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import SimulationResult, plan_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 from support.simulated_runs import Simulate, assignments, events_of
+from support.virtual_time import virtually
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
 FAULTS = """
@@ -306,8 +307,7 @@ def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
         world.end()
         return whole
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(main()) == [True, False, True]
+    assert virtually(main()) == [True, False, True]
 
 
 def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_path: Path) -> None:

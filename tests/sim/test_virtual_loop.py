@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from atoll.base.errors import ProtocolMisuse
-from atoll_simulator.loop import WALL_S, LoopClock, ProcessTasks, VirtualLoop
-
-
-def virtually(work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401  (whatever it returns)
-    """Return what `work` returns on a virtual loop of its own."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+from atoll_simulator.loop import WALL_S, LoopClock, ProcessTasks
+from support.virtual_time import virtually
 
 
 def test_time_passes_only_when_everybody_waits_and_then_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec import json, structs
@@ -15,7 +16,6 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.data_leases import DataLeases
 from atoll.client.membership import claim, release
 from atoll.protocol.data import DataGrant, DataLedger, give_back, sums_by_epoch, sums_by_learner, take
-from atoll.wire.limits import Info
 from atoll.wire.messages import DOCUMENT_BYTES_MAX, Member, decode
 from atoll.wire.subjects import Subjects
 
@@ -50,17 +50,9 @@ class ForgetfulBus(MemoryBus):
 
     loses = False
 
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
+    async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
         """Write; say that nobody answered, if so told."""
-        revision = await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
+        revision = await super().put_record(subject, data, **how)
         if self.loses:
             self.loses = False
             raise BrokerUnavailable("no answer")

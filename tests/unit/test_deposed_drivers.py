@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from atoll.base.errors import RecordConflict
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.merge.outer import make_outer
 from atoll.protocol.events import PushKey
-from atoll.wire.limits import Info
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.service import ShardService
 from atoll_synchronizer.store import ShardStore
@@ -27,17 +27,9 @@ class DeafBus(MemoryBus):
 
     heir: ShardStore | None = None
 
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
+    async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
         """Write; once an heir is waiting, let it fence before the answer is looked for."""
-        revision = await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
+        revision = await super().put_record(subject, data, **how)
         if self.heir is not None:
             heir, self.heir = self.heir, None
             await heir.open(2)

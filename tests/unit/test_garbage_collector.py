@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from atoll.base.errors import StorageFull
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.wire.subjects import Subjects
-from atoll_simulator.loop import VirtualLoop
 from atoll_synchronizer.garbage_collector import LYING_S, GarbageCollector
 from support.links import unique_run
+from support.virtual_time import in_virtual_time
 
 
 class Floor(MemoryBus):
@@ -38,57 +36,44 @@ class Floor(MemoryBus):
         return len(await self.get_records(f"{self.subjects.prefix}.gl.c.>"))
 
 
-def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
-    """Run a test whose time passes when everybody waits for it."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(work)
+@in_virtual_time
+async def test_what_is_left_is_removed_when_it_is_due() -> None:
+    bus = Floor(unique_run())
+    garbage = GarbageCollector(bus)
+    sweeping = asyncio.create_task(garbage.keep_sweeping())
+    await asyncio.sleep(0.4 * LYING_S)
+    garbage.leave(0, await bus.put(0, 1))
+    await asyncio.sleep(0.4 * LYING_S)
+    garbage.leave(0, await bus.put(0, 2))
+    found = []
+    for _ in range(4):
+        await asyncio.sleep(0.39 * LYING_S)
+        found.append(await bus.lying())
+    assert found == [2, 1, 0, 0]
+    sweeping.cancel()
 
 
-def test_what_is_left_is_removed_when_it_is_due() -> None:
-    async def work() -> None:
-        bus = Floor(unique_run())
-        garbage = GarbageCollector(bus)
-        sweeping = asyncio.create_task(garbage.keep_sweeping())
-        await asyncio.sleep(0.4 * LYING_S)
-        garbage.leave(0, await bus.put(0, 1))
-        await asyncio.sleep(0.4 * LYING_S)
-        garbage.leave(0, await bus.put(0, 2))
-        found = []
-        for _ in range(4):
-            await asyncio.sleep(0.39 * LYING_S)
-            found.append(await bus.lying())
-        assert found == [2, 1, 0, 0]
-        sweeping.cancel()
-
-    in_virtual_time(work())
-
-
-def test_the_next_commit_of_a_fragment_removes_what_lies_there() -> None:
+@in_virtual_time
+async def test_the_next_commit_of_a_fragment_removes_what_lies_there() -> None:
     """So there is one generation at most; what other fragments left stays."""
-
-    async def work() -> None:
-        bus = Floor(unique_run())
-        garbage = GarbageCollector(bus)
-        garbage.leave(0, await bus.put(0, 1), await bus.put(0, 2))
-        garbage.leave(1, await bus.put(1, 1))
-        await garbage.sweep(0, await bus.put(0, 3))
-        assert await bus.lying() == 1
-        await garbage.sweep()
-        assert await bus.lying() == 0
-
-    in_virtual_time(work())
+    bus = Floor(unique_run())
+    garbage = GarbageCollector(bus)
+    garbage.leave(0, await bus.put(0, 1), await bus.put(0, 2))
+    garbage.leave(1, await bus.put(1, 1))
+    await garbage.sweep(0, await bus.put(0, 3))
+    assert await bus.lying() == 1
+    await garbage.sweep()
+    assert await bus.lying() == 0
 
 
-def test_what_cannot_be_removed_waits_for_the_next_time() -> None:
-    async def work() -> None:
-        bus = Floor(unique_run())
-        garbage = GarbageCollector(bus)
-        bus.refusals = 1
-        await garbage.remove(await bus.put(0, 1), await bus.put(0, 2))
-        assert await bus.lying() == 2
-        await garbage.remove(await bus.put(0, 3))
-        assert await bus.lying() == 2
-        await garbage.sweep()
-        assert await bus.lying() == 0
-
-    in_virtual_time(work())
+@in_virtual_time
+async def test_what_cannot_be_removed_waits_for_the_next_time() -> None:
+    bus = Floor(unique_run())
+    garbage = GarbageCollector(bus)
+    bus.refusals = 1
+    await garbage.remove(await bus.put(0, 1), await bus.put(0, 2))
+    assert await bus.lying() == 2
+    await garbage.remove(await bus.put(0, 3))
+    assert await bus.lying() == 2
+    await garbage.sweep()
+    assert await bus.lying() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,17 +41,9 @@ class OverheardBus(MemoryBus):
     async def tell(self, subject: str, data: bytes) -> None:
         self.said.append((subject, data))
 
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
+    async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
         self.said.append((subject, data))
-        return await super().put_record(subject, data, expected=expected, info=info, reconnects=reconnects)
+        return await super().put_record(subject, data, **how)
 
 
 def reader_of(subject: str, run: RunRecord) -> Callable[[bytes], object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +19,7 @@ from atoll.wire.blobs import Upload
 from atoll.wire.messages import Contribution, decode, encode
 from atoll.wire.premerge import RegionAsk
 from atoll.wire.version import SCHEMA
-from atoll_simulator.loop import LoopClock, VirtualLoop
+from atoll_simulator.loop import LoopClock
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.region_service import AT_WORK, RegionService
@@ -28,6 +28,7 @@ from atoll_synchronizer.shard_context import ShardContext
 from support.founded_run import run_record
 from support.links import unique_run
 from support.shard_owners import FixedOwner, first_head
+from support.virtual_time import virtually
 
 INTERVAL_S = 20.0
 PUSHES = 720
@@ -106,12 +107,6 @@ class StalledRun:
         await asyncio.gather(*owner.works, return_exceptions=True)
 
 
-def in_virtual_time(work: Coroutine[object, object, None]) -> None:
-    """Run a test whose time passes when everybody waits for it."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(work)
-
-
 STALLS: dict[str, Stall] = {
     "for ever": lambda _verb, _number: math.inf,
     "at every sum": lambda verb, _number: math.inf if verb == "fold" else 0.0,
@@ -126,7 +121,7 @@ STALLS: dict[str, Stall] = {
 def test_a_region_that_stalls_costs_its_learners_little(stall: Stall) -> None:
     """It may say that it is at work for ever, and cost them more than a third of their tokens."""
     stalled = StalledRun(stall)
-    in_virtual_time(stalled.work())
+    virtually(stalled.work())
     at_once = 3  # what a new region may lose, and what the last of them is in the middle of
     assert stalled.late <= LOST_SHARE * PUSHES + at_once
 
@@ -134,6 +129,6 @@ def test_a_region_that_stalls_costs_its_learners_little(stall: Stall) -> None:
 def test_a_region_that_works_makes_every_sum() -> None:
     """Also one that needs most of an interval."""
     stalled = StalledRun(lambda verb, _number: 0.7 * INTERVAL_S if verb == "fold" else 0.0)
-    in_virtual_time(stalled.work())
+    virtually(stalled.work())
     assert (stalled.sums, stalled.late) == (PUSHES, 0)
     assert len(stalled.facts) == PUSHES

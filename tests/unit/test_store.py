@@ -29,7 +29,7 @@ from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.ledger import read_ledger
 from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.limits import Buffer, Info
+from atoll.wire.limits import Buffer
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer import store as shard_store
@@ -333,23 +333,15 @@ class PowerCutBus(MemoryBus):
         self.lost = stem
         return ref
 
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
+    async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
         """As the JetStream adapter does: a record of a former connection is not sent."""
         if self.cut:
             self.cut = False
             await self.purge(f"{self.lost}.*")
             self.stats.reconnects += 1
-        if reconnects is not None and reconnects != self.stats.reconnects:
+        if how.pop("reconnects", None) not in {None, self.stats.reconnects}:
             raise BrokerUnavailable("the connection was lost before the record was written")
-        return await super().put_record(subject, data, expected=expected, info=info)
+        return await super().put_record(subject, data, **how)
 
 
 @pytest.mark.parametrize("kind", ["commit", "keep"])
@@ -380,19 +372,10 @@ async def test_a_head_never_names_what_a_power_cut_took_before_it_was_sent(kind:
 class ForgetfulStoreBus(MemoryBus):
     """A bus that loses the answer to a founder's head until a shard has fenced that head."""
 
-    async def put_record(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        expected: int | None,
-        info: Info | None = None,
-        reconnects: int | None = None,
-    ) -> int:
+    async def put_record(self, subject: str, data: bytes, **how: Any) -> int:  # noqa: ANN401  (as the bus takes it)
         """Write, let the shard fence, and find something else than what was written."""
-        del reconnects
-        revision = await super().put_record(subject, data, expected=expected, info=info)
-        if ".gl.head." in subject and expected == 0:
+        revision = await super().put_record(subject, data, **how)
+        if ".gl.head." in subject and how["expected"] == 0:
             await super().put_record(subject, data.replace(b'"epoch":0', b'"epoch":1'), expected=revision)
             raise RecordConflict("someone else wrote the record first")
         return revision
