@@ -29,7 +29,6 @@ from atoll.bus.interface import Bus
 from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.streams import GIB, Places
 from atoll.client import driver, step_hook
-from atoll.client.driver import IslandDriver
 from atoll.client.join import join
 from atoll.client.pushing import Pusher
 from atoll.codec import KEYFRAME, Encoded, format_of, frame_bytes
@@ -104,7 +103,7 @@ SHARD = (
     TimedStage(ShardStore, "_write", "head", lambda _, __, head, *___: head.version - 1),
 )
 LEARNER = (
-    TimedStage(IslandDriver, "_reader", "gather"),
+    TimedStage(driver, "gather", "gather"),
     TimedStage(Pusher, "_store", "encode and push", lambda _, __, action, *___: action.base_version),
     TimedStage(Pusher, "_queue", "manifest", lambda _, __, action, *___: action.base_version),
     TimedStage(driver, "fetch_newest", "read", lambda frame, *_: frame.version - 1 if frame else -1),

@@ -16,6 +16,7 @@ from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, join
 from atoll.client.session import JoinOptions
+from atoll.protocol.events import Push
 from atoll.protocol.ledger import settle
 from support.links import unique_run
 from support.memory_world import MemoryWorld, settings
@@ -68,7 +69,7 @@ class Counting:
         self.encoded: list[int] = []
         self.read: list[int] = []
         self.full = threading.Event()
-        place, encode, reader = Encoder.place, Encoder.encode, IslandDriver._reader
+        place, encode, read = Encoder.place, Encoder.encode, IslandDriver._read
 
         def placing(encoder: Encoder, fragment: int, values: Vector) -> Placed:
             if self.full.is_set():
@@ -80,13 +81,13 @@ class Counting:
             self.encoded.append(fragment)
             return encode(encoder, fragment, *arguments)
 
-        def reading(driver: IslandDriver, fragment: int, *arguments: Any) -> Any:  # noqa: ANN401
-            self.read.append(fragment)
-            return reader(driver, fragment, *arguments)
+        def reading(driver: IslandDriver, action: Push, *arguments: Any) -> Any:  # noqa: ANN401
+            self.read.append(action.fragment)
+            return read(driver, action, *arguments)
 
         monkeypatch.setattr(Encoder, "place", placing)
         monkeypatch.setattr(Encoder, "encode", encoding)
-        monkeypatch.setattr(IslandDriver, "_reader", reading)
+        monkeypatch.setattr(IslandDriver, "_read", reading)
 
 
 def stepped(island: IslandHandle, pushed: list[int], pushes: int, *, numpy: bool = False) -> None:

@@ -188,17 +188,17 @@ def test_only_arrays_that_may_change_in_place_are_copied(monkeypatch: pytest.Mon
     with joined(home, {"fixed": fixed, "free": np.ones((5, 2), np.float32), "jax": jnp.ones(4)}) as island:
         params = island.params
         params["fixed"].flags.writeable = False
-        seen: list[Any] = []
-        monkeypatch.setattr(island.session.driver, "post_step", seen.append)
+        driver, completed, continued = island.session.driver, dict[str, Any](), dict[str, Any]()
+        monkeypatch.setattr(driver, "end_step", lambda _, snapshot: completed.update(snapshot) or [])
+        monkeypatch.setattr(driver, "go_on", lambda snapshot, *_: continued.update(snapshot))
         given = island.step(params, tokens=1)
         monkeypatch.undo()
     home.stop()
-    (step,) = seen
 
     assert all(given[name] is params[name] for name in params), "the loop goes on with its own arrays"
-    assert {name for name in params if step.completed[name] is params[name]} == {"fixed", "jax"}
-    assert not np.shares_memory(step.completed["free"], params["free"])
-    assert step.continued["free"] is step.completed["free"], "what was not adopted is copied once"
+    assert {name for name in params if completed[name] is params[name]} == {"fixed", "jax"}
+    assert not np.shares_memory(completed["free"], params["free"])
+    assert continued["free"] is completed["free"], "what was not adopted is copied once"
 
 
 def test_arrays_of_another_framework_are_named_with_what_to_do() -> None:

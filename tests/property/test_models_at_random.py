@@ -18,6 +18,7 @@ import pytest
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol import invariants
 from atoll.protocol.events import (
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -46,6 +47,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     RenewLease,
+    SnapshotKept,
     StandDown,
     StepDone,
     TakeLease,
@@ -107,6 +109,8 @@ class IslandAtRandom:
         self.pushes: list[tuple[int, int]] = []
         self.sent: list[tuple[int, int]] = []
         self.asked: list[FetchFragment] = []
+        self.adopting: dict[int, Adopt] = {}
+        self.unread: list[Push] = []
         self.now_s = 0.0
 
     def tell(self, fact: Fact) -> list[Command]:
@@ -116,13 +120,17 @@ class IslandAtRandom:
         invariants.check_island(self.island)
         self.pushes += [(a.fragment, a.push) for a in actions if isinstance(a, Push)]
         self.asked += [a for a in actions if isinstance(a, FetchFragment)]
+        self.adopting |= {a.fragment: a for a in actions if isinstance(a, Adopt)}
+        self.unread += [a for a in actions if isinstance(a, Push) and a.keep]
         return actions
 
     def act(self) -> None:
         chance, fragment = self.chance, self.chance.randrange(2)
         self.now_s += chance.choice([0.0, 0.05, 0.3, 1.0])
         anchor, kind = self.island.intervals[fragment].anchor, self.chance.randrange(20)
-        if kind < 5 and not self.island.draining:
+        if chance.random() < 0.3:
+            self.obey(fragment)
+        elif kind < 5 and not self.island.draining:
             self.tell(StepDone(at_s=self.now_s, tokens=chance.choice([1, 7, 10])))
         elif kind < 9:
             version = max(0, anchor + chance.choice([-1, 0, 0, 0, 1, 3]))
@@ -142,6 +150,7 @@ class IslandAtRandom:
         elif kind < 18 and self.asked:
             self.fetched(self.asked.pop(chance.randrange(len(self.asked))))
         elif kind == 18:
+            self.adopting.pop(fragment, None)
             ready = self.island.intervals[fragment].ready
             ready = anchor if ready is None else max(anchor, ready)
             self.tell(
@@ -149,6 +158,15 @@ class IslandAtRandom:
             )
         elif chance.random() < 0.1:
             self.tell(DrainOrdered(at_s=self.now_s))
+
+    def obey(self, fragment: int) -> None:
+        """Keep a snapshot that is to be kept, or adopt what is to be adopted."""
+        if self.unread:
+            push = self.unread.pop(self.chance.randrange(len(self.unread)))
+            self.tell(SnapshotKept(at_s=self.now_s, fragment=push.fragment, push=push.push))
+        elif fragment in self.adopting:
+            version, overwritten = self.adopting[fragment].version, self.adopting.pop(fragment).overwrite
+            self.tell(Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten))
 
     def fetched(self, asked: FetchFragment) -> None:
         """Let a frame come, of the version that was asked for or a later one, or not at all."""

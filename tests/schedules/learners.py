@@ -124,14 +124,14 @@ class Learner:
 
     def _watch(self, session: Session) -> None:
         driver = session.driver
-        take_ready = driver.take_ready
+        end_step = driver.end_step
 
-        def checked() -> list[AdoptableFragment]:
-            self._taken = take_ready()
+        def checked(tokens: int, snapshot: Mapping[str, Any]) -> list[AdoptableFragment]:
+            self._taken = end_step(tokens, snapshot)
             self._check_frames(session, self._taken)
             return self._taken
 
-        driver.take_ready = checked  # type: ignore[method-assign]
+        driver.end_step = checked  # type: ignore[method-assign]
 
     def _check_frames(self, session: Session, ready: list[AdoptableFragment]) -> None:
         # Heads outlive foundings. A learner that was cut off while the run was founded anew follows the new heads until it

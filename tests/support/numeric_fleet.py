@@ -26,6 +26,7 @@ from atoll.merge.outer import State, make_outer
 from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import (
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -50,6 +51,7 @@ from atoll.protocol.events import (
     PushRefused,
     PushSettled,
     Refuse,
+    SnapshotKept,
     StepDone,
     TimerFired,
 )
@@ -247,9 +249,6 @@ class NumericFleet:
         else:
             self._step(life)
         if here:
-            for fragment, (version, values) in sorted(life.ready.items()):
-                self._adopt(life, fragment, version, values)
-            life.ready.clear()
             for fragment, (version, _) in enumerate(self.heads):  # what was missed while away
                 if version > life.island.intervals[fragment].known:
                     self._tell(life, HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
@@ -303,14 +302,15 @@ class NumericFleet:
             )
         )
 
-    def _adopt(self, life: NumericLearner, fragment: int, version: int, values: Vector) -> None:
-        gone, part = not life.island.keeps(fragment, version), self.model.bounds[fragment]
+    def _adopt(self, life: NumericLearner, action: Adopt) -> None:
+        fragment, gone, part = action.fragment, action.overwrite, self.model.bounds[action.fragment]
+        version, values = life.ready.pop(fragment)
         now = life.values.copy()
-        sent = life.sent.get(fragment)
+        since = life.sent[fragment] if action.since else life.anchors[fragment]
         carries = self.settings.adoption == "carry" and not gone
         # A push that overwriting would lose is sent first, on its old anchor.
         self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=gone))
-        progress = now[part] - (life.anchors[fragment] if sent is None else sent) if carries else 0.0
+        progress = now[part] - since if carries else 0.0
         now[part] = values + progress
         life.anchors[fragment], life.values = values.copy(), now
         life.sent.pop(fragment, None)
@@ -319,6 +319,8 @@ class NumericFleet:
         for action in life.island.handle(fact):
             if isinstance(action, Push):
                 self._push(life, action)
+            elif isinstance(action, Adopt):
+                self._adopt(life, action)
             elif isinstance(action, FetchFragment):
                 version, values = self.heads[action.fragment]
                 life.ready[action.fragment] = version, values
@@ -331,6 +333,8 @@ class NumericFleet:
         if life.plan.lie is not None:
             vector = life.plan.lie(vector)
         key = PushKey(life.name, life.incarnation, action.fragment, action.push)
+        if action.keep:
+            self._tell(life, SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
         self._tell(life, PushSettled(at_s=self.now_s, fragment=action.fragment, push=action.push))
         self._send(
             key,

@@ -18,6 +18,7 @@ from atoll.base.parsing import parsed
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -50,6 +51,7 @@ from atoll.protocol.events import (
     QueueDrained,
     Refuse,
     Share,
+    SnapshotKept,
     StepDone,
     TimerFired,
 )
@@ -88,13 +90,12 @@ def one_commit(base_version: int) -> Commit:
 
 @dataclass
 class LearnerIncarnation:
-    """One incarnation of a learner: its machine and the frames that wait for its next step boundary."""
+    """One incarnation of a learner: its machine, and a model of it."""
 
     name: str
     incarnation: int
     island: Island
     model: IslandModel
-    ready: dict[int, int] = field(default_factory=dict)
     left: bool = False
 
 
@@ -184,12 +185,7 @@ class ProtocolWorld:
 
     def step(self, name: str, tokens: int = 10) -> None:
         """A learner takes a step and adopts what waits for it."""
-        life = self.lives[name]
-        self._tell(life, StepDone(at_s=self.now_s, tokens=tokens))
-        for fragment, version in sorted(life.ready.items()):
-            gone = not life.island.keeps(fragment, version)
-            self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=gone))
-        life.ready.clear()
+        self._tell(self.lives[name], StepDone(at_s=self.now_s, tokens=tokens))
 
     def beat(self, name: str) -> None:
         life = self.lives[name]
@@ -260,13 +256,12 @@ class ProtocolWorld:
         if self.fetching:
             life, wanted = self.fetching.pop(index % len(self.fetching))
             fragment, version = wanted.fragment, self.heads[wanted.fragment]
-            if version <= max(life.island.intervals[fragment].anchor, life.ready.get(fragment, 0)) and not wanted.again:
+            if version <= life.island.intervals[fragment].newest and not wanted.again:
                 self._tell(life, NothingNewer(at_s=self.now_s, fragment=fragment))
                 return
             if fail:
                 self._tell(life, FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
                 return
-            life.ready[fragment] = version
             self._tell(life, FragmentFetched(at_s=self.now_s, fragment=fragment, version=version))
 
     @property
@@ -425,8 +420,13 @@ class ProtocolWorld:
                 final=action.final,
             )
             self.sending.append((life, arrived))
+            if action.keep:
+                self._tell(life, SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
             if not self.holding:
                 self.send(-1)
+        elif isinstance(action, Adopt):
+            fragment, version, overwritten = action.fragment, action.version, action.overwrite
+            self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten))
         elif isinstance(action, FetchFragment):
             self.fetching.append((life, action))
             if not self.holding:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from atoll.protocol.events import (
     Acknowledge,
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -50,6 +51,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     Refuse,
+    SnapshotKept,
     StepDone,
     TimerFired,
     Unfold,
@@ -724,6 +726,8 @@ class _Own:
     fetching: bool = False
     hint: int = 0
     ready: int | None = None
+    adopting: bool = False
+    unread: int | None = None
     in_vain: int = 0
     not_before_s: float = -math.inf
     anew: int = 0
@@ -788,7 +792,7 @@ class IslandModel:
             self._tokens.append(fact.tokens)
             for own in self._own.values():
                 own.fates.append("open")
-            return []
+            return [command for p, own in self._own.items() for command in self._boundary(p, own)]
         if isinstance(fact, DrainOrdered):
             return self._drained()
         return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
@@ -804,6 +808,8 @@ class IslandModel:
             wanted = self._adopted(fragment, own, fact.version, overwritten=fact.overwritten)
         elif isinstance(fact, PushSettled):
             wanted = self._settled(fragment, own, fact)
+        elif isinstance(fact, SnapshotKept):
+            own.unread = None if own.unread == fact.push else own.unread
         elif isinstance(fact, PushRefused):
             wanted = self._anew(fragment, own, fact.at_s) if own.sent == fact.push else []
         elif isinstance(fact, FragmentFetched | FetchFailed | NothingNewer):
@@ -812,6 +818,19 @@ class IslandModel:
         else:
             raise TypeError(f"the model does not know {fact}")
         return wanted
+
+    @property
+    def _goes_on_from_pushes(self) -> bool:
+        return self._settings.adoption == "carry" or self._settings.ending == "together"
+
+    def _boundary(self, fragment: int, own: _Own) -> list[object]:
+        if own.ready is None or own.adopting or own.unread is not None:
+            return []
+        own.adopting = True
+        alone = len(own.fates) - self._beyond(own)
+        cut_off = own.ready - 1 - own.anchor > self._settings.age_max and alone > self._settings.interval_steps
+        since = own.sent or 0 if self._goes_on_from_pushes else 0
+        return [("adopt", fragment, own.ready, cut_off, since)]
 
     def _fetched(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
         if isinstance(fact, FetchFailed):
@@ -827,12 +846,12 @@ class IslandModel:
         return self._heard(fragment, own, own.hint, fact.at_s)
 
     def _called(self, fragment: int, own: _Own, call: CallHeard) -> list[object]:
-        if own.anchor > call.version or self._draining:
+        if own.anchor > call.version or own.adopting or self._draining:
             return []
         wanted = self._heard(fragment, own, call.version, call.at_s)
         if own.sent is None:
             too_late = call.version > own.anchor + self._settings.age_max
-            return wanted if too_late else wanted + self._push(fragment, own)
+            return wanted if too_late else wanted + self._push(fragment, own, keep=self._goes_on_from_pushes)
         counts = own.anchor == call.version and (fragment, own.sent) not in self._flying
         if counts and call.at_s - own.called_s >= 0.25:
             own.calls, own.called_s = own.calls + 1, call.at_s
@@ -875,12 +894,13 @@ class IslandModel:
         if version > own.anchor:
             own.anew, own.not_anew_before_s = 0, -math.inf
         own.anchor, own.known, own.sent, own.calls = version, max(own.known, version), None, 0
-        own.called_s = -math.inf
+        own.called_s, own.adopting = -math.inf, False
         own.ready = own.ready if own.ready is not None and own.ready > version else None
         return wanted
 
     def _settled(self, fragment: int, own: _Own, fact: PushSettled) -> list[object]:
         self._flying.discard((fragment, fact.push))
+        own.unread = None if own.unread == fact.push else own.unread
         ours, wanted = own.sent == fact.push, list[object]()
         if not fact.reason:
             wanted = self._last(fragment, own) if ours and self._draining else []
@@ -924,17 +944,20 @@ class IslandModel:
             at += 1
         return at
 
-    def _push(self, fragment: int, own: _Own, *, final: bool = False, onward: bool = False) -> list[object]:
+    def _push(
+        self, fragment: int, own: _Own, *, final: bool = False, onward: bool = False, keep: bool = False
+    ) -> list[object]:
         steps = [at for at in range(own.begin, len(own.fates)) if own.fates[at] == "open"]
         if not steps or not any(self._tokens[at] for at in steps):
             return []
         own.pushes += 1
         own.sent, own.calls, own.called_s = own.pushes, 0, -math.inf
+        own.unread = own.pushes if keep else own.unread
         for at in steps:
             own.fates[at] = own.pushes
         self._flying.add((fragment, own.pushes))
         tokens = sum(self._tokens[at] for at in steps)
-        return [("push", fragment, own.pushes, own.anchor, tokens, len(steps), sum(self._tokens), final, onward)]
+        return [("push", fragment, own.pushes, own.anchor, tokens, len(steps), sum(self._tokens), final, onward, keep)]
 
     def _leave(self) -> list[object]:
         if not self._draining or self._flying:
@@ -948,7 +971,9 @@ class IslandModel:
 def _told(action: Command) -> object:
     if isinstance(action, Push):
         told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens
-        return ("push", *told, action.final, action.onward)
+        return ("push", *told, action.final, action.onward, action.keep)
+    if isinstance(action, Adopt):
+        return ("adopt", action.fragment, action.version, action.overwrite, action.since)
     if isinstance(action, FetchFragment):
         return ("fetch", action.fragment, action.version, action.again)
     return ("leave",) if isinstance(action, Leave) else action

@@ -15,14 +15,14 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.driver import (
     PUSHES_AT_ONCE,
+    HeldFragment,
     IslandDriver,
-    StepBoundary,
     StepReport,
 )
 from atoll.client.founding import publish_origin
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.model.pytrees import leaves_of
-from atoll.protocol.events import CallHeard, HeadHeard
+from atoll.protocol.events import CallHeard, FragmentFetched, HeadHeard
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
@@ -57,10 +57,17 @@ class DriverScene:
     def machine(self) -> Island:
         return self.driver.machine
 
-    def step(self, value: float, adopted: list[AdoptableFragment] | None = None) -> None:
-        """Take a step that leaves `value` everywhere, and adopt."""
+    def step(self, value: float) -> list[AdoptableFragment]:
+        """Take a step that leaves `value` everywhere, adopt, and return what was adopted."""
         params = {"w": np.full(SIZE, value, np.float32)}
-        self.driver._on_step(StepBoundary(TOKENS, params, params, adopted or [], StepReport()))
+        adopted = self.driver.end_step(TOKENS, params)
+        self.driver.go_on(params, adopted, StepReport())
+        return adopted
+
+    def fetched(self, version: int) -> None:
+        """Have a version ready."""
+        self.driver._fetched[0] = HeldFragment(GlobalFragment(0, version, np.zeros(SIZE, np.float32)))
+        self.driver._on_fact(FragmentFetched(at_s=0.0, fragment=0, version=version))
 
     def called(self, version: int) -> None:
         self.driver._on_fact(CallHeard(at_s=0.0, fragment=0, version=version, attempt=1))
@@ -76,12 +83,12 @@ class DriverScene:
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[DriverScene]:
-    """A learner at version 0."""
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[DriverScene]:
+    """A learner at version 0, of a run with the settings that the parameter names."""
     name = unique_run()
     bus, subjects = PushingBus(name, MemoryBroker()), Subjects(name)
     layout = plan_layout([TensorSpec("w", (SIZE,), "float32")], 1)
-    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4).check()
+    protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=4, **getattr(request, "param", {})).check()
     run = RunRecord(run=name, founder="a", nonce="0" * 16, founded_at_s=0.0, layout=layout, protocol=protocol)
     await bus.put_record(subjects.run_record, encode(run), expected=0)
     await publish_origin(bus, run, {0: np.zeros(SIZE, np.float32)})
@@ -103,8 +110,8 @@ async def test_a_push_that_nothing_takes_is_no_refusal(scene: DriverScene) -> No
     assert (scene.machine.open, scene.machine.refused_local, scene.machine.superseded) == (TOKENS, 0, 0)
 
     scene.called(0)
-    frame = scene.driver._anchors[0]
-    scene.step(2.0, [AdoptableFragment(GlobalFragment(0, 1, frame.values), frame.values)])
+    scene.fetched(1)
+    scene.step(2.0)
     await scene.settled()
 
     machine = scene.machine
@@ -116,9 +123,9 @@ async def test_what_is_not_finite_is_refused_at_home_and_what_is_stored_is_pushe
     scene.called(0)
     await scene.settled()
     assert (scene.machine.pushed, scene.machine.refused_local) == (0, TOKENS)
-    await scene.until(lambda: bool(scene.driver._ready))
+    await scene.until(lambda: scene.machine.intervals[0].ready is not None)
 
-    scene.step(3.0, scene.driver.take_ready())
+    scene.step(3.0)
     scene.step(4.0)
     scene.called(0)
     await scene.settled()
@@ -136,19 +143,21 @@ async def test_a_fragment_whose_frame_cannot_be_read_is_asked_for_again(scene: D
     assert scene.machine.intervals[0].ready is None
 
 
-async def test_a_fragment_that_is_being_read_for_a_push_is_adopted_one_boundary_later(scene: DriverScene) -> None:
-    """Until its snapshot is taken, a push would read values of another version than the one it is counted on."""
-    frame = scene.driver._anchors[0]
+@pytest.mark.parametrize("scene", [{"adoption": "carry"}], indirect=True)
+async def test_progress_is_carried_from_the_snapshot_that_was_pushed(scene: DriverScene) -> None:
+    """While that is still being read, what has been fetched waits for a later boundary."""
     scene.step(1.0)
-    scene.driver._ready[0] = GlobalFragment(0, 1, frame.values), None
+    scene.fetched(1)
     scene.called(0)
-    assert scene.driver.take_ready() == []
+    assert scene.step(2.0) == []
 
     await scene.settled()
 
-    (ready,) = scene.driver.take_ready()
-    assert ready.frame.version == 1
-    assert scene.driver.take_ready() == []
+    (adopted,) = scene.step(3.0)
+    assert adopted.carry_from is not None
+    assert (adopted.frame.version, adopted.carry_from.tolist()) == (1, [1.0] * SIZE)
+    assert scene.step(4.0) == []
+    assert not scene.driver._kept
 
 
 def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:
@@ -162,7 +171,7 @@ def test_a_push_that_waits_keeps_the_leaves_of_its_fragment_alone() -> None:
 async def test_a_broker_that_is_away_takes_no_place_of_pushes_to_another(scene: DriverScene) -> None:
     """Fragments lie on their brokers in turn; each broker has as many places."""
     record = msgspec.structs.replace(scene.driver.run, bulk=("nats://x:1",))
-    driver = IslandDriver(scene.bus, record, scene.driver.member, scene.driver._anchors, SystemClock())
+    driver = IslandDriver(scene.bus, record, scene.driver.member, {}, SystemClock())
     home, beside = driver._pushing
 
     for _ in range(PUSHES_AT_ONCE):
@@ -188,7 +197,7 @@ async def test_a_learner_whose_anchors_are_above_the_heads_fails_in_words(scene:
     resync = asyncio.create_task(driver._resync())
     await scene.until(lambda: not driver._proof_wanted.is_set())
     assert driver.failure is None
-    driver._anchors[0] = GlobalFragment(0, 139, driver._anchors[0].values)
+    driver._anchors[0] = HeldFragment(GlobalFragment(0, 139, driver._anchors[0].frame.values))
     driver._proof_wanted.set()
     await scene.until(lambda: driver.failure is not None)
     await resync

@@ -13,6 +13,7 @@ from atoll.protocol import invariants, island, ledger, shard, waits
 from atoll.protocol import round as rounds
 from atoll.protocol.events import (
     Acknowledge,
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -41,6 +42,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     Refuse,
+    SnapshotKept,
     StandDown,
     StepDone,
     TimerFired,
@@ -423,6 +425,50 @@ class Beach:
     def called(self, version: int = 0, attempt: int = 1) -> list[Command]:
         return self.tell(CallHeard(at_s=0.0, fragment=0, version=version, attempt=attempt))
 
+    def ready(self, version: int) -> list[Adopt]:
+        """Fetch a version, take a step, and return what is to be adopted then."""
+        self.tell(FragmentFetched(at_s=0.0, fragment=0, version=version))
+        return self.boundary()
+
+    def boundary(self) -> list[Adopt]:
+        """Take a step and return what is to be adopted."""
+        return [command for command in self.tell(StepDone(at_s=0.0, tokens=10)) if isinstance(command, Adopt)]
+
+
+def test_a_version_is_adopted_at_the_next_boundary_and_once() -> None:
+    """Until it is in the parameters no call is answered: a push would count steps that the adoption overwrites."""
+    beach = Beach()
+    beach.steps(2)
+
+    assert [(adopt.version, adopt.since) for adopt in beach.ready(1)] == [(1, 0)]
+    assert beach.boundary() == []
+    assert beach.called(0) == beach.called(1) == []
+
+    beach.tell(FragmentFetched(at_s=0.0, fragment=0, version=2))
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
+    assert [adopt.version for adopt in beach.boundary()] == [2]
+
+
+@pytest.mark.parametrize("changes", [{"adoption": "carry"}, {"ending": "together"}], ids=str)
+def test_a_version_waits_until_the_snapshot_is_kept_that_training_goes_on_from(changes: dict[str, object]) -> None:
+    """Progress since a push is known only from the values that were pushed; a push that was given up is no such beginning."""
+    beach = Beach(**changes)
+    beach.steps(1)
+    (push,) = the(Push, beach.called())
+    assert isinstance(push, Push)
+    assert push.keep
+
+    assert beach.ready(1) == []
+    beach.tell(SnapshotKept(at_s=0.0, fragment=0, push=1))
+    assert [adopt.since for adopt in beach.boundary()] == [1]
+
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
+    beach.steps(1)
+    beach.called(1)
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
+    beach.tell(PushSettled(at_s=0.0, fragment=0, push=2, reason="gave_up"))
+    assert [adopt.since for adopt in beach.ready(2)] == [0]
+
 
 def test_a_span_is_pushed_once_however_often_it_is_called() -> None:
     beach = Beach()
@@ -463,11 +509,13 @@ def test_who_was_cut_off_keeps_nothing_of_what_it_trained_alone(
     beach.steps(3)
     beach.called()
     beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
-    beach.steps(alone)
+    beach.tell(SnapshotKept(at_s=0.0, fragment=0, push=1))
+    beach.steps(alone - 1)
     version = 1 + missed
-    assert beach.island.keeps(0, version) == kept
+    (adopt,) = beach.ready(version)
+    assert adopt.overwrite is not kept
 
-    beach.tell(Adopted(at_s=0.0, fragment=0, version=version, overwritten=not kept))
+    beach.tell(Adopted(at_s=0.0, fragment=0, version=version, overwritten=adopt.overwrite))
 
     carried = kept and adoption == "carry"
     assert (beach.island.pushed, beach.island.superseded) == (30, 0 if carried else 10 * alone)
@@ -480,9 +528,11 @@ def test_who_was_cut_off_keeps_nothing_of_what_it_trained_alone(
 def test_what_would_be_refused_is_not_pushed_at_an_overwrite() -> None:
     """It was never pushed, and its base is older than a late contribution's may be."""
     beach = Beach(interval_steps=8, age_max=2)
-    beach.steps(9)
+    beach.steps(8)
+    (adopt,) = beach.ready(4)
+    assert adopt.overwrite
 
-    pushed = the(Push, beach.tell(Adopted(at_s=0.0, fragment=0, version=4, overwritten=not beach.island.keeps(0, 4))))
+    pushed = the(Push, beach.tell(Adopted(at_s=0.0, fragment=0, version=4, overwritten=True)))
 
     assert pushed == []
     assert beach.island.superseded == 90

@@ -1,10 +1,14 @@
 """The island's driver turns core messages, records and steps into facts, and commands into work. It decides nothing.
 
-It runs on one event loop in a thread of its own. The training thread meets it in three places only, all non-blocking:
-`post_step` (a step ended, here is the snapshot), `take_ready` (frames to adopt at this boundary) and the flags.
+It runs on one event loop in a thread of its own. The training thread meets it in three places only, none of which waits for
+the network: `end_step` (a step ended, here is the snapshot; what is to be adopted?), `go_on` (that is adopted), and the flags.
 
-    training thread ── post_step(snapshot, adopted) ─►  loop: Island.handle ─► Push  ─► worker thread: encode ─► bus
-                    ◄─ take_ready() ── ready frames ◄── loop: FetchFragment ◄─ heads (taps, calls, anti-entropy)
+    training thread ── end_step(snapshot) ── StepDone ─►  Island.handle ─► Push  ─► loop ─► worker thread: encode ─► bus
+                    ◄─ frames to adopt ───── Adopt ◄────  Island.handle ◄─ FragmentFetched ◄─ loop ◄─ heads, calls
+                    ── go_on(snapshot) ───── Adopted ──►  Island.handle
+
+Both threads tell the machine facts, so a lock is held while it handles one and while the tensors change that it speaks of:
+microseconds, and no decision is made beside it.
 
 The snapshot maps tensor names to arrays of the last completed step: JAX arrays do not change, so a reference costs nothing.
 Worker threads, or its device (`atoll.client.device_encoding`), compute pseudo-gradients of it: `anchor - theta` in float32.
@@ -17,7 +21,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, SupportsFloat
@@ -48,13 +52,16 @@ from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.device_encoding import Encoder, Placed, choose_encoder
 from atoll.client.membership import dismissal, quarantine
+from atoll.client.parameters import may_change
 from atoll.client.pushing import Pusher
 from atoll.codec import Read
 from atoll.model.layout import Layout
 from atoll.model.pytrees import gather, leaves_of, look
 from atoll.protocol.events import (
+    Adopt,
     Adopted,
     CallHeard,
+    Command,
     DrainOrdered,
     Fact,
     FetchFailed,
@@ -66,6 +73,7 @@ from atoll.protocol.events import (
     Push,
     PushRefused,
     PushSettled,
+    SnapshotKept,
     StepDone,
 )
 from atoll.protocol.island import Island
@@ -105,14 +113,11 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StepBoundary:
-    """A step boundary: arrays by name as the step `completed` them, and as training `continued` after the adoptions."""
+class HeldFragment:
+    """A version of a fragment that is here: its frame, and its rows on their device if they are there, too."""
 
-    tokens: int
-    completed: Mapping[str, Any]
-    continued: Mapping[str, Any]
-    adopted: list[AdoptableFragment]
-    report: StepReport
+    frame: GlobalFragment
+    placed: Placed | None = None
 
 
 class IslandDriver:
@@ -148,14 +153,11 @@ class IslandDriver:
         self.failure_told = False  # the loop knows: a step has raised it
         self.drain_wanted = False
         self.left = asyncio.Event()
-        self._anchors: dict[int, GlobalFragment] = dict(anchors)
-        self._sent: dict[int, Vector] = {}
+        self._anchors = {p: HeldFragment(frame) for p, frame in anchors.items()}
+        self._fetched: dict[int, HeldFragment] = {}
+        self._kept: dict[int, Vector] = {}  # snapshots of pushes, from which the machine goes on
         self._snapshot: Mapping[str, Any] = {}
-        self._at_home: dict[int, Placed] = {}  # anchors that are on their device too
-        self._ready: dict[int, tuple[GlobalFragment, Placed | None]] = {}
-        self._adopting: set[int] = set()
-        self._encoding: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
         self.background, self._strange = BackgroundTasks(self._fail), itertools.count(1)
         self._pushing = [asyncio.Semaphore(PUSHES_AT_ONCE) for _ in range(1 + len(run.bulk))]  # a broker each
@@ -171,36 +173,29 @@ class IslandDriver:
         self._encoder, why = choose_encoder(encode, self.run.layout, self.run.protocol, snapshot, donated=donated)
         tell = log.warning if encode == "device" and self._encoder is None else log.info
         tell("pseudo_gradients.encoded", where="host" if self._encoder is None else "device", why=why)
-        for p, frame in self._anchors.items():
-            placed = await self._encoder.placed(p, frame.version, frame.values) if self._encoder else None
-            if placed is not None:
-                self._at_home[p] = placed
+        for p, held in self._anchors.items():
+            self._anchors[p] = await self._hold(held.frame)
 
     def first_frames(self) -> list[AdoptableFragment]:
         """Return the frames that this driver began with, for a learner that has trained nothing yet."""
-        return [AdoptableFragment(frame, frame.values) for frame in self._anchors.values()]
+        return [AdoptableFragment(held.frame, held.frame.values) for held in self._anchors.values()]
 
     # --- called by the training thread ------------------------------------------------------------------------------
 
-    def take_ready(self) -> list[AdoptableFragment]:
-        """Return the frames to adopt at this step boundary and forget them.
-
-        Until the adoption is posted, the learner does not answer calls for these fragments: a push in between would count steps
-        that the adoption is about to carry or overwrite. A fragment being encoded waits: we must know what was pushed.
-        """
+    def end_step(self, tokens: int, snapshot: Mapping[str, Any]) -> list[AdoptableFragment]:
+        """Take a completed step, its arrays by name, and return what to adopt now; `go_on` must follow."""
         with self._lock:
-            now = [p for p in self._ready if p not in self._encoding]
-            self._adopting.update(now)
-            ready = []
-            for p in now:
-                frame, placed = self._ready.pop(p)
-                since = self._sent.get(p, self._anchors[p].values) if self.machine.keeps(p, frame.version) else None
-                ready.append(AdoptableFragment(frame, since, placed))
-            return ready
+            self._snapshot = snapshot
+            commands = self._handle(StepDone(at_s=self.clock.monotonic(), tokens=tokens))
+            return [self._adoptable(command) for command in commands if isinstance(command, Adopt)]
 
-    def post_step(self, step: StepBoundary) -> None:
-        """Hand over a completed step and the adoptions that followed it; returns at once."""
-        self._loop.call_soon_threadsafe(self._on_step, step)
+    def go_on(self, snapshot: Mapping[str, Any], adopted: list[AdoptableFragment], report: StepReport) -> None:
+        """Note that training goes on from these arrays, in which the fragments that `end_step` returned are adopted."""
+        with self._lock:
+            for item in adopted:
+                self._on_adopted(item)
+            self._snapshot = snapshot
+        self._loop.call_soon_threadsafe(self._on_report, report)
 
     def order_drain(self) -> None:
         """Begin to leave: push the rest; `left` is set when everything is durable."""
@@ -253,7 +248,7 @@ class IslandDriver:
                     self._fail(dismissed)
                     return
                 await self.prove()
-                had = {p: frame.version for p, frame in self._anchors.items()}
+                had = {p: held.frame.version for p, held in self._anchors.items()}
                 heads = await self._heads.read()
                 for head in heads:
                     if head.version < had[head.fragment] and (back := await self._went_back(head.fragment, had)):
@@ -294,33 +289,31 @@ class IslandDriver:
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
-    def _on_step(self, step: StepBoundary) -> None:
-        self._snapshot, self.report = step.completed, step.report
-        if self.heartbeats.is_news(self.steps.add(step.report.step_s)):
+    def _adoptable(self, action: Adopt) -> AdoptableFragment:
+        p, held = action.fragment, self._fetched.pop(action.fragment)
+        since = self._kept[p] if action.since else self._anchors[p].frame.values
+        return AdoptableFragment(held.frame, None if action.overwrite else since, held.placed)
+
+    def _on_adopted(self, item: AdoptableFragment) -> None:
+        p, version, overwritten = item.frame.fragment, item.frame.version, item.carry_from is None
+        cause, now_s = id_of("head", p, version), self.clock.monotonic()
+        # What this commands to push is a difference from the old anchor.
+        self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, overwritten=overwritten, cause_id=cause))
+        self._anchors[p] = HeldFragment(item.frame, item.placed)
+        self._kept.pop(p, None)
+        self.pusher.note_adoption(p, version)
+        self.adoption_log.note_adoption(p, version, self.machine.steps, cause, overwritten=overwritten)
+
+    def _on_report(self, report: StepReport) -> None:
+        self.report = report
+        if self.heartbeats.is_news(self.steps.add(report.step_s)):
             self.pace_changed.set()
-        now_s = self.clock.monotonic()
-        self._on_fact(StepDone(at_s=now_s, tokens=step.tokens))
-        for item in step.adopted:
-            p, version = item.frame.fragment, item.frame.version
-            cause = id_of("head", p, version)
-            gone = item.carry_from is None
-            self._on_fact(Adopted(at_s=now_s, fragment=p, version=version, overwritten=gone, cause_id=cause))
-            self.pusher.note_adoption(p, version)
-            self.adoption_log.note_adoption(p, version, self.machine.steps, cause, overwritten=gone)
-            with self._lock:
-                self._anchors[p] = item.frame
-                self._at_home.pop(p, None)
-                if item.placed is not None:
-                    self._at_home[p] = item.placed
-                self._sent.pop(p, None)
-                self._adopting.discard(p)
-        self._snapshot = step.continued
 
     def _on_call(self, core_message: CoreMessage) -> None:
         call = decode(Call, core_message.data)
         if self.progress.hear(call.run_tokens, self.machine.tokens):
             self._proof_wanted.set()
-        if call.fragment in self.machine.intervals and call.fragment not in self._adopting:
+        if call.fragment in self.machine.intervals:
             p, version, attempt = call.fragment, call.version, call.attempt
             now_s, cause = self.clock.monotonic(), id_of("call", p, version, attempt)
             self._on_fact(CallHeard(at_s=now_s, fragment=p, version=version, attempt=attempt, cause_id=cause))
@@ -368,33 +361,38 @@ class IslandDriver:
         elif control.verb == "drain":
             self._proof_wanted.set()
 
-    def _on_fact(self, fact: Fact) -> None:
-        """Let the machine handle a fact and start what it commands."""
+    def _handle(self, fact: Fact) -> list[Command]:
+        """Return what the machine commands; if it breaks, fail."""
         if self.recorder.broke:
-            return
+            return []
         try:
-            actions = self.recorder.handle(fact)
+            return self.recorder.handle(fact)
         except Exception as error:  # noqa: BLE001  (a callback of the loop: no caller would see it)
-            self._fail(error)
-            return
-        for action in actions:
-            if isinstance(action, Push):
-                p = action.fragment
-                with self._lock:
-                    self._encoding.add(p)
-                # The whole snapshot would stay in memory for as long as this push waits.
-                leaves = leaves_of(self.run.layout, self._snapshot, p)
-                self.background.spawn(self._push(action, leaves, *self._origin(action)))
-            elif isinstance(action, FetchFragment):
-                self.background.spawn(self._fetch(action))
-            elif isinstance(action, Leave):
-                self.left.set()
+            self._loop.call_soon_threadsafe(self._fail, error)
+            return []
+
+    def _on_fact(self, fact: Fact) -> None:
+        """Let the machine handle a fact, and have the loop start what it commands, with the tensors of this moment."""
+        with self._lock:
+            for action in self._handle(fact):
+                if isinstance(action, Push):
+                    # The whole snapshot would stay in memory for as long as this push waits.
+                    leaves = leaves_of(self.run.layout, self._snapshot, action.fragment)
+                    self._loop.call_soon_threadsafe(self._spawn, self._push, action, leaves, *self._origin(action))
+                elif isinstance(action, FetchFragment):
+                    self._loop.call_soon_threadsafe(self._spawn, self._fetch, action)
+                elif isinstance(action, Leave):
+                    self._loop.call_soon_threadsafe(self.left.set)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        self.background.spawn(work(*arguments))
 
     def _origin(self, action: Push) -> tuple[Vector, Placed | None]:
         """Return what a push is a difference from, and the same on its device if it is there."""
         if self.run.protocol.by_value(p := action.fragment):
             return np.zeros(self.run.layout.fragment_sizes()[p], np.float32), None
-        return self._sent[p] if action.onward else self._anchors[p].values, self._at_home.get(p)
+        anchor = self._anchors[p]
+        return self._kept[p] if action.onward else anchor.frame.values, anchor.placed
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -403,12 +401,10 @@ class IslandDriver:
         async with self._pushing[p % len(self._pushing)]:
             try:
                 if self._encoder and anchor is not None and self._encoder.reads(p, snapshot):
-                    with self._lock:
-                        self._encoding.discard(p)
                     make = partial(self._encoder.encode, p, anchor, snapshot)
                     await self.pusher.push_made(action, make, lambda: self.losses.read(self.report.loss))
                 else:
-                    theta = await off_loop(origin.size, self._reader, p, snapshot, origin)
+                    theta = await self._read(action, snapshot, origin.size)
                     await self.pusher.push(action, origin, theta, lambda: self.losses.read(self.report.loss))
             except FrameRejected as error:
                 reason = error.reason
@@ -420,35 +416,33 @@ class IslandDriver:
         settled = PushSettled(at_s=now_s, fragment=p, push=action.push, reason=reason, cause_id=action.cause_id)
         self._on_fact(settled)
 
-    def _reader(self, fragment: int, snapshot: Mapping[str, Any], origin: Vector) -> Read:
-        """Return how a fragment of the snapshot is read, and note what is sent if the run needs it later.
-
-        It copies (in a worker thread, if that is much) in runs that carry over or push onward, and what its owner may write to.
-        """
-        layout, protocol = self.run.layout, self.run.protocol.of(fragment)
-        try:
-            changing = any(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in snapshot.values())
-            if protocol.adoption != "carry" and protocol.ending != "together" and not changing:
-                return partial(look, layout, snapshot, fragment)
-            theta = gather(layout, snapshot, fragment)
+    async def _read(self, action: Push, snapshot: Mapping[str, Any], size: int) -> Read:
+        """Return how a fragment of the snapshot is read: where it is, or a copy that is kept or that nobody may write to."""
+        p, layout = action.fragment, self.run.layout
+        if not action.keep and not any(may_change(leaf) for leaf in snapshot.values()):
+            return partial(look, layout, snapshot, p)
+        theta = await off_loop(size, gather, layout, snapshot, p)
+        if action.keep:
             with self._lock:
-                if self._anchors[fragment].values is origin:
-                    self._sent[fragment] = theta
-        finally:
-            with self._lock:
-                self._encoding.discard(fragment)  # the pseudo-gradient that is being sent cannot change now
+                self._kept[p] = theta
+                self._on_fact(SnapshotKept(at_s=self.clock.monotonic(), fragment=p, push=action.push))
         return lambda start, stop: theta[start:stop]
+
+    async def _hold(self, frame: GlobalFragment) -> HeldFragment:
+        """Put a version on its device, where pseudo-gradients are made there."""
+        encoder, p = self._encoder, frame.fragment
+        placed = None if encoder is None else await encoder.placed(p, frame.version, frame.values)
+        return HeldFragment(frame, placed)
 
     async def _fetch(self, action: FetchFragment) -> None:
         p = action.fragment
         try:
-            with self._lock:
-                held = self._ready[p][0] if p in self._ready else self._anchors[p]
+            held = self._fetched.get(p, self._anchors[p]).frame
             frame = await fetch_newest(self.bus, self.run, held, again=action.again)
             if frame is None:
                 self._on_fact(NothingNewer(at_s=self.clock.monotonic(), fragment=p, cause_id=action.cause_id))
                 return
-            placed = await self._encoder.placed(p, frame.version, frame.values) if self._encoder else None
+            fetched = await self._hold(frame)
         except (BusError, BrokerUnavailable, PeerMisbehaved, StorageFull) as error:
             log.warning("fetch.failed", fragment=p, version=action.version, reason=str(error))
             now_s = self.clock.monotonic()
@@ -458,10 +452,10 @@ class IslandDriver:
             self._on_fact(failed)
             return
         self.progress.record(frame.tokens)
-        with self._lock:
-            self._ready[p] = frame, placed
         now_s, cause = self.clock.monotonic(), id_of("head", p, frame.version)
-        self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
+        with self._lock:
+            self._fetched[p] = fetched
+            self._on_fact(FragmentFetched(at_s=now_s, fragment=p, version=frame.version, cause_id=cause))
 
 
 class LossReader:

@@ -12,7 +12,7 @@ reports would be dropped. Two layers stand between a step and the protocol: this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import msgspec
@@ -21,7 +21,7 @@ import numpy as np
 from atoll.base.clock import Clock
 from atoll.base.logs import get
 from atoll.client.adoption import adopt
-from atoll.client.driver import StepBoundary, StepReport
+from atoll.client.driver import StepReport
 from atoll.client.founding import Origin
 from atoll.client.leaf_rules import LeafRules
 from atoll.client.parameters import FrozenWatch, ParameterShape, checked_tokens, may_change, refuse_donated
@@ -82,6 +82,10 @@ class StepHook:
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
 
+    def _lasting(self, leaf: Any) -> Any:  # noqa: ANN401  (any array)
+        """Return a leaf of a snapshot: a copy in host memory if the loop may change or delete it."""
+        return np.array(leaf) if self._donated or may_change(leaf) else leaf
+
     def begin(self) -> None:
         """Note that the first step begins."""
         self._last_s = self._clock.monotonic()
@@ -116,22 +120,21 @@ class StepHook:
             refuse_donated(self.travelling)
         self.leaves = self._shape.leaves(params)
         self.frozen.step(self.leaves)
-        completed = continued = self._travelling_of(self.leaves)
-        ready = driver.take_ready()
+        completed = self.travelling = self._travelling_of(self.leaves)
+        snapshot = {name: self._lasting(leaf) for name, leaf in completed.items()}
+        ready = driver.end_step(tokens, snapshot)
         if ready:
             self.leaves = adopt(self.session.run.layout, self.session.run.protocol, self.leaves, ready)
-            continued = self._travelling_of(self.leaves)
+            self.travelling = self._travelling_of(self.leaves)
+            snapshot = {
+                name: snapshot[name] if leaf is completed[name] else self._lasting(leaf)
+                for name, leaf in self.travelling.items()
+            }
             params = self._shape.whole(self.leaves)
-        self.travelling = continued
-        if self._donated:
-            completed, continued = _copy_leaves(completed, continued, lambda _: True)
-        elif any(may_change(leaf) for leaf in completed.values()):
-            completed, continued = _copy_leaves(completed, continued, may_change)
         self._steps += 1
         self._allowance.take(began_s)
         step_s = began_s - self._last_s if self._steps > 1 else 0.0
-        report = StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps)
-        driver.post_step(StepBoundary(tokens, completed, continued, ready, report))
+        driver.go_on(snapshot, ready, StepReport(step_s=step_s, loss=loss, overhead=self.overhead, steps=self._steps))
         self._last_s = self._clock.monotonic()
         self.inside_s += self._last_s - began_s
         if self._steps == 1:
@@ -145,18 +148,6 @@ def plan_origin(params: Any, fragments: int, rules: LeafRules) -> tuple[Layout, 
     """Return how the leaves of `params` that travel are divided into `fragments` parts, and what a founder brings of them."""
     layout = rules.layout(describe(params), fragments)
     return layout, Origin(layout, ParameterShape(params).leaves(params))
-
-
-def _copy_leaves(
-    completed: dict[str, Any], continued: dict[str, Any], which: Callable[[Any], bool]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both with copies in host memory of what `which` says; an array that was not adopted is copied once."""
-    first = {name: np.array(leaf) if which(leaf) else leaf for name, leaf in completed.items()}
-    second = {
-        name: first[name] if leaf is completed[name] else np.array(leaf) if which(leaf) else leaf
-        for name, leaf in continued.items()
-    }
-    return first, second
 
 
 class HeldLog:

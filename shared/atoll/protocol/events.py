@@ -168,11 +168,18 @@ class FetchFailed(Fact, frozen=True, kw_only=True):
 
 
 class Adopted(Fact, frozen=True, kw_only=True):
-    """A learner adopted `version`; `overwritten`: it kept nothing (`Island.keeps`). A `Push` in answer is on the old anchor."""
+    """A learner adopted `version`; `overwritten`: it kept nothing. A `Push` in answer is on the old anchor."""
 
     fragment: int
     version: int
     overwritten: bool = False
+
+
+class SnapshotKept(Fact, frozen=True, kw_only=True):
+    """The snapshot of a push that said `keep` is in host memory: progress can be carried on from it."""
+
+    fragment: int
+    push: int
 
 
 class PushSettled(Fact, frozen=True, kw_only=True):
@@ -342,7 +349,10 @@ class RenewLease(Command, frozen=True, kw_only=True):
 
 
 class Push(Command, frozen=True, kw_only=True):
-    """Encode and send the pseudo-gradient at the last completed step, from the anchor or (`onward`) from the former push."""
+    """Encode and send the pseudo-gradient at the last completed step, from the anchor or (`onward`) from the former push.
+
+    `keep` its snapshot until the next adoption: progress is carried, or pushed onward, from there.
+    """
 
     fragment: int
     push: int
@@ -352,6 +362,7 @@ class Push(Command, frozen=True, kw_only=True):
     trained_tokens: int
     final: bool = False
     onward: bool = False
+    keep: bool = False
 
 
 class FetchFragment(Command, frozen=True, kw_only=True):
@@ -360,6 +371,18 @@ class FetchFragment(Command, frozen=True, kw_only=True):
     fragment: int
     version: int
     again: bool = False
+
+
+class Adopt(Command, frozen=True, kw_only=True):
+    """Adopt the fetched `version` at this step boundary: by the run's rule, or `overwrite`, as nothing is worth keeping.
+
+    The rule carries progress from the snapshot of push number `since`, 0 for the anchor.
+    """
+
+    fragment: int
+    version: int
+    overwrite: bool = False
+    since: int = 0
 
 
 class Leave(Command, frozen=True, kw_only=True):

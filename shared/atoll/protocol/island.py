@@ -21,8 +21,8 @@ and the notice lost. It adopts that version again and may push once more. Otherw
 A call, a tap or a verdict is a hint that may be wrong and repeated for ever: it leads to one look at the record. A look that
 finds nothing newer puts off the next one, up to `LOOK_S_MAX`, and to begin anew from the same version is put off likewise.
 
-The driver adopts between two steps and tells the machine afterwards. The machine asks for at most one fetch of a fragment at
-a time, and only for one that it needs.
+Each step that ends is a boundary, at which the machine commands to adopt what is ready. It asks for at most one fetch of a
+fragment at a time, and only for one that it needs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from atoll.base.errors import ProtocolMisuse
 from atoll.protocol.events import (
+    Adopt,
     Adopted,
     CallHeard,
     Command,
@@ -47,10 +48,12 @@ from atoll.protocol.events import (
     Push,
     PushRefused,
     PushSettled,
+    SnapshotKept,
     StepDone,
 )
 from atoll.protocol.pacing import RECALL_S_MIN
 from atoll.protocol.settings import ProtocolSettings
+from atoll.protocol.waits import id_of
 
 UNHEARD_CALLS = 3
 LOOK_S = 0.1
@@ -79,8 +82,9 @@ class LocalInterval:
 
     `pushes` counts over the whole incarnation: push numbers of a fragment have no gaps, so shards keep them as a range.
     `known` is the newest version that a record has shown, `hinted` the newest that messages have claimed since the fetch
-    under way began. `vain` looks in a row found nothing newer, and none follows before `look_s`; likewise `again` and `again_s`
-    for beginning anew from the same version.
+    under way began; `ready` is fetched, and `adopting` on its way into the parameters. `unread` is the push whose snapshot is
+    still to be kept, 0 for none. `vain` looks in a row found nothing newer, and none follows before `look_s`; likewise `again`
+    and `again_s` for beginning anew from the same version.
     """
 
     anchor: int
@@ -91,6 +95,8 @@ class LocalInterval:
     hinted: int = 0
     fetching: bool = False
     ready: int | None = None
+    adopting: int | None = None
+    unread: int = 0
     pushes: int = 0
     vain: int = 0
     look_s: float | None = None
@@ -128,18 +134,6 @@ class Island:
             raise ProtocolMisuse("an island does not know this fact", got=type(event).__name__)
         return rule(self, event)
 
-    def keeps(self, fragment: int, version: int) -> bool:
-        """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed in time.
-
-        Not so where more versions were missed than a late contribution may be behind (`age_max`), while more was trained than
-        an interval: the learner was cut off, and has gone its own way from values that are long replaced. Carried over, that
-        would pass for fresh, with the weight of all its tokens. A slow learner, with steps that outlast rounds, trains less.
-        """
-        interval = self.intervals[fragment]
-        alone = self.steps - interval.from_steps - (interval.sent.steps if interval.sent else 0)
-        # Before `version` was visible, a push on the anchor could last enter the round that made it, on `version - 1`.
-        return self._counts(interval, version - 1) or alone <= self.settings.interval_steps
-
     @property
     def lag_versions(self) -> int:
         """Return by how many versions the most outdated fragment is behind its visible head."""
@@ -156,15 +150,22 @@ class Island:
             raise ProtocolMisuse("a draining learner takes no step")
         self.tokens += event.tokens
         self.steps += 1
-        return []
+        # A fragment whose pushed snapshot is still to be kept waits for a later boundary: what was pushed must be known.
+        return [
+            self._adopt(fragment, interval, interval.ready)
+            for fragment, interval in self.intervals.items()
+            if interval.ready is not None and interval.adopting is None and not interval.unread
+        ]
 
     def _on_call_heard(self, event: CallHeard) -> list[Command]:
         interval = self.intervals[event.fragment]
-        if interval.anchor > event.version or self.draining:
+        # While it is adopted, a push would count steps that the adoption is about to carry or overwrite.
+        if interval.anchor > event.version or interval.adopting is not None or self.draining:
             return []
         actions = self._hear_of(event.fragment, interval, event.version, event)
         if interval.sent is None and self.tokens > interval.from_tokens and self._counts(interval, event.version):
-            actions.append(self._push(event.fragment, interval, event.cause_id, final=False))
+            keep = self._goes_on_from_pushes(event.fragment)
+            actions.append(self._push(event.fragment, interval, event.cause_id, keep=keep))
         elif interval.sent is not None and interval.anchor == event.version:
             actions += self._called_again(event.fragment, interval, interval.sent, event)
         return actions
@@ -205,7 +206,7 @@ class Island:
         carried = self.settings.of(event.fragment).adoption == "carry" and not event.overwritten
         heard = carried or event.overwritten or interval.sent is not None
         if not heard and self.tokens > interval.from_tokens and self._counts(interval, event.version):
-            actions.append(self._push(event.fragment, interval, event.cause_id or "rescue", final=False))
+            actions.append(self._push(event.fragment, interval, event.cause_id or "rescue"))
         sent_tokens, sent_steps = (interval.sent.tokens, interval.sent.steps) if interval.sent else (0, 0)
         if carried:
             interval.from_tokens += sent_tokens
@@ -215,15 +216,23 @@ class Island:
             interval.from_tokens, interval.from_steps = self.tokens, self.steps
         if event.version > interval.anchor:
             interval.again, interval.again_s = 0, None
-        interval.anchor, interval.sent = event.version, None
+        interval.anchor, interval.sent, interval.adopting = event.version, None, None
         interval.known = max(interval.known, event.version)
         if interval.ready is not None and interval.ready <= event.version:
             interval.ready = None
         return actions
 
+    def _on_snapshot_kept(self, event: SnapshotKept) -> list[Command]:
+        interval = self.intervals[event.fragment]
+        if interval.unread == event.push:
+            interval.unread = 0
+        return []
+
     def _on_push_settled(self, event: PushSettled) -> list[Command]:
         tokens = self.in_flight.pop((event.fragment, event.push))
         interval = self.intervals[event.fragment]
+        if interval.unread == event.push:  # given up before its snapshot was read
+            interval.unread = 0
         ours = interval.sent is not None and interval.sent.push == event.push
         actions: list[Command] = []
         if not event.reason:
@@ -263,10 +272,33 @@ class Island:
         NothingNewer: _on_nothing_newer,
         FetchFailed: _on_fetch_failed,
         Adopted: _on_adopted,
+        SnapshotKept: _on_snapshot_kept,
         PushSettled: _on_push_settled,
         PushRefused: _on_push_refused,
         DrainOrdered: _on_drain_ordered,
     }
+
+    def _adopt(self, fragment: int, interval: LocalInterval, version: int) -> Adopt:
+        interval.adopting = version
+        since = interval.sent.push if interval.sent is not None and self._goes_on_from_pushes(fragment) else 0
+        overwrite = not self._keeps(interval, version)
+        cause = id_of("head", fragment, version)
+        return Adopt(fragment=fragment, version=version, overwrite=overwrite, since=since, cause_id=cause)
+
+    def _keeps(self, interval: LocalInterval, version: int) -> bool:
+        """Return whether progress since the last push is of use once `version` is adopted: carried over, or pushed in time.
+
+        Not so where more versions were missed than a late contribution may be behind (`age_max`), while more was trained than
+        an interval: the learner was cut off, and has gone its own way from values that are long replaced. Carried over, that
+        would pass for fresh, with the weight of all its tokens. A slow learner, with steps that outlast rounds, trains less.
+        """
+        alone = self.steps - interval.from_steps - (interval.sent.steps if interval.sent else 0)
+        # Before `version` was visible, a push on the anchor could last enter the round that made it, on `version - 1`.
+        return self._counts(interval, version - 1) or alone <= self.settings.interval_steps
+
+    def _goes_on_from_pushes(self, fragment: int) -> bool:
+        """Return whether an adoption, or the last push, may go on from the snapshot that was pushed before."""
+        return self.settings.of(fragment).adoption == "carry" or self.settings.ending == "together"
 
     def _counts(self, interval: LocalInterval, version: int) -> bool:
         """Return whether a round on `version` would merge what was trained in an interval."""
@@ -334,9 +366,18 @@ class Island:
         return [FetchFragment(fragment=fragment, version=wanted, again=again, cause_id=cause_id)]
 
     def _push(
-        self, fragment: int, interval: LocalInterval, cause_id: str, *, final: bool, onward: bool = False
+        self,
+        fragment: int,
+        interval: LocalInterval,
+        cause_id: str,
+        *,
+        final: bool = False,
+        onward: bool = False,
+        keep: bool = False,
     ) -> Push:
         interval.pushes += 1
+        if keep:
+            interval.unread = interval.pushes
         interval.sent = Sent(interval.pushes, self.tokens - interval.from_tokens, self.steps - interval.from_steps)
         self.in_flight[fragment, interval.pushes] = interval.sent.tokens
         return Push(
@@ -348,6 +389,7 @@ class Island:
             trained_tokens=self.tokens,
             final=final,
             onward=onward,
+            keep=keep,
             cause_id=cause_id,
         )
 

@@ -26,6 +26,7 @@ from atoll.base.units import within
 from atoll.protocol import invariants
 from atoll.protocol.events import (
     Acknowledge,
+    Adopt,
     Adopted,
     ArmTimer,
     CallHeard,
@@ -57,6 +58,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     Refuse,
+    SnapshotKept,
     StepDone,
     TimerFired,
     Unfold,
@@ -490,7 +492,6 @@ class FleetLearner:
         self.down = FleetLink(world.engine, world.exchange, stream(world.seed, "down", name))
         self._dice = stream(world.seed, "steps", name)
         self._watched = watched
-        self._ready: dict[int, int] = {}
         self._epoch = 0
         self.since_s = 0.0
         self._last_s = 0.0
@@ -606,10 +607,6 @@ class FleetLearner:
         self.since_s = now_s
         tokens = self._step_tokens()
         self._on_fact(StepDone(at_s=now_s, tokens=tokens))
-        ready, self._ready = self._ready, {}
-        for fragment, version in ready.items():
-            gone = not self.island.keeps(fragment, version)
-            self._on_fact(Adopted(at_s=now_s, fragment=fragment, version=version, overwritten=gone))
         self._epoch += 1
         self.world.trained(tokens)
         self._step()
@@ -700,6 +697,11 @@ class FleetLearner:
                 final=action.final,
             )
             self.up.send(self.world.up_bytes(action.fragment), self._is_durable, arrived)
+            if action.keep:
+                self._on_fact(SnapshotKept(at_s=self.world.engine.now_s, fragment=action.fragment, push=action.push))
+        elif isinstance(action, Adopt):
+            fragment, version, now_s = action.fragment, action.version, self.world.engine.now_s
+            self._on_fact(Adopted(at_s=now_s, fragment=fragment, version=version, overwritten=action.overwrite))
         elif isinstance(action, FetchFragment):
             self.up.ask(self._answer_fetch, action)
         elif isinstance(action, Leave):
@@ -717,8 +719,7 @@ class FleetLearner:
     def _answer_fetch(self, asked: FetchFragment) -> None:
         fragment = asked.fragment
         version = self.world.hub_of(fragment).versions[fragment]
-        held = max(self.island.intervals[fragment].anchor, self._ready.get(fragment, 0))
-        if version <= held and not asked.again:
+        if version <= self.island.intervals[fragment].newest and not asked.again:
             self.down.ask(self._found_nothing, fragment)
         else:
             self.down.send(self.world.down_bytes(fragment), self._fetched, fragment, version)
@@ -727,7 +728,6 @@ class FleetLearner:
         self._on_fact(NothingNewer(at_s=self.world.engine.now_s, fragment=fragment))
 
     def _fetched(self, fragment: int, version: int) -> None:
-        self._ready[fragment] = version
         self._on_fact(FragmentFetched(at_s=self.world.engine.now_s, fragment=fragment, version=version))
 
     def _said_goodbye(self, hub: Hub) -> None:
