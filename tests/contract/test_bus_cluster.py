@@ -438,7 +438,7 @@ async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, op
     assert await leaders() == {first}
     await asyncio.to_thread(cluster.nodes[1].restart)
     # A handover of which no answer comes is no reason to look no more.
-    once, lost = bus._jetstream.once, list[str]()
+    once, lost = bus._jetstream.request, list[str]()
 
     async def unanswered(subject: str, *rest: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401  (as what it stands for)
         if "STEPDOWN" in subject and not lost:
@@ -446,7 +446,7 @@ async def test_a_queues_reader_brings_leaders_together(cluster: LocalCluster, op
             raise Unanswered("no answer")
         return await once(subject, *rest, **more)
 
-    bus._jetstream.once = unanswered  # type: ignore[method-assign]
+    bus._jetstream.request = unanswered  # type: ignore[method-assign]
     await asyncio.to_thread(cluster.nodes[0].kill)
     await asyncio.to_thread(cluster.nodes[0].restart)
     async with asyncio.timeout(SOON_S):

@@ -284,9 +284,9 @@ async def test_a_region_writes_over_no_chunk_of_another_learner(there: LockedRel
     async with as_the_region(there) as region:
         mine = JetStream(region)
         with pytest.raises(Unanswered):
-            await region.call(mine.once(f"{mine.root}.STREAM.INFO.atoll_{there.run}_UPC", b"", timeout_s=HEARD_S))
+            await region.call(mine.request(f"{mine.root}.STREAM.INFO.atoll_{there.run}_UPC", b"", timeout_s=HEARD_S))
         with pytest.raises(ApiRefusal) as refused:
-            await region.call(mine.once(f"{manifest.blob.stem}.0", b"forged"))
+            await region.call(mine.request(f"{manifest.blob.stem}.0", b"forged"))
         assert refused.value.is_kept_first
     check_manifest(manifest, run)
     assert isinstance(await read_contribution(shard, run, manifest), PendingContribution)

@@ -112,7 +112,7 @@ def _messages(run: RunRecord) -> dict[str, tuple[bytes, ...]]:
     delta = messages.Delta(1, "1.a", 1, 10, "0" * 32)
     included = messages.Included("a", 1, 1, 0, 10, 1, 100.0, 0)
     ledger = Ledger(run_tokens=5)
-    ledger.reported("a", 1, 10, 5, 5, 0)
+    ledger.take_report("a", 1, 10, 5, 5, 0)
     ledger.book("a", 1, 3, "refused", "stale")
     head = messages.Head(
         fragment=0,
@@ -169,7 +169,7 @@ def _fragment_ledger() -> bytes:
         lengths={"a": Measure(1.0, 8, 1, 3)},
     )
     told = Ledger()
-    told.reported("a", 1, 10, 5, 5, 0)
+    told.take_report("a", 1, 10, 5, 5, 0)
     return ledger.frozen(told)
 
 
@@ -237,7 +237,7 @@ def _events(run: RunRecord) -> tuple[bytes, ...]:
     rounds = {"fragment": 0, "version": 1, "contributors": [share], "tokens": 10, "run_tokens": 10, "why": None}
     refusal = {**PushKey("a", 1, 0, 1)._asdict(), "reason": "stale"}
     told = Ledger()
-    told.reported("a", 1, 10, 5, 5, 0)
+    told.take_report("a", 1, 10, 5, 5, 0)
     del run
     return tuple(
         encode(each)

@@ -319,7 +319,7 @@ def test_a_lease_dies_when_its_renewals_stand_still() -> None:
     """The observer's own clock, and only changes that it has seen; whoever renews lives."""
     watch = LeaseWatch(lease_s=6.0)
     seen: list[set[Holder]] = [
-        watch.dead(holding(("a", number), ("b", 0)), 100.0 + 2.0 * number) for number in range(4)
+        watch.dead_holders(holding(("a", number), ("b", 0)), 100.0 + 2.0 * number) for number in range(4)
     ]
 
     assert seen == [set(), set(), set(), {("b", 1)}]
@@ -330,9 +330,9 @@ def test_an_observer_that_was_away_judges_nobody_at_once() -> None:
     watch = LeaseWatch(lease_s=6.0)
     ledger = holding(("a", 1))
 
-    assert watch.dead(ledger, 0.0) == set()
-    assert watch.dead(ledger, 3600.0) == set()
-    assert watch.dead(ledger, 3603.0) == {("a", 1)}
+    assert watch.dead_holders(ledger, 0.0) == set()
+    assert watch.dead_holders(ledger, 3600.0) == set()
+    assert watch.dead_holders(ledger, 3603.0) == {("a", 1)}
 
 
 def test_a_checkpoint_is_no_claim_on_what_another_has_by_now() -> None:
@@ -512,7 +512,7 @@ def test_the_work_grows_with_the_units_and_not_with_units_times_holders(monkeypa
         nonlocal looks
         grants = tuple(DataGrant(0, number, number + 1, "m", number) for number in range(units))
         ledger, looks = DataLedger(blocks=units, next_position=units, grants=grants), 0
-        dead = LeaseWatch(6.0).dead(ledger, 0.0) | {("m", number) for number in range(units)}
+        dead = LeaseWatch(6.0).dead_holders(ledger, 0.0) | {("m", number) for number in range(units)}
         assert len(bury(ledger, dead).returned) == units
         inherit(ledger, "m", units, {})
         assert ledger.fault() == ""

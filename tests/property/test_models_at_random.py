@@ -379,7 +379,7 @@ def test_a_shard_decides_as_its_models_whatever_it_is_offered(seeds: range) -> N
 
 def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_predecessor_was_told() -> None:
     told = Ledger(run_tokens=400)
-    told.reported("a", 1, 500, 0, 0, 0)
+    told.take_report("a", 1, 500, 0, 0, 0)
     shard = Shard(agreed(tokens_target=400), 0, {0: 0, 1: 0}, ledger=told)
     assert shard.ledger.run_tokens == 400
     first = [shard.handle(QueueDrained(at_s=at_s)) for at_s in (1000.0, 1002.0, 1004.0, 1005.9)]

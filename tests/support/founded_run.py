@@ -192,7 +192,7 @@ class FoundedRun:
         fragment_ledger = store.fragment_ledger.get(fragment, FragmentLedger(settled={"a/1": SettledPushes()}))
         fragment_ledger.merge(share)
         self.told.count(fragment_ledger.tokens_counted)
-        self.told.reported("a", 1, TOKENS * self.pushes, TOKENS * self.pushes, 0, 0)
+        self.told.take_report("a", 1, TOKENS * self.pushes, TOKENS * self.pushes, 0, 0)
         command = Commit(
             fragment=fragment,
             base_version=version,

@@ -489,6 +489,6 @@ def _reports(fragment_ledger: FragmentLedger) -> Ledger:
     for name, report in fragment_ledger.reports.items():
         learner, _, incarnation = name.rpartition("/")
         sums = report.trained, report.pushed, report.superseded, report.refused_local
-        told.reported(learner, int(incarnation), *sums)
+        told.take_report(learner, int(incarnation), *sums)
         told.accounts[name].left = report.left
     return told

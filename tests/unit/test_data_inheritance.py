@@ -147,12 +147,12 @@ def test_a_holder_says_how_many_windows_it_has_before_it_has_read_one() -> None:
 def test_a_lease_dies_after_all_of_its_time_and_no_sooner() -> None:
     """Counted from the look that saw the last renewal, by looks that are close together."""
     watch, (ledger, _) = LeaseWatch(lease_s=6.0), take(DataLedger(blocks=4), "a", 1, 4)
-    dead_at = [look for look in range(40) if watch.dead(ledger, 100.0 + 0.25 * look)]
+    dead_at = [look for look in range(40) if watch.dead_holders(ledger, 100.0 + 0.25 * look)]
     assert dead_at[0] == 24
     renewed = renew(ledger, "a", 1, {})
-    assert watch.dead(renewed, 110.0) == set()
-    assert watch.dead(renewed, 115.75) == set()
-    assert watch.dead(renewed, 118.75) == {("a", 1)}
+    assert watch.dead_holders(renewed, 110.0) == set()
+    assert watch.dead_holders(renewed, 115.75) == set()
+    assert watch.dead_holders(renewed, 118.75) == {("a", 1)}
 
 
 def test_a_unit_that_no_reader_mixes_in_memory_is_none() -> None:

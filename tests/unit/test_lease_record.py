@@ -39,7 +39,7 @@ PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silenc
 def crowded(incarnations: int) -> Ledger:
     """Return a ledger of a learner with the longest id that died over and over, and of one that lives since the beginning."""
     ledger = Ledger(run_tokens=1 << 40)
-    ledger.reported("veteran", 1, 5, 5, 0, 0)
+    ledger.take_report("veteran", 1, 5, 5, 0, 0)
     for number in range(incarnations):
         account = ledger.account("l" * 64, number + 1)
         account.trained = account.pushed = account.merged = account.superseded = 1 << 40
@@ -99,7 +99,7 @@ def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> No
     """The ledgers hold everybody's reports of the last commit, the lease the newest of those who live."""
     ledger = crowded(10)
     fragment_ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
-    ledger.reported("veteran", 1, 9, 5, 4, 0)
+    ledger.take_report("veteran", 1, 9, 5, 4, 0)
     heir = Ledger()
     heir.learn(fragment_ledger)
     heir.learn(newest(ledger, 4))

@@ -628,7 +628,7 @@ def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
 def test_settling_finds_a_difference_between_the_two_books() -> None:
     """What a learner says it pushed must be what shards settled."""
     fragment_ledger = ledger.Ledger()
-    fragment_ledger.reported("a", 1, tokens=100, pushed=90, superseded=10, local=0)
+    fragment_ledger.take_report("a", 1, tokens=100, pushed=90, superseded=10, local=0)
     account = fragment_ledger.account("a", 1)
     account.left, account.merged = True, 90
     assert ledger.settle(fragment_ledger, fragments=1).exact
@@ -639,7 +639,7 @@ def test_settling_finds_a_difference_between_the_two_books() -> None:
 
 def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
     fragment_ledger = ledger.Ledger()
-    fragment_ledger.reported("a", 1, tokens=100, pushed=60, superseded=10, local=0)
+    fragment_ledger.take_report("a", 1, tokens=100, pushed=60, superseded=10, local=0)
     fragment_ledger.account("a", 1).merged = 60
 
     settled = ledger.settle(fragment_ledger, fragments=1)
@@ -651,8 +651,8 @@ def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
 def test_ledgers_of_shards_add_up_reports_by_maximum_and_fates_by_sum() -> None:
     """Each shard hears of a learner's totals; each settles its own fragments."""
     first, second = ledger.Ledger(), ledger.Ledger()
-    first.reported("a", 1, 100, 150, 50, 0)
-    second.reported("a", 1, 90, 140, 40, 0)
+    first.take_report("a", 1, 100, 150, 50, 0)
+    second.take_report("a", 1, 90, 140, 40, 0)
     first.account("a", 1).merged = 80
     second.account("a", 1).merged = 70
     second.account("a", 1).refused["stale"] = 5

@@ -121,9 +121,9 @@ def test_who_has_answered_is_who_contributed_on_this_base_or_tried_to() -> None:
     now.fold(offer("late", base=4), "c")
     now.drop(offer("bad"))
     now.drop(offer("late and bad", base=4))
-    assert now.answered() == {"bad"}
+    assert now.answerers() == {"bad"}
     now.fold(offer("good"), "c")
-    assert now.answered() == {"bad", "good"}
+    assert now.answerers() == {"bad", "good"}
 
 
 def test_a_commit_says_when_its_round_was_called_and_met_its_quorum() -> None:

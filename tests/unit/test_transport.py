@@ -92,7 +92,7 @@ async def test_pieces_arrive_in_order_and_are_counted(peer: Peer, wire: SocketTr
     peer.reading.set()
     for piece in pieces:
         wire.write(piece)
-    await wire.gone(wire.accepted)
+    await wire.wait_sent(wire.accepted)
 
     told = b"".join(pieces)
     await peer.until(len(told))
@@ -124,13 +124,13 @@ async def test_a_buffer_is_its_owners_again_once_it_is_gone_or_given_up(peer: Pe
     first, second = bytearray(b"a" * MIB), bytearray(b"b" * 32 * MIB)
     peer.reading.set()
     wire.writelines([first])
-    await wire.gone(wire.accepted)
+    await wire.wait_sent(wire.accepted)
     first[:] = b"X" * MIB
     wire.writelines([second])
     wire._push()
     assert wire.queued > 0
 
-    wire.own(second)
+    wire.copy_queued(second)
     second[:] = b"X" * 32 * MIB
 
     await peer.until(33 * MIB)
@@ -140,7 +140,7 @@ async def test_a_buffer_is_its_owners_again_once_it_is_gone_or_given_up(peer: Pe
 async def test_a_lost_connection_is_told_to_all_who_wait(wire: SocketTransport) -> None:
     """Readers see the end; whoever waits for room or for a position gets an error, and so does who comes later."""
     wire.writelines([bytes(QUEUE_BYTES + 32 * MIB)])
-    room, gone = asyncio.create_task(wire.room()), asyncio.create_task(wire.gone(wire.accepted))
+    room, gone = asyncio.create_task(wire.room()), asyncio.create_task(wire.wait_sent(wire.accepted))
     reading = asyncio.create_task(wire.read(0))
     await asyncio.sleep(0.05)
 

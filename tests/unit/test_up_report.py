@@ -32,8 +32,8 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
     lives = {1: LearnerLife(1, tokens=1000), 2: LearnerLife(2, tokens=700)}
     view = RunView(learners={"a": LearnerView("a", lives=lives)})
     fragment_ledger = Ledger()
-    fragment_ledger.reported("a", 1, 900, 0, 0, 0)
-    fragment_ledger.reported("a", 2, 600, 0, 0, 0)
+    fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
+    fragment_ledger.take_report("a", 2, 600, 0, 0, 0)
     believe_the_dead(view, fragment_ledger)
 
     assert fragment_ledger.accounts["a/1"].trained == 1000
@@ -46,7 +46,7 @@ def test_former_lives_are_not_entered_again() -> None:
     lives = {number: LearnerLife(number, tokens=100) for number in (1, 2, 3)}
     view = RunView(learners={name: LearnerView(name, lives=dict(lives)) for name in ("a", "b")})
     fragment_ledger = Ledger(former=FormerLives(lives=4, tokens=400, merged=400, until={"a": 2}, forgotten=1))
-    fragment_ledger.reported("a", 3, 100, 0, 0, 0)
+    fragment_ledger.take_report("a", 3, 100, 0, 0, 0)
     believe_the_dead(view, fragment_ledger)
 
     assert set(fragment_ledger.accounts) == {"a/3"}
@@ -68,7 +68,7 @@ def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
     lives = {1: LearnerLife(1, tokens=1000)}
     view = RunView(learners={"a": LearnerView("a", lives=lives)})
     fragment_ledger = Ledger()
-    fragment_ledger.reported("a", 1, 900, 0, 0, 0)
+    fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
     believe_the_dead(view, fragment_ledger, ["a"])
 
     assert fragment_ledger.accounts["a/1"].trained == 1000
@@ -79,7 +79,7 @@ def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -
     """Nobody can say that its tokens are lost, so the report does not."""
     view = RunView(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
     fragment_ledger = Ledger()
-    fragment_ledger.reported("theirs", 1, 900, 0, 0, 0)
+    fragment_ledger.take_report("theirs", 1, 900, 0, 0, 0)
     believe_the_dead(view, fragment_ledger, ["a"])
 
     assert fragment_ledger.accounts["theirs/1"].trained == 900
@@ -88,9 +88,9 @@ def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -
 def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> None:
     """What was merged stays merged, what a learner said when it left is trained, and nothing is said to be closed."""
     heads, closing = Ledger(), Ledger()
-    heads.reported("a", 1, 800, 0, 0, 0)
+    heads.take_report("a", 1, 800, 0, 0, 0)
     heads.book("a", 1, 1500, "merged")
-    closing.reported("a", 1, 900, 0, 0, 0)
+    closing.take_report("a", 1, 900, 0, 0, 0)
     closing.book("a", 1, 700, "merged")
     view = RunView(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
@@ -122,8 +122,8 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
 def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_that_the_books_know() -> None:
     """The event log has its bytes and no tokens; without the ledgers' its bytes would be paid for by everybody else's."""
     closing = Ledger()
-    closing.reported("a", 1, 500, 0, 0, 0)
-    closing.reported("a", 2, 300, 0, 0, 0)
+    closing.take_report("a", 1, 500, 0, 0, 0)
+    closing.take_report("a", 2, 300, 0, 0, 0)
     view = RunView(learners={"a": LearnerView("a", lives={2: LearnerLife(2, tokens=300, left=True)})})
     for incarnation in (1, 2):
         moved = LinkTraffic(wire_up=2000 * incarnation, wire_down=400)
@@ -140,9 +140,9 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
 def test_large_books_come_in_parts_that_add_up() -> None:
     """One message cannot carry every incarnation of a long run; a later tenure's ledgers replace all parts of the former."""
     former, fragment_ledger = Ledger(), Ledger()
-    former.reported("a", 1, 1, 0, 0, 0)
+    former.take_report("a", 1, 1, 0, 0, 0)
     for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):
-        fragment_ledger.reported("a", incarnation, 10, 5, 3, 2)
+        fragment_ledger.take_report("a", incarnation, 10, 5, 3, 2)
         fragment_ledger.book("a", incarnation, 5, "merged")
     told = [
         event("ledger", "shard-0", 1.0, ledger=part, part=number)

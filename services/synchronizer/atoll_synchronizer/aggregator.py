@@ -158,7 +158,6 @@ class Aggregator:
     """Validated contributions by key and folds by fragment."""
 
     def __init__(self, bus: Bus, run: RunRecord, retention: Retention | None = None) -> None:
-        """Start empty; what is read is retained, if there is a retention."""
         self._retention = retention
         self._bus = bus
         self._run = run

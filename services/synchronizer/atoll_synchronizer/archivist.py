@@ -156,7 +156,7 @@ class Archivist:
                 partial(self._archive, taken, state if update.derived else None, there, written)
             )
         told = reports()
-        known = Ledger(former=told.former.reported())
+        known = Ledger(former=told.former.without_fates())
         known.learn(told)
         target = self._run.protocol.tokens_target
         subjects = self._run.subjects

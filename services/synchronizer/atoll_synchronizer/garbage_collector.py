@@ -172,5 +172,4 @@ class ShareKeeper:
 
 
 def _fills(excess: Excess) -> bool:
-    """Return whether this is more than an honest sender leaves behind."""
     return excess.messages >= (TOLD_SHARES - 1) * excess.keep

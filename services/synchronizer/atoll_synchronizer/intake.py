@@ -261,7 +261,6 @@ class FactIntake:
         return True
 
     def _drop(self, delivery: Delivery, reason: str) -> bool:
-        """Have a message removed from the queue, and count it; return False."""
         self.junk.count(reason, delivery.data, sender_of(delivery.subject))
         self._dropped.append(delivery)
         return False

@@ -140,7 +140,6 @@ class LeaseKeeper:
                 return
 
     async def _look(self, ledger: Ledger | None) -> Lease | None:
-        """Read the lease and do what the machine decides; return the lease."""
         try:
             record = await self._soon(self._bus.get_record(self._subject))
             lease = None if record is None else self._decode(record)
@@ -180,7 +179,6 @@ class LeaseKeeper:
         return (await self._soon(the_run(self._bus, self._subjects))).nonce == self._run_nonce
 
     async def _soon(self, request: Coroutine[Any, Any, T]) -> T:
-        """Return the answer to a request about the lease; `BrokerUnavailable` if it does not come soon."""
         try:
             return await bounded(request, self._machine.patience_s)
         except TimeoutError as error:
@@ -254,7 +252,6 @@ class LeaseKeeper:
         return lease.released and lease.to in ("", self._identity.name) and not self._is_over(lease)
 
     def _is_over(self, lease: Lease) -> bool:
-        """Return whether the owner closed its ledger at the run's token target."""
         ledger = self._ledger_of(lease)
         reached = ledger is not None and ledger.run_tokens >= self._target
         return bool(self._target) and lease.closed and reached

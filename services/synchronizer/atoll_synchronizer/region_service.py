@@ -313,7 +313,6 @@ class OuterMomenta:
     async def _follow(
         self, fragment: int, version: int, update: GlobalUpdate, held: StatedVersion | None
     ) -> StatedVersion:
-        """Return the fragment's newest version, `version` at least."""
         for _ in range(HEAD_LOOKS):
             head = await read_head(self._bus, self._run, fragment)
             if head is not None and head.version >= version:

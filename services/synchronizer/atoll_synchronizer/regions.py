@@ -252,7 +252,6 @@ class RegionReader:
                 batch.made.set_result(made)
 
     async def _make(self, kind: SumKind, batch: Batch, cause_id: str) -> bool:
-        """Wait for a batch, have it folded, and tell the machine; return whether that has worked."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(WAIT_S_MIN, min(WAIT_S_MAX, WAIT_STEPS * self._owner.step_s()))):
                 await batch.full.wait()
@@ -379,7 +378,6 @@ class RegionReader:
         return min(WORK_S, fresh_s, self._credit_of(region).left_s)
 
     def _interval_s(self) -> float:
-        """Return how long an interval lasts at a run's own pace."""
         return self._run.protocol.interval_steps * self._owner.step_s()
 
     def _credit_of(self, region: str, learner: str = "") -> RegionCredit:

@@ -158,7 +158,6 @@ class Host:
             self._run = await patiently(lambda: the_run(self._bus, self._subjects), "the run record")
 
     def _move(self, shard: int, to: str) -> None:
-        """Begin to hand a shard over, unless that has begun already."""
         running = self._moving.get(shard)
         if running is None or running.done():
             self._moving[shard] = asyncio.create_task(self._hand_over(self._services[shard], to))

@@ -270,7 +270,6 @@ class MemoryBroker:
     """The shared state of a process's buses: streams by name, live feeds. `stream_bytes_max` bounds tensor streams."""
 
     def __init__(self, *, stream_bytes_max: int = GIB, clock: Clock | None = None) -> None:
-        """Begin empty; `clock` ages messages and ids."""
         self.stream_bytes_max = stream_bytes_max
         self.streams: dict[str, MemoryStream] = {}
         self.feeds: dict[BufferedSubscription, str] = {}
@@ -432,7 +431,6 @@ class MemoryBus:
         await self._give_way()
 
     async def _stream(self, subject: str) -> MemoryStream:
-        """Return the stream that keeps `subject`, after yielding once."""
         plan = stream_of(self._plans, subject)
         await self._give_way()
         return self._broker.streams[plan.name]
@@ -579,7 +577,6 @@ class MemoryBus:
         return BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
 
     def _count_drop(self) -> None:
-        """Count a core message that was lost because its reader was too slow."""
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:

@@ -314,7 +314,6 @@ class EmbeddedBroker:
             self._await_reload(log)
 
     def _await_reload(self, log: LogReader) -> None:
-        """Wait until the server says what became of a new configuration; raises as `reload`."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             for word in own_lines(log.news()):

@@ -199,7 +199,7 @@ class DataLeases:
     async def _dead(self, ledger: DataLedger) -> set[tuple[str, int]]:
         """Return the dead holders among the other learners."""
         holders = {grant.holder for grant in ledger.grants if grant.learner != self._member.learner}
-        still = self._watch.dead(ledger, self._clock.monotonic()) & holders
+        still = self._watch.dead_holders(ledger, self._clock.monotonic()) & holders
         if not holders:
             return set()
         newest = await read_members(self._bus, self._subjects)

@@ -6,7 +6,7 @@ refused is no more than what was trained. So the weight of one contribution, tok
 reference learner declares sixteen times its founder's batch where nobody set `step_tokens_max`. In a loop of one's own there is
 no bound until its founder sets one.)
 
-It pushes no more of a fragment than it trained, either: each token may be pushed once (`FragmentSlot.overspends`).
+It pushes no more of a fragment than it trained, either: each token may be pushed once (`FragmentSlot.is_overspent`).
 Where the run declares no batch, that of the others bounds what a step weighs and counts (`step_tokens_max`), and what they
 contribute bounds a contribution (`tokens_bound`). Only what is merged counts towards the run's target, so no report ends a run.
 

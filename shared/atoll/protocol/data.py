@@ -324,7 +324,7 @@ class LeaseWatch:
         self._signs: dict[Holder, tuple[tuple[Key, int], ...]] = {}
         self._still_s: dict[Holder, float] = {}
 
-    def dead(self, ledger: DataLedger, now_s: float) -> set[Holder]:
+    def dead_holders(self, ledger: DataLedger, now_s: float) -> set[Holder]:
         """Look at the ledger at `now_s` of the observer's own clock and return the holders whose leases are dead."""
         passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, self._lease_s / 2.0)
         self._last_s = now_s

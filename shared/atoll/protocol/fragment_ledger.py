@@ -171,7 +171,7 @@ class FragmentLedger(msgspec.Struct):
         for name, report in self.reports.items():
             learner, _, incarnation = name.rpartition("/")
             told = (report.trained, report.pushed, report.superseded, report.refused_local)
-            ledger.reported(learner, int(incarnation), *told)
+            ledger.take_report(learner, int(incarnation), *told)
             ledger.accounts[name].left = ledger.accounts[name].left or report.left
         for name, settled in self.settled.items():
             learner, _, incarnation = name.rpartition("/")

@@ -40,7 +40,6 @@ class ShardWatch:
     """Watches the commands of one owner of a shard; `Durable` watches what becomes of them over all owners."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         self.committed: dict[int, int] = {}
         self.merged: set[PushKey] = set()
         self.fetched: set[PushKey] = set()
@@ -90,7 +89,6 @@ class Durable:
     """Watches what is visible and acknowledged, whoever wrote it: the promises of a shard that may die at any moment."""
 
     def __init__(self, versions: Mapping[int, int]) -> None:
-        """Start from the heads of a founded run."""
         self.versions = dict(versions)
         self.fragment_ledger: dict[int, FragmentLedger] = {fragment: FragmentLedger() for fragment in versions}
         self.merged: set[PushKey] = set()

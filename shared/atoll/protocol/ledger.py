@@ -108,7 +108,7 @@ class FormerLives(msgspec.Struct):
         fates |= {f"refused:{reason}": count for reason, count in self.refused.items()}
         return {**fates, "lost": self.lost}
 
-    def reported(self) -> FormerLives:
+    def without_fates(self) -> FormerLives:
         """Return what is known of these lives beside their fates: how many, what they trained, and which they are."""
         return FormerLives(lives=self.lives, tokens=self.tokens, until=dict(self.until), forgotten=self.forgotten)
 
@@ -313,7 +313,9 @@ class Ledger(msgspec.Struct):
         """Return the account of one incarnation; open it if it is new."""
         return self.accounts.setdefault(f"{learner}/{incarnation}", Account())
 
-    def reported(self, learner: str, incarnation: int, tokens: int, pushed: int, superseded: int, local: int) -> None:
+    def take_report(
+        self, learner: str, incarnation: int, tokens: int, pushed: int, superseded: int, local: int
+    ) -> None:
         """Take over a learner's own report; totals only grow, so an old report changes nothing."""
         account = self.account(learner, incarnation)
         account.trained = max(account.trained, tokens)
@@ -357,7 +359,7 @@ class Ledger(msgspec.Struct):
             if self.former.covers(key):
                 continue
             learner, _, incarnation = key.rpartition("/")
-            self.reported(
+            self.take_report(
                 learner, int(incarnation), theirs.trained, theirs.pushed, theirs.superseded, theirs.refused_local
             )
             self.accounts[key].left = self.accounts[key].left or theirs.left

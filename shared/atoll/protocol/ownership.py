@@ -68,7 +68,6 @@ class Tenure:
     """
 
     def __init__(self, lease_s: float) -> None:
-        """Wait; no lease record was seen yet."""
         self.lease_s = lease_s
         self.standing = LeaseStanding.WAITING
         self.epoch = 0

@@ -206,7 +206,6 @@ def _state(machine: Machine) -> State:
 
 
 def _attributes(source: object, kind: type[msgspec.Struct], but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the attributes that a state of this kind has in the form that they have in `source`."""
     return {name: getattr(source, name) for name in kind.__struct_fields__ if name not in but}
 
 

@@ -154,7 +154,7 @@ class FragmentRound:
                 step_s=step_s,
                 cause_id=cause_id,
             )
-        self.unanswered, self.awaited = Names.of(awaited - self.answered()), len(awaited)
+        self.unanswered, self.awaited = Names.of(awaited - self.answerers()), len(awaited)
         self.asked_s = at_s
         self.attempt += 1
         return self.attempt
@@ -163,7 +163,7 @@ class FragmentRound:
         """Return the command that asks all learners for this round; from its second call on it says what it waits for."""
         needs = None
         if self.attempt > 1:
-            needs = RoundNeeds(self.settings.quorum, self.contributed(), self.unanswered, self.awaited)
+            needs = RoundNeeds(self.settings.quorum, self.quorum_so_far(), self.unanswered, self.awaited)
         return PublishCall(
             fragment=self.fragment,
             version=self.version,
@@ -242,7 +242,7 @@ class FragmentRound:
             cause_id=cause_id,
         )
 
-    def answered(self) -> set[str]:
+    def answerers(self) -> set[str]:
         """Return the learners that answered *this* base, well or badly: a late contribution is no answer."""
         return {share.key.learner for share in self.shares if share.age == 0} | self.refused
 
@@ -252,7 +252,7 @@ class FragmentRound:
         if self.age(offer) == 0:
             self.refused.add(offer.key.learner)
 
-    def contributed(self) -> int:
+    def quorum_so_far(self) -> int:
         """Return how many learners count towards the quorum: those on this base, on any after `VAIN_CALLS` calls in vain.
 
         Late contributions do not count: a round that began with them would open its grace as it is called, end before
@@ -289,14 +289,14 @@ class FragmentRound:
             return ""
         if not patient and at_s >= self.quorum_s + self.grace_s:
             return "grace over"
-        if live <= self.answered() and not self.loading:
+        if live <= self.answerers() and not self.loading:
             return "all answered"
         return ""
 
     def goes_on(self, at_s: float, living: Iterator[str]) -> bool:
         """Return whether the round surely stays as it is, with the fewest looks at the learners that are live.
 
-        Only `contributed`, `end` and a fleet of which nobody is live move a round. So below the quorum the first one that is
+        Only `quorum_so_far`, `end` and a fleet of which nobody is live move a round. So below the quorum the first one that is
         live is enough to go on, and in the grace window the first that has not answered. False says nothing.
         """
         if self.settings.ending != "apart" or (
@@ -305,7 +305,7 @@ class FragmentRound:
             return False
         if self.phase is Phase.GRACE and at_s >= self.quorum_s + self.grace_s:
             return False
-        answered = self.answered() if self.phase is Phase.GRACE and not self.loading else set()
+        answered = self.answerers() if self.phase is Phase.GRACE and not self.loading else set()
         return any(name not in answered for name in living)
 
     @property
@@ -338,7 +338,7 @@ class FragmentRound:
             grace=self.grace,
             grace_waited_s=at_s - quorum_s,
             end=reason,
-            missing=Names.of(awaited - self.answered()),
+            missing=Names.of(awaited - self.answerers()),
             reading=len(self.loading),
             together=together,
         )

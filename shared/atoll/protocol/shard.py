@@ -172,7 +172,7 @@ class FragmentSlot:
         """Return whether it was trained on a version that was made when every learner had long heard of the end."""
         return self.last_base is not None and offer.base_version > self.last_base
 
-    def overspends(self, offer: Offer, trained: int) -> bool:
+    def is_overspent(self, offer: Offer, trained: int) -> bool:
         """Return whether its life pushes more tokens of this fragment than it has `trained`: each may be pushed once."""
         life, ledger = offer.key[:2], self.fragment_ledger
         held = [other for other in self.offers.values() if other.key[:2] == life and not ledger.knows(other.key)]
@@ -180,7 +180,7 @@ class FragmentSlot:
 
     def refusal(self, offer: Offer, trained: int) -> str:
         """Return why an offer of a life that has trained so many tokens is refused unread, or the empty string."""
-        if self.overspends(offer, trained):
+        if self.is_overspent(offer, trained):
             return "implausible"
         if reason := self.round.refusal(offer):
             return reason
@@ -195,7 +195,7 @@ class FragmentSlot:
         self.round.loading.update(key for key in self.offers if key not in parked)
         return [self.offers[key] for key in parked]
 
-    def busy(self, overdue: set[str]) -> bool:
+    def is_busy(self, overdue: set[str]) -> bool:
         """Return whether the end must wait for what is in hand here: for nothing of a learner that is `overdue`."""
         open_round = bool(self.round.shares) or self.round.phase is Phase.COMMITTING
         return open_round or self.unsettled or any(key.learner not in overdue for key in self.offers)
@@ -217,14 +217,14 @@ class FragmentSlot:
         self.written += 1
         return self.fragment_ledger.frozen(ledger)
 
-    def holds(self) -> set[str]:
+    def lives_in_hand(self) -> set[str]:
         """Return the lives, as `learner/incarnation`, of which a contribution or a farewell is in hand and not settled."""
         stages = (self.unkept, self.keeping or Settling(), self.committing)
         keys = [*self.offers, *(key for stage in stages for key in stage.refusals)]
         gone = {f"{one.learner}/{one.incarnation}" for stage in stages for one in stage.farewells}
         return {f"{key.learner}/{key.incarnation}" for key in keys} | gone
 
-    def kept(self) -> list[Acknowledge | Dismiss]:
+    def finish_keeping(self) -> list[Acknowledge | Dismiss]:
         """Return what may be settled now that the ledger is kept."""
         if self.keeping is None:
             raise ProtocolMisuse("a ledger was kept that nobody asked for", got=self.round.fragment)
@@ -286,17 +286,17 @@ class FragmentSlot:
         isolates = self.round.settings.protect == "isolate"
         return isolates and judged and self.fragment_ledger.has_merged(key.learner, key.incarnation)
 
-    def commits(self) -> None:
+    def begin_commit(self) -> None:
         """Note that a commit carries the ledger with all that was refused until now."""
         self.committing, self.unkept = self.unkept, Settling()
 
-    def committed(self) -> list[Acknowledge | Dismiss]:
+    def finish_commit(self) -> list[Acknowledge | Dismiss]:
         """Return what may be settled now that the commit is durable."""
         settled, self.committing = self.committing.commands(), Settling()
         self.durable += 1
         return settled
 
-    def settles(self, key: PushKey) -> bool:
+    def is_settling(self, key: PushKey) -> bool:
         """Return whether a contribution is refused, and the ledger that says so is not durable yet."""
         stages = (self.unkept, self.keeping or Settling(), self.committing)
         return any(key in stage.refusals for stage in stages)
@@ -434,7 +434,7 @@ class Shard:
         if not self._opens(event.learner, event.incarnation):
             return []
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
-        self.ledger.reported(
+        self.ledger.take_report(
             event.learner, event.incarnation, event.tokens, event.pushed, event.superseded, event.refused_local
         )
         if event.incarnation < view.incarnation:
@@ -461,7 +461,7 @@ class Shard:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
-        if event.key in slot.offers or slot.settles(event.key):
+        if event.key in slot.offers or slot.is_settling(event.key):
             return []
         if not self._opens(event.key.learner, event.key.incarnation):
             return [Acknowledge(key=event.key, fate="known", cause_id=event.cause_id)]
@@ -531,7 +531,7 @@ class Shard:
             actions.append(Acknowledge(key=share.key, fate=fate_of(share), cause_id=event.cause_id))
         self.step_sizes = sorted(view.step_tokens for view in self.learners.values() if view.step_tokens)
         self.totals = sorted(view.credit for view in self.learners.values() if view.credit)
-        actions += slot.committed()
+        actions += slot.finish_commit()
         self._fold_former()
         parked = slot.renew(following)
         self._look_for_target()
@@ -544,7 +544,7 @@ class Shard:
 
     def _on_kept(self, event: Kept) -> list[Command]:
         slot = self.slots[event.fragment]
-        settled = slot.kept()
+        settled = slot.finish_keeping()
         self._fold_former()
         return [*settled, *slot.keep(self.ledger, event.cause_id)]
 
@@ -569,7 +569,7 @@ class Shard:
         if over and self.over_s is None:
             self.over_s = self.connected.now_s
         overdue = {n for n, view in self.learners.items() if view.is_overdue(self.connected.now_s, self.over_s)}
-        busy = any(slot.busy(overdue) for slot in self.slots.values())
+        busy = any(slot.is_busy(overdue) for slot in self.slots.values())
         if not over or busy or not self._listened() or not event.proven or self.present():
             return self._schedule(event.at_s) + self._advance_all(event.at_s, "queue")
         self.finished = True
@@ -607,7 +607,7 @@ class Shard:
         if len(own) < LIVES_MAX or not self.ended.folds:
             return True
         oldest = f"{learner}/{min(own)}"
-        if incarnation < min(own) or any(oldest in slot.holds() for slot in self.slots.values()):
+        if incarnation < min(own) or any(oldest in slot.lives_in_hand() for slot in self.slots.values()):
             return False
         self._close_lives([oldest])
         return True
@@ -628,7 +628,7 @@ class Shard:
         """Fold the lives whose turn it is: nothing of them can come any more, and all ledgers hold what there was, durably."""
         if not self.ended.batch:
             return
-        held = {name for slot in self.slots.values() for name in slot.holds()}
+        held = {name for slot in self.slots.values() for name in slot.lives_in_hand()}
         durable = {fragment: slot.durable for fragment, slot in self.slots.items()}
         self._close_lives(name for name in self.ended.take(durable, held) if name in self.ledger.accounts)
 
@@ -728,8 +728,7 @@ class Shard:
         return [*actions, self._commit(slot, at_s, reason, live, cause_id, together=patient)]
 
     def _meet_quorum(self, now: FragmentRound, at_s: float, cause_id: str) -> list[Command]:
-        """Grant a round its grace window, once enough learners have contributed."""
-        if now.phase is not Phase.COLLECTING or now.contributed() < self.settings.quorum:
+        if now.phase is not Phase.COLLECTING or now.quorum_so_far() < self.settings.quorum:
             return []
         self.quorum.add(at_s - now.called_s - (self.connected.absent_s - now.absent_s))
         grace = grace_window(self.settings, self.step_s() or 0.0, self.quorum.value, self.sync.value)
@@ -737,7 +736,6 @@ class Shard:
         return [ArmTimer(name=f"grace/{now.fragment}", due_s=deadline_s, cause_id=cause_id)]
 
     def _is_alone(self, slot: FragmentSlot, awaited: set[str], *, patient: bool) -> bool:
-        """Return whether learners were known, and each of them has left or is silent."""
         # Whom an heir hears first is perhaps one that left while nobody served: that says nothing of the others.
         trained = any(view.step_s is not None for view in self.learners.values())
         known = self.draining or trained or self._listened()
@@ -752,7 +750,7 @@ class Shard:
         for share in now.shares:
             slot.fragment_ledger.merge(share, final=slot.offers[share.key].final, shard=self.ledger)
         self.ledger.count(slot.fragment_ledger.tokens_counted)
-        slot.commits()
+        slot.begin_commit()
         frozen = slot.frozen(self.ledger)
         return now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen)
 
@@ -784,7 +782,6 @@ class Shard:
         return {name for name in self.present() if held[name] < PLACES}
 
     def _fold(self, slot: FragmentSlot, ready: list[Offer], cause_id: str) -> list[Command]:
-        """Fold ready offers, or refuse those the round has moved on from too far."""
         actions = list[Command]()
         for offer in ready:
             if reason := slot.round.refusal(offer):

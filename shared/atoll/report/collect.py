@@ -144,7 +144,7 @@ def believe_the_dead(
             account = fragment_ledger.account(learner.learner, life.incarnation)
             over = life.incarnation < max(learner.lives) or learner.learner in ended
             if over and not (closed and (life.left or account.left)):
-                fragment_ledger.reported(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
+                fragment_ledger.take_report(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 
 def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:

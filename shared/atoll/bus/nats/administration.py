@@ -98,7 +98,7 @@ async def stream_states(jetstream: JetStream, plans: Sequence[StreamPlan]) -> li
     found = []
     for plan in plans:
         try:
-            answer = await jetstream.once(f"{jetstream.root}.STREAM.INFO.{plan.name}", b"")
+            answer = await jetstream.request(f"{jetstream.root}.STREAM.INFO.{plan.name}", b"")
         except (ApiRefusal, AccessDenied):
             continue
         found.append(_stream_state(plan.name.rpartition("_")[2], answer))
@@ -115,11 +115,11 @@ async def count_by_subject(jetstream: JetStream, stream: str, subject_filter: st
         ApiRefusal, AccessDenied: it has no such stream, or we may not ask.
     """
     where = f"{jetstream.root}.STREAM.INFO.{stream}"
-    answer = await jetstream.once(where, b"")
+    answer = await jetstream.request(where, b"")
     found = _stream_state("", answer)
     if found.messages <= more_than:
         return StoredCounts({}, found.size_bytes, found.bytes_max)
-    answer = await jetstream.once(where, msgspec.json.encode({"subjects_filter": subject_filter}))
+    answer = await jetstream.request(where, msgspec.json.encode({"subjects_filter": subject_filter}))
     subjects = _table(_table(answer.get("state")).get("subjects"))
     return StoredCounts(
         {subject: _count(messages) for subject, messages in subjects.items()}, found.size_bytes, found.bytes_max
@@ -245,7 +245,7 @@ class BrokerProbe:
         """Return whether the broker takes a message on `subject` from us; None if nobody stores such messages (yet)."""
         try:
             await self._connection.call(
-                self._jetstream.once(subject, b"", {"Nats-Expected-Stream": NO_SUCH_STREAM}, attempts=0)
+                self._jetstream.request(subject, b"", {"Nats-Expected-Stream": NO_SUCH_STREAM}, attempts=0)
             )
         except AccessDenied:
             return False
@@ -271,7 +271,9 @@ class BrokerProbe:
     async def stream(self, name: str) -> dict[str, Any] | None:
         """Return what the broker says of a stream; None if there is none, or we may not ask."""
         try:
-            return await self._connection.call(self._jetstream.once(f"{self._jetstream.root}.STREAM.INFO.{name}", b""))
+            return await self._connection.call(
+                self._jetstream.request(f"{self._jetstream.root}.STREAM.INFO.{name}", b"")
+            )
         except (AccessDenied, ApiRefusal, Unanswered):
             return None
 
@@ -322,7 +324,7 @@ class BrokerProbe:
         """Return how long JetStream took to answer what it is, asked with a body that it does not read."""
         began_s = self._connection.loop.time()
         with contextlib.suppress(ApiRefusal):
-            await self._jetstream.once(f"{self._jetstream.root}.INFO", body, timeout_s=DRAINING_S)
+            await self._jetstream.request(f"{self._jetstream.root}.INFO", body, timeout_s=DRAINING_S)
         return self._connection.loop.time() - began_s
 
     async def _measure_link(self) -> LinkMeasured:

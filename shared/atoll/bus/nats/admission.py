@@ -118,7 +118,6 @@ class Admission:
             raise self._reason
 
     def _at_the_door(self, error: Exception, text: str) -> AccessDenied | None:
-        """Return what an error means if it is a refusal at the door."""
         mine = self._credentials
         if _UNAUTHORISED in text or _EXPIRED in text:
             return AccessDenied(

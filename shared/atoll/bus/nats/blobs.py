@@ -152,7 +152,7 @@ async def read_there(
             newest = await jetstream.newest_there(stream, subjects[0], once=once)
             there = [] if newest is None else [newest]
         else:
-            page = await (jetstream.page_once(stream, asked) if once else jetstream.page(stream, asked))
+            page = await (jetstream.request_page(stream, asked) if once else jetstream.page(stream, asked))
             found = {message.subject: message for message in page.messages}
             there = [found[subject] for subject in subjects if subject in found]
     except Unanswered:

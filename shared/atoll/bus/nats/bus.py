@@ -334,7 +334,6 @@ class JetStreamBus:
         return feed
 
     async def _hear(self, subject_filter: str, feed: BufferedSubscription, late_s_max: float) -> tuple[Connection, int]:
-        """Subscribe and let messages flow into `feed`; return where, and the key."""
         connection = self._connection
         if late_s_max:
             if late_s_max not in self._resting:
@@ -351,7 +350,6 @@ class JetStreamBus:
             raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
 
     def _count_drop(self) -> None:
-        """Count a core message that was lost because its reader was too slow."""
         self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:

@@ -10,7 +10,7 @@ nats-py's. We replace:
 * **reading headers and subjects** (`headers`): they are the writer's, and what a writer may not say must not count;
 * **publishing**: header, payload and line end go to the transport, after it has room: as one piece, or, if the payload is
   large, as three. A large payload counts as published when the kernel has all of it. Then the buffer is no longer read, and
-  the time-out of a request that carried it begins. A sender who gives up before that must `own` it;
+  the time-out of a request that carried it begins. A sender who gives up before that must have it copied (`copy_queued`);
 * **the queue of a lost connection**: it is dropped. The sender gets an error, and sends again if it matters;
 * **the end**: nats-py cancels each of its tasks once, and `asyncio.wait_for` of Python 3.11 loses a cancellation that comes
   together with what it waits for. Such a client connects again for ever, also after its close. `end` leaves no task.
@@ -95,7 +95,6 @@ class WireClient(Client):
         rest_s: float = 0.0,
         must_encrypt: bool = False,
     ) -> None:
-        """Prepare; `connect` connects."""
         super().__init__()
         self._must_encrypt = must_encrypt
         self._stats = stats
@@ -122,10 +121,10 @@ class WireClient(Client):
         """Return whether `publish` would not wait: neither for room, nor until a large payload is gone."""
         return payload_size < LARGE_BYTES and self.wire is not None and self.wire.queued <= QUEUE_BYTES
 
-    def own(self, payload: Any) -> None:  # noqa: ANN401  # any buffer of bytes
+    def copy_queued(self, payload: Any) -> None:  # noqa: ANN401  # any buffer of bytes
         """Copy what is queued of `payload`, whose publishing was given up."""
         if self.wire is not None:
-            self.wire.own(payload)
+            self.wire.copy_queued(payload)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._hearers.pop(sid, None)
@@ -272,7 +271,7 @@ class WireClient(Client):
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size
         if large:
-            await wire.gone(wire.accepted)
+            await wire.wait_sent(wire.accepted)
 
 
 @contextlib.contextmanager

@@ -392,7 +392,7 @@ class Connection:
             await (sending if at_once else bounded(sending, timeout_s, self.lost, moves=moves))
         except BaseException:
             # The publishing itself ends later, and the caller may write into his buffer at once.
-            client.own(payload)
+            client.copy_queued(payload)
             raise
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, confirm: bool = True) -> int:
@@ -607,7 +607,6 @@ class ConnectionLoop:
             await asyncio.shield(self._closing)
 
     async def _close(self, shut_down: Callable[[], Coroutine[Any, Any, None]], within_s: float) -> None:
-        """Shut down, and end the thread."""
         try:
             with contextlib.suppress(TimeoutError):
                 work = shut_down() if self._thread is None else asyncio.wrap_future(self._thread.submit(shut_down()))

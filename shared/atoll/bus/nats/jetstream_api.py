@@ -190,10 +190,9 @@ class JetStream:
 
     @property
     def _is_far(self) -> bool:
-        """Return whether we speak with a hub through the leaf of a region."""
         return not self._nearby and is_region(self.connection.domain)
 
-    async def once(
+    async def request(
         self,
         subject: str,
         payload: Buffer,
@@ -222,7 +221,7 @@ class JetStream:
         payload = json.dumps(body).encode() if body is not None else b""
         while True:
             try:
-                return await self.once(subject, payload, attempts=patience.attempts)
+                return await self.request(subject, payload, attempts=patience.attempts)
             except (Unanswered, ApiRefusal) as reason:
                 if isinstance(reason, ApiRefusal) and not reason.is_passing:
                     raise
@@ -239,7 +238,7 @@ class JetStream:
         timeout_s = FAR_TRY_S if self._is_far else None
         while True:
             try:
-                await self.once(subject, payload, headers, patience.attempts, timeout_s)
+                await self.request(subject, payload, headers, patience.attempts, timeout_s)
             except (Unanswered, ApiRefusal) as reason:
                 if not (first_wins and isinstance(reason, ApiRefusal) and reason.is_kept_first):
                     await patience.after(subject, reason)
@@ -286,11 +285,11 @@ class JetStream:
         patience = JetStreamPatience(self.connection)
         while True:
             try:
-                return await self.page_once(stream, body, patience.attempts)
+                return await self.request_page(stream, body, patience.attempts)
             except Unanswered as reason:
                 await patience.after(f"{self.root}.DIRECT.GET.{stream}", reason)
 
-    async def page_once(self, stream: str, body: Mapping[str, Any], attempts: int = 0) -> Page:
+    async def request_page(self, stream: str, body: Mapping[str, Any], attempts: int = 0) -> Page:
         """Ask for a page through a private inbox and collect until the end-of-batch marker; raise `Unanswered` without one."""
         connection = self.connection
         ended: asyncio.Future[Mapping[str, str]] = connection.loop.create_future()
@@ -386,7 +385,7 @@ async def put_record(
                         allowed=f"reconnect {reconnects}, by which everything that the record names was stored",
                         todo="nothing: it is stored again, since the broker may have lost power",
                     )
-            answer = await jetstream.once(subject, data, headers, patience.attempts)
+            answer = await jetstream.request(subject, data, headers, patience.attempts)
             revision = read_field(answer, int, "seq")
         except (Unanswered, ApiRefusal) as reason:
             refused = isinstance(reason, ApiRefusal)

@@ -127,7 +127,7 @@ async def check_broker(jetstream: JetStream, url: str) -> None:
     deadline_s = here_s + connection.options.patience_s
     while True:
         try:
-            await jetstream.once(f"{jetstream.root}.INFO", b"")
+            await jetstream.request(f"{jetstream.root}.INFO", b"")
         except (Unanswered, ApiRefusal) as reason:
             in_region = is_region(connection.domain)
             if not (in_region or _elects(reason)) or loop.time() >= deadline_s:
@@ -355,7 +355,7 @@ async def make_live_stream(jetstream: JetStream, run: str) -> bool:
     records = await _config_of(jetstream, f"atoll_{run}_GL")
     plan = live_plan(run, int((records or {}).get("num_replicas") or 1))
     try:
-        await jetstream.once(
+        await jetstream.request(
             f"{jetstream.root}.STREAM.CREATE.{plan.name}",
             msgspec.json.encode(stream_config(plan, Subjects(run).prefix)),
             timeout_s=ANSWER_S,
@@ -368,9 +368,8 @@ async def make_live_stream(jetstream: JetStream, run: str) -> bool:
 
 
 async def _config_of(jetstream: JetStream, stream: str) -> dict[str, Any] | None:
-    """Return the configuration of a stream, None if there is none."""
     try:
-        found = await jetstream.once(f"{jetstream.root}.STREAM.INFO.{stream}", b"", timeout_s=ANSWER_S)
+        found = await jetstream.request(f"{jetstream.root}.STREAM.INFO.{stream}", b"", timeout_s=ANSWER_S)
     except ApiRefusal as reason:
         if reason.err_code == NO_STREAM:
             return None
@@ -411,7 +410,7 @@ async def bring_together(jetstream: JetStream, streams: Sequence[str], queue: st
     moved = 0
     for call in astray:
         try:
-            await jetstream.once(f"{jetstream.root}.{call}", b'{"placement":{"preferred":"%s"}}' % home.encode())
+            await jetstream.request(f"{jetstream.root}.{call}", b'{"placement":{"preferred":"%s"}}' % home.encode())
         except (ApiRefusal, Unanswered) as reason:
             # Somebody was first, or there is an election: the others wait for nothing.
             log.debug("leader.stays", call=call, reason=str(reason))

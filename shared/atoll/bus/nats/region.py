@@ -75,7 +75,6 @@ class RegionBus(ForwardingBus):
     """A bus to the hub through a leaf, and to the leaf's own mirror and outbox; see the module."""
 
     def __init__(self, hub: JetStreamBus) -> None:
-        """Use a bus that is connected to a leaf; it is closed with this one."""
         super().__init__(hub)
         self._leaf = hub.nearby()
         self._connection = hub.connection
@@ -112,7 +111,6 @@ class RegionBus(ForwardingBus):
             raise reason.public(stream) from reason
 
     async def _mirror(self) -> MirrorState | None:
-        """Return how far the mirror is, None if there is none."""
         answer = await self._stream_info(self._global)
         try:
             silent_ns = read_field(answer, int, "mirror", "active")  # -1: it has only begun
@@ -230,7 +228,6 @@ class RegionBus(ForwardingBus):
             await later()
 
     async def _waiting(self) -> int | None:
-        """Return how many messages the outbox holds, None if the leaf does not say."""
         outbox = await self._connection.call(self._stream_info(outbox_plan(self._subjects.run, self._domain).name))
         try:
             return read_field(outbox, int, "state", "messages") if outbox else 0

@@ -114,7 +114,7 @@ class KeptRun:
         """Have both streams as the hub's are; return False if the run is to be kept no more, and remove them."""
         there = await _info(self._near, self._global)
         try:
-            hub = await self._far.once(f"{self._far.root}.STREAM.INFO.{self._global}", b"")
+            hub = await self._far.request(f"{self._far.root}.STREAM.INFO.{self._global}", b"")
         except ApiRefusal as reason:
             if reason.err_code != NO_STREAM:
                 raise
@@ -146,7 +146,6 @@ class KeptRun:
         return True
 
     def _is_copy(self, config: Mapping[str, Any], created: str) -> bool:
-        """Return whether a mirror copies this founding, and to where the hub may send it."""
         external = config.get("mirror", {}).get("external", {})
         return bool(config.get("metadata", {}).get(_CREATED) == created and external.get("deliver") == self._copy)
 
@@ -230,7 +229,7 @@ class KeptRun:
             log.warning("region.dropped", run=self.run, subject=subject, reason=str(reason))
         except BrokerUnavailable:
             # A subject without a stream has no responders either, so this may be a run that is gone.
-            await self._far.once(f"{self._far.root}.STREAM.INFO.{self._global}", b"")
+            await self._far.request(f"{self._far.root}.STREAM.INFO.{self._global}", b"")
             raise
 
 
@@ -256,7 +255,6 @@ def mirror_config(name: str, deliver: str, bytes_max: int, created: str) -> dict
 
 
 async def _info(jetstream: JetStream, name: str) -> Mapping[str, Any] | None:
-    """Return what JetStream says of a stream, None if there is none."""
     try:
         return await jetstream.api(f"STREAM.INFO.{name}")
     except ApiRefusal as reason:
@@ -313,7 +311,6 @@ class RegionKeeper:
         await self._connection.subscribe(f"{mine}.kept", self._on_message(self._serve_chunks))
 
     async def _mirrored_runs(self) -> Sequence[str]:
-        """Return the runs that were kept before this keeper began."""
         names: list[str] = []
         offset, total = 0, 1
         near = JetStream(self._connection, nearby=True)
@@ -390,7 +387,6 @@ class HubWatch:
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Do nothing yet; `watch` does."""
         self._connection = connection
         self._answered_s = float("-inf")
 

@@ -10,7 +10,7 @@ a slice, and from 3.12 on we give it a copy of that.
 
 Every byte has a position in the order of sending. `accepted` counts queued bytes, `sent` those that the kernel has. To
 wait for room, or until a payload is no longer ours, is to wait for a position. That is the back-pressure: no sender
-queues while more than `QUEUE_BYTES` wait. If a sender gives up, its payload is copied (`own`), so that we never read a
+queues while more than `QUEUE_BYTES` wait. If a sender gives up, its payload is copied (`copy_queued`), so that we never read a
 caller's buffer after its call.
 
 **Rests.** A thousand small messages a second are a thousand awakenings, and an awakening costs more than the message. A
@@ -172,11 +172,11 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
     async def room(self) -> None:
         """Return once less than `QUEUE_BYTES` wait."""
         while self.accepted - self.sent > QUEUE_BYTES:
-            await self.gone(self.accepted - QUEUE_BYTES)
+            await self.wait_sent(self.accepted - QUEUE_BYTES)
         if self._over.done():
             raise ConnectionResetError("not connected")
 
-    async def gone(self, position: int) -> None:
+    async def wait_sent(self, position: int) -> None:
         """Return once the kernel has everything before `position`; `ConnectionResetError` if it never will."""
         if self.sent < position:
             if self._over.done():
@@ -185,7 +185,7 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             heapq.heappush(self._waiters, (position, next(self._order), waiter))
             await waiter
 
-    def own(self, payload: Buffer) -> None:
+    def copy_queued(self, payload: Buffer) -> None:
         """Copy the queued rest of `payload`, so that its owner may change it."""
         mine = memoryview(payload).obj
         for place, piece in enumerate(self._queue):
@@ -292,13 +292,11 @@ class SocketTransport(Transport, asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     async def _arrival(self) -> None:
-        """Return once there is a frame, or the end."""
         while not self._framer.frames and not self._over.done():
             self._news.clear()
             await self._news.wait()
 
     def _push_soon(self) -> None:
-        """Push in the loop's next round, once for all that asked for it."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._push)
