@@ -60,6 +60,8 @@ _PAUSE_FIRST_S = 0.05
 _PAUSE_MAX_S = 2.0
 _PAUSE_OF_NODES_MAX_S = 0.5  # an election is over at any moment, and what fails meanwhile fails at once
 LEAVE_S = 4.0
+_PAGE_MESSAGES = 500
+_PAGE_BYTES_MAX = 32 << 20
 FAR_TRY_S = 30.0
 
 T = TypeVar("T")
@@ -227,6 +229,15 @@ class JetStream:
                     raise
                 await patience.after(subject, reason)
 
+    async def stream_info(self, stream: str) -> dict[str, Any] | None:
+        """Return what the API says of a stream, None if there is none; as `api`."""
+        try:
+            return await self.api(f"STREAM.INFO.{stream}")
+        except ApiRefusal as reason:
+            if reason.err_code != NO_STREAM:
+                raise
+            return None
+
     async def store(self, subject: str, payload: Buffer, headers: dict[str, str], *, first_wins: bool = False) -> None:
         """Publish under the id in `headers` until acknowledged.
 
@@ -342,10 +353,6 @@ def read_field(answer: Mapping[str, Any], kind: type[T], *names: str) -> T:
         return converted(found, kind)
     except msgspec.MsgspecError:
         raise Unanswered(f"an answer without its {'.'.join(names)}") from None
-
-
-_PAGE_MESSAGES = 500
-_PAGE_BYTES_MAX = 32 << 20
 
 
 class StoredRecord(msgspec.Struct, frozen=True):

@@ -199,18 +199,8 @@ async def provision(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix:
 
 async def switch_taps(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str, *, bodies: bool) -> int:
     """Give the taps of the streams that exist bodies, or take these away; return how many streams were changed."""
-    changed = 0
-    for plan in plans:
-        wanted = stream_config(plan, prefix, bodies=bodies).get("republish")
-        try:
-            found = (await jetstream.api(f"STREAM.INFO.{plan.name}"))["config"]
-            if wanted is None or found.get("republish") == wanted:
-                continue
-            await jetstream.api(f"STREAM.UPDATE.{plan.name}", {**found, "republish": wanted})
-        except ApiRefusal as reason:
-            raise reason.public(plan.name) from reason
-        changed += 1
-    return changed
+    taps = {plan.name: stream_config(plan, prefix, bodies=bodies).get("republish") for plan in plans}
+    return sum([await _update(jetstream, name, {"republish": tap}) for name, tap in taps.items() if tap is not None])
 
 
 async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) -> int:
@@ -218,21 +208,24 @@ async def fit(jetstream: JetStream, plans: tuple[StreamPlan, ...], prefix: str) 
 
     Raises `AccessDenied` behind the door of a former release, which lets no synchronizer do that.
     """
-    changed = 0
-    for plan in plans:
-        config = stream_config(plan, prefix)
-        wanted = {each: config[each] for each in FITTED}
-        try:
-            found = read_field(await jetstream.api(f"STREAM.INFO.{plan.name}"), dict[str, Any], "config")
-            if not differences(wanted, found):
-                continue
-            await jetstream.api(f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
-        except ApiRefusal as reason:
-            raise reason.public(plan.name) from reason
-        except Unanswered as reason:
-            raise unavailable(plan.name, 0.0, reason) from reason
-        changed += 1
-    return changed
+    configs = {plan.name: stream_config(plan, prefix) for plan in plans}
+    return sum(
+        [await _update(jetstream, name, {each: config[each] for each in FITTED}) for name, config in configs.items()]
+    )
+
+
+async def _update(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> bool:
+    """Give a stream that exists these fields of its configuration; return whether that changed it."""
+    try:
+        found = read_field(await jetstream.api(f"STREAM.INFO.{name}"), dict[str, Any], "config")
+        if not differences(wanted, found):
+            return False
+        await jetstream.api(f"STREAM.UPDATE.{name}", {**found, **wanted})
+    except ApiRefusal as reason:
+        raise reason.public(name) from reason
+    except Unanswered as reason:
+        raise unavailable(name, 0.0, reason) from reason
+    return True
 
 
 async def _create(jetstream: JetStream, name: str, wanted: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import ForwardingBus
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, newest, read_field
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, newest, read_field
 from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 
@@ -104,10 +104,8 @@ class RegionBus(ForwardingBus):
 
     async def _stream_info(self, stream: str) -> dict[str, Any]:
         try:
-            return await self._near.api(f"STREAM.INFO.{stream}")
+            return await self._near.stream_info(stream) or {}
         except ApiRefusal as reason:
-            if reason.err_code == NO_STREAM:
-                return {}
             raise reason.public(stream) from reason
 
     async def _mirror(self) -> MirrorState | None:

@@ -112,7 +112,7 @@ class KeptRun:
 
     async def _prepare(self) -> bool:
         """Have both streams as the hub's are; return False if the run is to be kept no more, and remove them."""
-        there = await _info(self._near, self._global)
+        there = await self._near.stream_info(self._global)
         try:
             hub = await self._far.request(f"{self._far.root}.STREAM.INFO.{self._global}", b"")
         except ApiRefusal as reason:
@@ -152,12 +152,12 @@ class KeptRun:
     async def _remove(self) -> None:
         self.ready.clear()
         for name in (self._global, self._outbox.name, self._kept.name):
-            if await _info(self._near, name) is not None:
+            if await self._near.stream_info(name) is not None:
                 await self._near.api(f"STREAM.DELETE.{name}")
 
     async def _waiting(self) -> int:
         """Return how many messages wait: in the outbox, or as chunks for which a shard may yet ask."""
-        streams = [await _info(self._near, name) for name in (self._outbox.name, self._kept.name)]
+        streams = [await self._near.stream_info(name) for name in (self._outbox.name, self._kept.name)]
         return sum(read_field(each, int, "state", "messages") for each in streams if each is not None)
 
     async def _forward(self) -> None:
@@ -189,7 +189,7 @@ class KeptRun:
 
     async def _send_kept(self, stem: str) -> int:
         """Send the chunks that stay here of the contribution `stem` to the hub; return how many there are."""
-        if await _info(self._near, self._kept.name) is None:
+        if await self._near.stream_info(self._kept.name) is None:
             return 0
         here, sent, after = self._subjects.kept(self._domain, stem), 0, 0
         while (message := await stored(self._near, self._kept.name, _next(after, f"{here}.*"))) is not None:
@@ -252,15 +252,6 @@ def mirror_config(name: str, deliver: str, bytes_max: int, created: str) -> dict
         "allow_direct": True,
         "metadata": {_CREATED: created},
     }
-
-
-async def _info(jetstream: JetStream, name: str) -> Mapping[str, Any] | None:
-    try:
-        return await jetstream.api(f"STREAM.INFO.{name}")
-    except ApiRefusal as reason:
-        if reason.err_code == NO_STREAM:
-            return None
-        raise
 
 
 class RegionKeeper:
