@@ -21,7 +21,10 @@ from playwright.sync_api import Browser, Page, expect
 from atoll.base.clock import SystemClock
 from atoll.protocol.events import PushKey
 from atoll.report.collect import Facts, collect
-from atoll.report.html import page as report_page
+from atoll.report.page import page_with
+from atoll.report.write import page_frames
+from atoll.run.folder import RunFile
+from atoll.story.history import History
 from atoll_monitor.dashboard.feed import Feed
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
@@ -152,12 +155,20 @@ def test_the_page_of_a_run_shows_names_as_text(browser: Browser) -> None:
 
 def test_the_report_of_a_run_shows_names_as_text(browser: Browser, tmp_path: Path) -> None:
     settings = {"protocol.fragments": 1, "protocol.shards": 1, HOSTILE[0]: HOSTILE[1], "seed": 0}
-    facts = Facts(run=HOSTILE[0], settings=settings, sessions=[], validation={}, data_hash=HOSTILE[1])
+    run = RunFile(run=NAMES[0], learners=1, settings=settings, broker="embedded")
+    facts = Facts(run=run.run, settings=settings, sessions=[], validation={}, data_hash=HOSTILE[1])
     view = run_of_names().view
+    (tmp_path / "sample.txt").write_text("".join(HOSTILE), encoding="utf-8")
+    frames = page_frames(collect(view, facts), view, run, History(), tmp_path)
     file = tmp_path / "report.html"
-    file.write_text(report_page(collect(view, facts), view, "".join(HOSTILE)), encoding="utf-8")
-    page = browser.new_page()
-    page.goto(file.as_uri())
+    file.write_text(page_with(hostile(json.loads(msgspec.json.encode(frames)))), encoding="utf-8")
+    seen = WatchedPage(browser)
+    page = seen.open(file.as_uri())
     for text in HOSTILE:
-        expect(page.locator("body")).to_contain_text(text)
+        expect(page.locator("#learners tbody")).to_contain_text(text)
+        expect(page.locator("#lives tbody")).to_contain_text(text)
+        expect(page.locator("#sample")).to_contain_text(text)
+    expect(page.locator("#settings")).to_contain_text(HOSTILE[0])
     is_text(page)
+    assert seen.asked == [file.as_uri()]
+    assert seen.faults == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -65,3 +66,29 @@ def test_a_person_reads_the_cause_on_the_page(simulate: Simulate, folders: dict[
         expect(page.locator("#speed .keys")).to_contain_text("fault")
 
     assert seen.faults == []
+
+
+@pytest.mark.parametrize("screen", ["wide", "phone"])
+def test_the_report_opens_from_a_disk(screen: str, simulate: Simulate, folders: dict[str, Path]) -> None:
+    """One file that asks for nothing: the page of the run, with its figures, lives, settings and text, for everybody."""
+    out = simulated(simulate, folders, "slow link")
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    address = (out / "report.html").as_uri()
+    with chromium() as browser:
+        seen = WatchedPage(browser, screen=screen, open_to_axe=True)
+        page = seen.open(address)
+        expect(page.locator("#causes li strong").first).to_have_text("slow link: learner-3")
+        expect(page.locator("#causes code").first).to_have_text(f"atoll why behind learner-3 --out {out}")
+        expect(page.locator("#status")).to_contain_text("over")
+        expect(page.locator("#figures tbody tr").first).to_contain_text(f"{report['tokens_trained']:,}")
+        expect(page.locator("#lives tbody tr")).to_have_count(len(report["learners"]))
+        expect(page.locator("#settings tbody tr")).to_have_count(len(report["settings"]))
+        for chart in ("merged", "losses", "speed", "participation", "bytes"):
+            expect(page.locator(f"#{chart} canvas")).to_be_visible()
+        assert seen.violations() == []
+
+        strict = WatchedPage(browser)
+        strict.open(address)
+
+    assert strict.asked == [address]
+    assert strict.faults == []

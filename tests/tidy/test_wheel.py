@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_product_alone(wheel: set[str]) -> None:
     assert {name for name in wheel if name.endswith(".py")} == wanted
     assert not [name for name in wheel if {"tests", "schedules", "baselines", "benchmarks"} & set(name.split("/"))]
     assert {"atoll/report/report.schema.json", "atoll/bus/hub.conf"} <= wheel
-    page = "atoll_monitor/dashboard/static"
+    page = "atoll/report/static"
     assert {f"{page}/index.html", f"{page}/vendor/uPlot.esm.js", f"{page}/vendor/uPlot-LICENSE.txt"} <= wheel
     assert {f"{package}/py.typed" for package in PACKAGES} <= wheel
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from atoll_monitor.alerts import RULES, AlertJudge, HoldingAlert, Labels, MetricReading, reading_of
+from atoll.report.page_data import HoldingAlert
+from atoll_monitor.alerts import RULES, AlertJudge, Labels, MetricReading, reading_of
 from atoll_monitor.metrics import families
 from support.watched_runs import full
 

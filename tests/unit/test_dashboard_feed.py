@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from atoll.base.clock import SystemClock
+from atoll.report.page import STATIC
 from atoll_monitor import http_server
 from atoll_monitor.dashboard import feed as feeds
 from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed
-from atoll_monitor.dashboard.routes import STATIC, page_routes
+from atoll_monitor.dashboard.routes import page_routes
 from atoll_monitor.dashboard.scenes import RunScene
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from atoll.protocol.settings import ProtocolSettings
+from atoll.report.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
 from atoll.run.timeline import Timeline
 from atoll.run.view import RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
-from atoll_monitor.dashboard.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
 from support.events import event
 
 BEGAN_S = 1000.0

@@ -11,8 +11,8 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.run_store import last_facts
 from atoll.protocol.ledger import ACCOUNTS_MAX, FormerLives, Ledger, parts, settle
 from atoll.report.collect import Facts, believe_the_dead, collect
-from atoll.report.html import page
-from atoll.report.write import BrokerFacts, summary, write_report
+from atoll.report.page import STATIC, page_with
+from atoll.report.write import BrokerFacts, page_frames, summary, write_report
 from atoll.run.folder import RunFile, RunFolder
 from atoll.run.ledger import closing_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
@@ -25,6 +25,7 @@ from atoll.wire.traffic import LinkTraffic
 from atoll_synchronizer.shard_context import EventLog
 from support.events import event, fields
 from support.founded_run import run_record
+from support.watched_runs import beat
 
 
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
@@ -159,16 +160,59 @@ def test_large_books_come_in_parts_that_add_up() -> None:
     assert closing_ledger(told).accounts == fragment_ledger.accounts
 
 
-def reported(average: float | None) -> tuple[dict[str, Any], str]:
-    """Return the report of a run with two validations, and its page."""
+def frames_of(view: RunView, history: History | None) -> dict[str, Any]:
+    """Return what the page of a run shows."""
+    run = RunFile(run="r", learners=1, settings={"protocol.fragments": 1, "protocol.shards": 1}, broker="embedded")
+    facts = Facts(run=run.run, settings=run.settings, sessions=[], validation={}, data_hash="", history=history)
+    return page_frames(collect(view, facts), view, run, history, Path("/nowhere"))
+
+
+def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
+    """What was slow has a command for this folder; whoever was heard until now has left or ended, and is not silent."""
+    view, history = RunView(), History()
+    shares = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0, "steps": 5, "step_s": 1.0}]
+    fields = {
+        "fragment": 0,
+        "version": 1,
+        "contributors": shares,
+        "quorum_wait_s": 3.0,
+        "waited_s": 3.0,
+        "commit_s": 1.0,
+    }
+    told = [
+        event("joined", "a", 10.0, incarnation=1, took_s=10.0),
+        event("sample", "a", 12.0, incarnation=1, step=2, tokens=20, step_s=1.0, loss=4.0, lag_versions=1),
+        event("sample", "a", 20.0, incarnation=1, step=5, tokens=50, step_s=1.0, loss=3.0),
+        event("round", "shard-0", 20.0, **fields),
+    ]
+    for one in told:
+        view.on_event(one)
+        history.take(f"ev.{one.kind}.{one.who}", encode(one))
+    view.on_beat(beat("a"), 1000.0)
+    frames, unread = frames_of(view, history), frames_of(view, None)
+
+    assert [(part["what"], part["share"], part["command"]) for part in frames["causes"]["slow"][:2]] == [
+        ("quorum", 0.75, "atoll why --out /nowhere"),
+        ("joining", 0.5, "atoll story learner a --out /nowhere"),
+    ]
+    assert frames["curves"]["losses"] == [{"learner": "a", "at_s": [2.0, 10.0], "loss": [4.0, 3.0]}]
+    assert frames["curves"]["rounds"]["contributors"] == [1]
+    assert frames["state"]["status"] == "over"
+    assert [(one["state"], one["heard_s"]) for one in frames["state"]["learners"]] == [("ended", None)]
+    assert not [mark for mark in frames["state"]["marks"] if mark["kind"] == "silent"]
+    assert unread["causes"] is None
+    assert unread["curves"]["losses"] == frames["curves"]["losses"]
+
+
+def test_the_page_of_a_report_has_its_parts_inside() -> None:
+    """It names no file beside it, and a name of a peer's ends no script."""
     view = RunView()
-    kept = {} if average is None else {"average": average}
-    for tokens, bits in ((10, 4.0), (20, 2.0)):
-        view.on_event(event("validation", "evaluator", 1.0, run_tokens=tokens, bits_per_byte=bits, **kept))
-    exported = {} if average is None else {"final_bits_per_byte": 2.5, "average_bits_per_byte": average}
-    settings = {"protocol.fragments": 2, "protocol.shards": 1}
-    report = collect(view, Facts(run="r", settings=settings, sessions=[], validation=exported, data_hash=""))
-    return report, page(report, view, "")
+    view.on_event(event("joined", "</script><script>alert(1)</script>", 1.0, incarnation=1))
+    shown = page_with(frames_of(view, None))
+
+    assert "static/" not in shown
+    assert shown.count("</script>") == 3
+    assert all(f'"{path.name}":"data:' in shown for path in STATIC.glob("*.js"))
 
 
 def test_processes_that_died_and_never_came_back_are_faults() -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.core import Metric
 
 from atoll.base.units import DAY_S
+from atoll.report.page_data import HoldingAlert
 
 Labels = Mapping[str, str]
 Found = Iterator[tuple[Labels, float]]
@@ -79,31 +80,6 @@ class AlertRule:
     tells_more: str = ""
     for_s: float = 0.0
     show: Callable[[float], str] = str
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingAlert:
-    """A rule whose condition is so, since `since_s`; it is `pending` until it has been so for as long as the rule waits."""
-
-    name: str
-    severity: str
-    labels: Labels
-    summary: str
-    tells_more: str
-    since_s: float
-    pending: bool
-
-    def as_json(self, began_s: float) -> dict[str, Any]:
-        """Return it in plain JSON values, with its time in seconds since `began_s`."""
-        return {
-            "name": self.name,
-            "severity": self.severity,
-            "labels": dict(sorted(self.labels.items())),
-            "summary": self.summary,
-            "tells_more": self.tells_more,
-            "since_s": round(self.since_s - began_s, 2),
-            "pending": self.pending,
-        }
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Final
 from atoll.base.clock import Clock
 from atoll.bus.interface import StreamState
 from atoll.protocol.settings import ProtocolSettings
+from atoll.report.page_data import NodeSeen
 from atoll.run.hearing import Hearing
 from atoll.run.view import RoundLine, RunView
 from atoll.wire.messages import Event, RunRecord
@@ -47,14 +48,6 @@ class DiskFigures:
 
     size_bytes: int
     free_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """One address of the broker: the name of the server that answered there last, and whether it answers."""
-
-    name: str
-    answers: bool
 
 
 @dataclass(slots=True)

@@ -25,8 +25,9 @@ from atoll.bus.open import open_managing_bus
 from atoll.bus.options import PORT, addresses
 from atoll.bus.server_info import LINE_BYTES_MAX, greeting, unchecked_tls
 from atoll.keys.certificates import ends_at_s
+from atoll.report.page_data import NodeSeen
 from atoll.settings import Settings, bus_options
-from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun, NodeSeen
+from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun
 
 log = get(__name__)
 

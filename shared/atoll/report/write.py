@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,16 @@ from atoll.base.units import as_size
 from atoll.base.wording import few
 from atoll.protocol.ledger import Ledger
 from atoll.report.collect import Facts, collect
-from atoll.report.html import page
+from atoll.report.page import page_with
+from atoll.report.page_data import PageFacts, causes_of, curves_of, state_of
+from atoll.run.curves import first_s
 from atoll.run.folder import VALIDATION, RunFile, RunFolder
+from atoll.run.saved import agreement_of
 from atoll.run.view import RunView
 from atoll.story.history import History
 
 NAMED_MAX = 4
+SAMPLE_CHARS_MAX = 20_000
 DOUBTS_MAX = 4
 """So many reasons why the fates are not exact are in the summary; the report has all of them."""
 
@@ -56,17 +61,50 @@ def write_report(
         history=last.history,
     )
     report = collect(view, facts)
-    files = {
-        "report.json": json.dumps(report, indent=2, allow_nan=False).encode() + b"\n",
-        "report.html": page(report, view, text_or_empty(folder.path("sample.txt"))).encode(),
-    }
+
+    def page() -> str:
+        return page_with(page_frames(report, view, run, last.history, folder.out))
+
+    def document() -> str:
+        return json.dumps(report, indent=2, allow_nan=False) + "\n"
+
     unwritten: AtollError | None = None
-    for name, content in files.items():
+    for name, content in (("report.json", document), ("report.html", page)):
         try:
-            folder.write(name, content)
+            folder.write(name, content().encode())
         except AtollError as error:  # the other one may go well, and the report is there to be told
             unwritten = unwritten or error
     return report, unwritten
+
+
+def page_frames(
+    report: Mapping[str, Any], view: RunView, run: RunFile, history: History | None, out: Path
+) -> dict[str, Any]:
+    """Return what the page shows of a run that is over; without its event log there are no causes."""
+    began_s = None if history is not None else first_s(view)
+    newest_s = max((line.at_s for line in view.rounds), default=0.0) if history is None else history.newest_s
+    known = History() if history is None else history
+    facts = PageFacts(
+        run=run.run,
+        now_s=0.0,
+        wall_s=newest_s,
+        agreement=agreement_of(run),
+        founded_at_s=began_s,
+        over=True,
+        saved=True,
+        clock=report["clock"],
+        fates=report["tokens_by_fate"],
+        reached_by=f"--out {shlex.quote(str(out))}",
+    )
+    return {
+        "state": state_of(view, known.timeline, facts),
+        "curves": curves_of(view, known, facts),
+        "causes": None if history is None else causes_of(history, facts),
+        "report": {
+            **{name: value for name, value in report.items() if name not in ("curves", "slow")},
+            "sample": text_or_empty(out / "sample.txt")[:SAMPLE_CHARS_MAX],
+        },
+    }
 
 
 def summary(report: Mapping[str, Any], out: Path, following: str = "") -> str:

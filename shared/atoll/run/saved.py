@@ -64,7 +64,7 @@ def saved_run(out: Path) -> SavedRun | None:
     file = read_run_file(out)
     if file is None:
         return SavedRun(out, out.resolve().name) if (out / EVENTS_FILE).is_file() else None
-    return SavedRun(out, file.run, _agreement(file), simulated=True) if file.broker == SIMULATED else None
+    return SavedRun(out, file.run, agreement_of(file), simulated=True) if file.broker == SIMULATED else None
 
 
 def saved_events(path: Path) -> Iterator[Event | None]:
@@ -88,7 +88,12 @@ def saved_events(path: Path) -> Iterator[Event | None]:
         ) from error
 
 
-def _agreement(file: RunFile) -> ProtocolSettings:
+def agreement_of(file: RunFile) -> ProtocolSettings:
+    """Return what the processes of a run agreed on, by its `run.json`.
+
+    Raises:
+        SettingsError: it says no agreement that we know.
+    """
     told = {name.removeprefix(_SECTION): value for name, value in file.settings.items() if name.startswith(_SECTION)}
     try:
         return msgspec.convert(told, ProtocolSettings, strict=False)

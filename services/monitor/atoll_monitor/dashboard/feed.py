@@ -23,7 +23,7 @@ import msgspec
 
 from atoll.base.clock import Clock
 from atoll.base.logs import get
-from atoll_monitor.dashboard.page_data import comparison_rows
+from atoll.report.page_data import comparison_rows
 from atoll_monitor.dashboard.scenes import PageScene
 
 log = get(__name__)

@@ -7,7 +7,6 @@ that a peer has chosen stays text.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -17,9 +16,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atoll.report.page import STATIC
 from atoll_monitor.dashboard.feed import Feed, Mailbox
 
-STATIC: Final = Path(__file__).parent / "static"
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"

@@ -20,6 +20,7 @@ from atoll.base.wording import redact
 from atoll.bus.open import open_bus
 from atoll.protocol.ledger import Ledger, apportion, settle
 from atoll.protocol.settings import ProtocolSettings
+from atoll.report.page_data import NodeSeen, PageFacts, causes_of, curves_of, state_of
 from atoll.run.ledger import read_lives, total
 from atoll.run.saved import SavedRun
 from atoll.run.timeline import Timeline, TimeMark
@@ -28,9 +29,8 @@ from atoll.settings import Settings, bus_options
 from atoll.story.history import History, notes
 from atoll.wire.messages import Event
 from atoll_monitor.alerts import RULES, AlertJudge, reading_of
-from atoll_monitor.dashboard.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll_monitor.metrics import families
-from atoll_monitor.monitored_run import MonitoredRun, NodeSeen
+from atoll_monitor.monitored_run import MonitoredRun
 
 log = get(__name__)
 

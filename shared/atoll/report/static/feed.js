@@ -1,9 +1,15 @@
-/* Frames from the monitor, for as long as the page is open: the newest state, curves, causes, compared runs. It comes back by itself. */
+/* Frames from the monitor, for as long as the page is open: the newest state, curves, causes, compared runs. It comes back by itself.
+   The page of a report has its frames inside, and nothing comes any more. */
 
 const AGAIN_MS = 5000;
 const QUIET_MS = 6000;
 
 export function follow(run, { on, trouble }) {
+  const kept = document.getElementById("frames");
+  if (kept) {
+    for (const [kind, frame] of Object.entries(JSON.parse(kept.textContent))) on(kind, frame);
+    return () => {};
+  }
   let source = null, timer = null, heard = performance.now(), stopped = false;
 
   const open = () => {

@@ -5,6 +5,7 @@ import { clock, exact, fine, plural, seconds, share } from "./format.js";
 
 const WHOLES = { learners: "of the learners' time", rounds: "of the rounds' time" };
 const RUN = "the rounds";
+const UNREAD = "The event log could not be read to its end.";
 const SHORT_S = 60; // a time before this is told to a tenth of a second
 
 /* From when to when; what has no end lasts. */
@@ -37,6 +38,7 @@ export class Causes {
   }
 
   set(causes) {
+    if (empty(this.host, causes ? null : UNREAD)) return;
     const none = causes.rounds ? `Nothing stands out in ${plural(causes.rounds, "round")}: no slow link or learner, no quarantine, no lost shard, no full disk.` : "No round has ended yet: causes are found by comparing learners, and shards with their usual pace.";
     if (empty(this.host, causes.findings.length ? null : none)) return;
     keyed(this.list, findingKeys(causes.findings), () => this.#item(), (item, _, index) => this.#show(item, causes.findings[index]));
@@ -78,6 +80,7 @@ export class Slow {
   }
 
   set(causes) {
+    if (empty(this.host, causes ? null : UNREAD)) return;
     const none = causes.rounds ? "No share of time beyond 1 % was lost." : "No round has ended yet.";
     if (empty(this.host, causes.slow.length ? null : none)) return;
     this.table.fill(causes.slow.map((part) => [share(part.share), WHOLES[part.of] ?? part.of, seconds(part.seconds), part.who || RUN, `${part.what}: ${part.who ? "it" : "they"} ${part.sentence}`, { code: part.command }]), (_, index) => causes.slow[index].of + causes.slow[index].what + causes.slow[index].who);

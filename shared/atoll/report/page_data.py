@@ -4,8 +4,9 @@
     RunView, History, PageFacts  ──► curves_of ─┼─► JSON ──► every viewer
              History, PageFacts  ──► causes_of ─┘
 
-All three are pure, and the same for a live run, for one that is over, and for a saved one. A view has no clock: `PageFacts`
-bring the moment, by two clocks, and what the run's processes agreed on; silence is judged by them, the same for every panel.
+All three are pure, and the same for a live run, for one that is over, for a saved one, and for the page of a report. A view has
+no clock: `PageFacts` bring the moment, by two clocks, and what the run's processes agreed on; silence is judged by them, the
+same for every panel.
 Times in the JSON are seconds since the run began (`began_s`, its founding), so that runs can be laid over each other.
 Whatever has a length that peers decide is cut: `LEARNERS_MAX`, `FRAGMENTS_MAX`, `ROUNDS_MAX`. Sums go on over everything, and
 `left_out` says how much is not shown.
@@ -15,11 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from atoll.protocol.settings import ProtocolSettings
 from atoll.report.comparison import ComparedRun
-from atoll.run.curves import POINTS_MAX, PresentTime, learner_curve, lines_of, rates, silence, stretches, thinned
+from atoll.run.curves import (
+    POINTS_MAX,
+    PresentTime,
+    learner_curve,
+    lines_of,
+    rates,
+    silence,
+    span_of,
+    stretches,
+    thinned,
+)
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.hearing import Hearing
 from atoll.run.links import as_report, byte_ledger, name_of
@@ -30,8 +42,6 @@ from atoll.run.view import RoundLine, RunView
 from atoll.story.goodput import goodput_of
 from atoll.story.history import History
 from atoll.story.slowness import slowness
-from atoll_monitor.alerts import HoldingAlert
-from atoll_monitor.monitored_run import NodeSeen
 
 LEARNERS_MAX: Final = 64
 FRAGMENTS_MAX: Final = 64
@@ -45,6 +55,32 @@ MARKS_SHOWN: Final = 120
 STEPPING: Final = ("training", "draining")
 EVIDENCE_SHOWN: Final = 6
 OF_BROKER: Final = "atoll doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """One address of the broker: the name of the server that answered there last, and whether it answers."""
+
+    name: str
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingAlert:
+    """A rule whose condition is so, since `since_s`; it is `pending` until it has been so for as long as the rule waits."""
+
+    name: str
+    severity: str
+    labels: Mapping[str, str]
+    summary: str
+    tells_more: str
+    since_s: float
+    pending: bool
+
+    def as_json(self, began_s: float) -> dict[str, Any]:
+        """Return it in plain JSON values, with its time in seconds since `began_s`."""
+        since_s = round(self.since_s - began_s, 2)
+        return {**asdict(self), "labels": dict(sorted(self.labels.items())), "since_s": since_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +132,20 @@ class PageFacts:
         """Return what judges who is heard."""
         return Hearing(self.protocol, self.now_s, self.wall_s, self.listens_since_s, self.over or self.saved)
 
+    def state(self, learner: LearnerView) -> str:
+        """Return what a learner does; of a saved run only whether it has left, whatever it said last."""
+        if self.saved:
+            return "left" if learner.latest is None or learner.has_left else "ended"
+        return self.hearing.state(learner)
+
+    def hears(self, host: HostView) -> bool:
+        """Return whether a synchronizer process is heard; nobody is in a saved run."""
+        return not self.saved and self.hearing.hears_host(host)
+
+    def heard_at_s(self, process: LearnerView | HostView) -> float | None:
+        """Return when a process was last heard, in seconds since the epoch; None if it was not, or the run is saved."""
+        return None if self.saved or process.heard_s is None else self.wall_s - (self.now_s - process.heard_s)
+
     def began_s(self, timeline: Timeline) -> float:
         """Return when the run began, seconds since the epoch."""
         if self.founded_at_s is not None:
@@ -111,7 +161,7 @@ def shown_learners(view: RunView) -> list[LearnerView]:
 
 def is_over(view: RunView, facts: PageFacts) -> bool:
     """Return whether the run has reached its end, or all its learners have left."""
-    states = [facts.hearing.state(one) for one in view.learners.values()]
+    states = [facts.state(one) for one in view.learners.values()]
     return bool(states) and (facts.over or all(state == "left" for state in states))
 
 
@@ -125,7 +175,7 @@ def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
 
     A process that has finished its shards in a run that is over is left out, as on a page that is opened afterwards.
     """
-    heard = [host for host in view.hosts.values() if facts.hearing.hears_host(host)]
+    heard = [host for host in view.hosts.values() if facts.hears(host)]
     served = {shard for host in heard if host.serving for shard in host.shards}
     silent = [
         host
@@ -227,7 +277,7 @@ def _status(view: RunView, facts: PageFacts) -> str:
         return "away"
     if facts.agreement is None:
         return "awaited"
-    states = [facts.hearing.state(one) for one in view.learners.values()]
+    states = [facts.state(one) for one in view.learners.values()]
     if any(state in ("joining", "training", "draining") for state in states):
         return "live"
     return "over" if is_over(view, facts) else "still"
@@ -235,15 +285,15 @@ def _status(view: RunView, facts: PageFacts) -> str:
 
 def _waits_for(view: RunView, facts: PageFacts) -> str:
     """Return why a run with a quorum makes no version, in words; empty while it makes some."""
-    training = {name for name, one in view.learners.items() if facts.hearing.state(one) == "training"}
+    training = {name for name, one in view.learners.items() if facts.state(one) == "training"}
     making = making_of(view, facts.protocol, training)
     return making.told if making.stands_still and not facts.saved and not is_over(view, facts) else ""
 
 
 def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:
-    state, life = facts.hearing.state(learner), learner.latest
+    state, life = facts.state(learner), learner.latest
     beat = learner.told
-    heard_s = None if learner.heard_s is None else facts.wall_s - (facts.now_s - learner.heard_s) - began_s
+    heard_at_s = facts.heard_at_s(learner)
     isolated = [q for q in view.quarantined if q.learner == learner.learner and _is_of(life, q.incarnation)]
     return {
         "learner": learner.learner,
@@ -257,7 +307,7 @@ def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: flo
         "tokens_per_s": None if beat is None else round(beat.tokens_per_s, 2),
         "overhead": None if beat is None else round(beat.overhead, 6),
         "lag": None if beat is None else beat.lag_versions,
-        "heard_s": None if heard_s is None else round(heard_s, 2),
+        "heard_s": None if heard_at_s is None else round(heard_at_s - began_s, 2),
         "quarantine": isolated[-1].reason if isolated else "",
     }
 
@@ -267,7 +317,7 @@ def _is_of(life: LearnerLife | None, incarnation: int) -> bool:
 
 
 def _host(host: HostView, facts: PageFacts) -> dict[str, Any]:
-    state = ("serving" if host.serving else "standby") if facts.hearing.hears_host(host) else "silent"
+    state = ("serving" if host.serving else "standby") if facts.hears(host) else "silent"
     return {"name": name_of(host), "state": state}
 
 
@@ -335,10 +385,10 @@ def links_of(view: RunView, ledger: Mapping[str, Any], facts: PageFacts) -> list
     learners = {one.learner for one in shown_learners(view)}
     paces: dict[str, tuple[float, float]] = {}
     for name, one in view.learners.items():
-        if one.latest is not None and facts.hearing.state(one) in ("joining", "training", "draining"):
+        if one.latest is not None and facts.state(one) in ("joining", "training", "draining"):
             paces[name] = one.latest.meter.pace()
     for host in view.hosts.values():
-        if facts.hearing.hears_host(host):
+        if facts.hears(host):
             former, pace = paces.get(name_of(host), (0.0, 0.0)), host.meter.pace()
             paces[name_of(host)] = former[0] + pace[0], former[1] + pace[1]
     rows = []
@@ -360,18 +410,13 @@ def marks_of(view: RunView, timeline: Timeline, facts: PageFacts) -> list[TimeMa
     """Return all marks in order of time, those of processes that are silent at this moment among them."""
     found = list(timeline.marks)
     for one in view.learners.values():
-        if facts.hearing.state(one) == "silent" and one.heard_s is not None:
-            at_s = facts.wall_s - (facts.now_s - one.heard_s)
+        at_s = facts.heard_at_s(one)
+        if facts.state(one) == "silent" and at_s is not None:
             found.append(TimeMark(at_s, "fault", "silent", one.learner, "is silent: its last heartbeat"))
-    alive = {
-        shard
-        for host in view.hosts.values()
-        if facts.hearing.hears_host(host) and host.serving
-        for shard in host.shards
-    }
+    alive = {shard for host in view.hosts.values() if facts.hears(host) and host.serving for shard in host.shards}
     for host in view.hosts.values():
-        if host.serving and host.heard_s is not None and not facts.hearing.hears_host(host) and not facts.over:
-            at_s = facts.wall_s - (facts.now_s - host.heard_s)
+        at_s = facts.heard_at_s(host)
+        if host.serving and at_s is not None and not facts.hears(host) and not facts.over:
             found += [
                 TimeMark(at_s, "fault", "silent", f"shard-{shard}", "is silent: the last word of its process")
                 for shard in sorted(host.shards - alive)
@@ -395,22 +440,24 @@ def shown_marks(view: RunView, timeline: Timeline, facts: PageFacts) -> list[dic
 
 
 def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, Any]:
-    """Return the curves: loss of the merged model; loss, lag and overhead of each learner; tokens/s and goodput of all."""
+    """Return the curves: loss of the merged model; what each learner said of itself; tokens/s and goodput of all; rounds."""
     timeline = history.timeline
     began_s = facts.began_s(timeline)
     lines = {name: lines_of(one, timeline.recent.get(name, ())) for name, one in view.learners.items()}
-    parts = [part for name, one in view.learners.items() for part in stretches(one, lines[name])]
-    parts += _silences(view, lines, facts)
+    own = {name: list(stretches(one, lines[name])) for name, one in view.learners.items()}
+    parts = [*chain.from_iterable(own.values()), *_silences(view, lines, facts)]
     made = rates(parts, now_s=None if facts.saved else facts.wall_s)
+    span = span_of(parts) if parts else None
     goodput = goodput_of(history).share
     validated = thinned(list(timeline.validated), POINTS_MAX)
-    losses, lags = [], []
+    losses, lags, speeds = [], [], []
     for one in shown_learners(view):
         measured = [line for line in lines[one.learner] if line.sample.loss is not None]
         known = learner_curve(one.learner, measured, began_s)
         losses.append({"learner": one.learner, "at_s": known.at_s, "loss": known.loss})
         whole = learner_curve(one.learner, lines[one.learner], began_s)
         lags.append({"learner": one.learner, "at_s": whole.at_s, "lag": whole.lag, "overhead": whole.overhead})
+        speeds.append({"learner": one.learner, "tokens_per_s": rates(own[one.learner], span).tokens_per_s})
     return {
         "run": facts.run,
         "merged": {
@@ -421,6 +468,8 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
         },
         "losses": losses,
         "lags": lags,
+        "speeds": speeds,
+        "rounds": _rounds_over_time(view, began_s),
         "rates": {
             "at_s": [round(at_s - began_s, 2) for at_s in made.at_s],
             "tokens_per_s": made.tokens_per_s,
@@ -428,6 +477,19 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
         },
         "goodput": {"now": made.now, "whole": None if goodput is None else round(goodput, 4)},
     }
+
+
+def _rounds_over_time(view: RunView, began_s: float) -> dict[str, list[float]]:
+    """Return contributors, live learners, and bytes merged and published so far, at the rounds that the view keeps."""
+    # What the view no longer keeps lies before the first of them.
+    up = view.bytes_merged - sum(line.round.bytes_up for line in view.rounds)
+    down = view.bytes_published - sum(line.round.bytes_down for line in view.rounds)
+    points = []
+    for line in view.rounds:
+        up, down = up + line.round.bytes_up, down + line.round.bytes_down
+        points.append((round(line.at_s - began_s, 2), len(line.round.contributors), line.round.live, up, down))
+    names = ("at_s", "contributors", "live", "merged", "published")
+    return {name: [point[place] for point in thinned(points, POINTS_MAX)] for place, name in enumerate(names)}
 
 
 def _silences(view: RunView, lines: Mapping[str, Sequence[SampleLine]], facts: PageFacts) -> Iterator[PresentTime]:
@@ -438,7 +500,7 @@ def _silences(view: RunView, lines: Mapping[str, Sequence[SampleLine]], facts: P
     """
     if facts.saved or facts.over or not facts.answered:
         return
-    states = {name: facts.hearing.state(one) for name, one in view.learners.items()}
+    states = {name: facts.state(one) for name, one in view.learners.items()}
     known_s = [lines[name][-1].at_s for name, state in states.items() if state in STEPPING and lines[name]]
     until_s = min(facts.wall_s, max(known_s, default=facts.wall_s))
     for name, state in states.items():
