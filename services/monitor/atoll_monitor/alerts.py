@@ -1,20 +1,25 @@
-"""Alerts of a monitor: the rules of `infra/monitor/alerts.yml` as functions of its metrics, and the judge of them.
+"""Alerts of a monitor: each rule once, as a condition that is both a query of Prometheus and a function of the metrics.
 
-Prometheus wakes people by the same metrics. A page must not need one, so each rule is here a second time. A test plays the
-cases of `alerts_test.yml` to both, and holds names, severities, waits and words against the file.
+Prometheus wakes people by the metrics of the monitor; a page must not need one, so the monitor judges the same rules by itself.
+`infra/monitor/alerts.yml` is made of these rules (`infra/monitor/write_alerts.py`), and a test plays the cases of
+`alerts_test.yml` to them, as `promtool` does to the file.
 
-A rule is a function of a *reading*: all metrics at a moment. `AlertJudge.take` is given a reading now and then. A rule
+A condition's function takes a *reading*: all metrics at a moment. `AlertJudge.take` is given a reading now and then. A rule
 *holds* once its condition has been so for `for_s` without a break; until then it is *pending*. Nothing here reads a clock.
-Rules about the run itself hold only while the run goes on (`_going_on`); disks and certificates are of machines.
-`AtollMonitorDown` is not here: a monitor that is down judges nothing.
+What follows from a silence of the run's broker alone (nobody is heard, nothing is committed) is told once, by
+`AtollBrokerUnreachable`: the others ask for a broker that answers (`_watched`). A run that is over wakes nobody, though its
+broker be stopped: what is of the run asks for one that goes on (`_going_on`). Disks, certificates and the monitor itself are
+of machines, and do not.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import groupby
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 
@@ -28,12 +33,13 @@ RATED: Final = "atoll_junk_messages_total"
 """The counter of whose pace a rule speaks: only this one is kept, for `RATE_S`."""
 READINGS_MAX: Final = 256
 HOLDING_MAX: Final = 64
-COMMITS_S: Final = 900.0
+COMMITS_S: Final = 900
 FULL: Final = 0.8
 DISK_FREE: Final = 0.1
 JUNK_PER_S: Final = 0.1
 CERTIFICATE_S: Final = 14 * DAY_S
 MINUTE_S: Final = 60.0
+ON_RUN: Final = "on (run, instance, job)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +73,69 @@ def reading_of(families: Iterable[Metric], at_s: float) -> MetricReading:
 
 
 @dataclass(frozen=True, slots=True)
-class AlertRule:
-    """A rule: what it finds in a reading (labels and a value each), for how long that has to be so, and its words.
+class AlertCondition:
+    """The same condition twice: `query` of Prometheus, and `finds`, which yields labels and a value of each that is so."""
 
-    `summary` may name labels and `{value}`, of which `show` makes a text. `tells_more` says where to look.
+    query: str
+    finds: Callable[[MetricReading], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValue:
+    """The form of a value in words: a function of Prometheus' templates, and the same here."""
+
+    function: str
+    text: Callable[[float], str]
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as Prometheus writes one: 16m 0s."""
+    whole = int(abs(seconds))
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
+    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return ("-" if seconds < 0 else "") + " ".join(f"{count}{unit}" for count, unit in parts[first:])
+
+
+NUMBER: Final = ShownValue("", lambda value: f"{value:.15g}")
+PERCENTAGE: Final = ShownValue(" | humanizePercentage", lambda value: f"{100.0 * value:.4g}%")
+DURATION: Final = ShownValue(" | humanizeDuration", _duration)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRule:
+    """A rule of a group: its condition, for how long that has to be so, and its words.
+
+    `summary` may name labels and `{value}`, in the form of `shown`. `tells_more` says where to look.
     """
 
+    group: str
     name: str
     severity: str
-    finds: Callable[[MetricReading], Found]
+    condition: AlertCondition
     summary: str
     tells_more: str = ""
     for_s: float = 0.0
-    show: Callable[[float], str] = str
+    shown: ShownValue = NUMBER
+
+    def for_prometheus(self) -> dict[str, Any]:
+        """Return the rule as Prometheus reads it."""
+        labels = re.sub(r"\{(?!value\})(\w+)\}", r"{{ $labels.\1 }}", self.summary)
+        annotations = {"summary": labels.replace("{value}", f"{{{{ $value{self.shown.function} }}}}")}
+        if self.tells_more:
+            annotations["description"] = self.tells_more
+        return {
+            "alert": self.name,
+            "expr": self.condition.query,
+            **({"for": f"{self.for_s / MINUTE_S:.0f}m"} if self.for_s else {}),
+            "labels": {"severity": self.severity},
+            "annotations": annotations,
+        }
+
+
+def prometheus_groups() -> dict[str, Any]:
+    """Return all rules as a file of Prometheus has them, in plain values."""
+    groups = groupby(RULES, lambda rule: rule.group)
+    return {"groups": [{"name": name, "rules": [rule.for_prometheus() for rule in rules]} for name, rules in groups]}
 
 
 @dataclass(slots=True)
@@ -100,10 +156,10 @@ class AlertJudge:
         since_s: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         found = []
         for rule in self.rules:
-            for labels, value in rule.finds(judged):
+            for labels, value in rule.condition.finds(judged):
                 key = rule.name, frozenset(labels.items())
                 began_s = since_s[key] = self._since_s.get(key, reading.at_s)
-                words = {"value": rule.show(value), **labels}
+                words = {"value": rule.shown.text(value), **labels}
                 found.append(
                     HoldingAlert(
                         rule.name,
@@ -120,210 +176,240 @@ class AlertJudge:
         self.holding = tuple(order[:HOLDING_MAX])
 
 
-def _goes_on(reading: MetricReading) -> bool:
-    return reading.value("atoll_run_over") == 0.0
-
-
-def _is_watched(reading: MetricReading) -> bool:
-    """Return whether the run goes on and its broker answers: what a silence of the broker entails is told once."""
-    return _goes_on(reading) and reading.value("atoll_monitor_connected") == 1.0
-
-
-def _going_on(finds: Callable[[MetricReading], Found]) -> Callable[[MetricReading], Found]:
-    """Return a condition that no run fulfils which is over: its broker may be stopped, and nobody need get up for it."""
-    return lambda reading: finds(reading) if _goes_on(reading) else iter(())
-
-
-def _no_commits(reading: MetricReading) -> Found:
-    committed = reading.all("atoll_last_commit_timestamp_seconds")
-    for labels, at_s in committed or reading.all("atoll_run_founded_timestamp_seconds"):
-        if reading.at_s - at_s > COMMITS_S and _is_watched(reading):
-            yield labels, reading.at_s - at_s
-
-
-def _is_zero(name: str) -> Callable[[MetricReading], Found]:
-    return lambda reading: (
-        (labels, value) for labels, value in reading.all(name) if not value and _is_watched(reading)
+def _equals(name: str, wanted: int) -> AlertCondition:
+    return AlertCondition(
+        f"{name} == {wanted}",
+        lambda reading: ((labels, value) for labels, value in reading.all(name) if value == wanted),
     )
 
 
-def _equals(name: str, wanted: float) -> Callable[[MetricReading], Found]:
-    return lambda reading: ((labels, value) for labels, value in reading.all(name) if value == wanted)
+def _share(name: str, of: str, relation: str, bound: float) -> AlertCondition:
+    """Return that a metric is above or below a share of another one of the same labels, which may be 0: no bound."""
 
-
-def _nearly_full(name: str, limit: str) -> Callable[[MetricReading], Found]:
     def finds(reading: MetricReading) -> Found:
         for labels, value in reading.all(name):
-            bound = reading.beside(limit, labels)
-            if bound and value / bound > FULL:
-                yield labels, value / bound
+            whole = reading.beside(of, labels)
+            if whole and (value / whole > bound if relation == ">" else value / whole < bound):
+                yield labels, value / whole
 
-    return finds
-
-
-def _drops_messages(reading: MetricReading) -> Found:
-    """Yield reasons for which messages were dropped faster than allowed, over the readings of the last ten minutes."""
-    for labels, value in reading.all(RATED):
-        known = [(each.at_s, count) for each in reading.former if (count := each.beside(RATED, labels)) is not None]
-        if known and reading.at_s > known[0][0]:
-            pace = max(0.0, value - known[0][1]) / RATE_S
-            if pace > JUNK_PER_S:
-                yield labels, pace
+    return AlertCondition(f"{name} / ({of} > 0) {relation} {bound:g}", finds)
 
 
-def _queue_deep(reading: MetricReading) -> Found:
-    fragments = len(reading.all("atoll_fragment_commits_total"))
-    bound = max(1.0, reading.value("atoll_learners_live") or 0.0) * fragments
-    for labels, value in reading.all("atoll_queue_depth"):
-        if fragments and value > bound:
-            yield labels, value
+def _no_commits() -> AlertCondition:
+    committed, founded = "atoll_last_commit_timestamp_seconds", "atoll_run_founded_timestamp_seconds"
+
+    def finds(reading: MetricReading) -> Found:
+        for labels, at_s in reading.all(committed) or reading.all(founded):
+            if reading.at_s - at_s > COMMITS_S:
+                yield labels, reading.at_s - at_s
+
+    return AlertCondition(f"time() - ({committed} or {founded}) > {COMMITS_S}", finds)
 
 
-def _copy_behind(reading: MetricReading) -> Found:
-    for labels, value in reading.all("atoll_stream_copies_current"):
-        wanted = reading.beside("atoll_stream_copies", labels)
-        if wanted is not None and value < wanted:
-            yield labels, value
+def _drops_messages() -> AlertCondition:
+    """Return that messages were dropped faster than allowed, for a reason, over the last ten minutes."""
+
+    def finds(reading: MetricReading) -> Found:
+        for labels, value in reading.all(RATED):
+            known = [(each.at_s, count) for each in reading.former if (count := each.beside(RATED, labels)) is not None]
+            if known and reading.at_s > known[0][0]:
+                pace = max(0.0, value - known[0][1]) / RATE_S
+                if pace > JUNK_PER_S:
+                    yield labels, pace
+
+    return AlertCondition(f"rate({RATED}[{RATE_S / MINUTE_S:.0f}m]) > {JUNK_PER_S:g}", finds)
 
 
-def _disk_full(reading: MetricReading) -> Found:
-    for labels, free in reading.all("atoll_disk_free_bytes"):
-        size = reading.beside("atoll_disk_size_bytes", labels)
-        if size and free / size < DISK_FREE:
-            yield labels, free / size
+def _queue_deep() -> AlertCondition:
+    """Return that more contributions wait than each learner has one of for each fragment: shards cannot follow."""
+    depth, live, commits = "atoll_queue_depth", "atoll_learners_live", "atoll_fragment_commits_total"
+
+    def finds(reading: MetricReading) -> Found:
+        fragments = len(reading.all(commits))
+        bound = max(1.0, reading.value(live) or 0.0) * fragments
+        for labels, value in reading.all(depth):
+            if fragments and value > bound:
+                yield labels, value
+
+    return AlertCondition(f"{depth} > clamp_min({live}, 1) * count by (run, instance, job) ({commits})", finds)
 
 
-def _certificate_ends(reading: MetricReading) -> Found:
-    for labels, ends_s in reading.all("atoll_certificate_end_timestamp_seconds"):
-        if ends_s - reading.at_s < CERTIFICATE_S:
-            yield labels, ends_s - reading.at_s
+def _copy_behind() -> AlertCondition:
+    current, wanted = "atoll_stream_copies_current", "atoll_stream_copies"
+
+    def finds(reading: MetricReading) -> Found:
+        for labels, value in reading.all(current):
+            copies = reading.beside(wanted, labels)
+            if copies is not None and value < copies:
+                yield labels, value
+
+    return AlertCondition(f"{current} < {wanted}", finds)
 
 
-def _number(value: float) -> str:
-    return f"{value:.15g}"
+def _certificate_ends() -> AlertCondition:
+    ends = "atoll_certificate_end_timestamp_seconds"
+
+    def finds(reading: MetricReading) -> Found:
+        for labels, ends_s in reading.all(ends):
+            if ends_s - reading.at_s < CERTIFICATE_S:
+                yield labels, ends_s - reading.at_s
+
+    return AlertCondition(f"{ends} - time() < {CERTIFICATE_S:.0f}", finds)
 
 
-def _percent(value: float) -> str:
-    return f"{100.0 * value:.4g}%"
+def _monitor_down() -> AlertCondition:
+    """Return what Prometheus alone can know: a monitor that is down judges nothing."""
+    return AlertCondition('up{job="atoll"} == 0', lambda _: iter(()))
 
 
-def _duration(seconds: float) -> str:
-    """Return a time as Prometheus writes one: 16m 0s."""
-    whole = int(abs(seconds))
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
-    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
-    return ("-" if seconds < 0 else "") + " ".join(f"{count}{unit}" for count, unit in parts[first:])
+def _and(condition: AlertCondition, metrics: Mapping[str, int]) -> AlertCondition:
+    """Return a condition that also wants some metrics of the run at these values."""
+    wanted = " and ".join(f"{name} == {value}" for name, value in metrics.items())
+
+    def finds(reading: MetricReading) -> Found:
+        so = all(reading.value(name) == value for name, value in metrics.items())
+        return condition.finds(reading) if so else iter(())
+
+    return AlertCondition(f"({condition.query}) and {ON_RUN} ({wanted})", finds)
+
+
+def _going_on(condition: AlertCondition) -> AlertCondition:
+    return _and(condition, {"atoll_run_over": 0})
+
+
+def _watched(condition: AlertCondition) -> AlertCondition:
+    return _and(condition, {"atoll_run_over": 0, "atoll_monitor_connected": 1})
 
 
 RULES: Final = (
     AlertRule(
+        "atoll-run",
         "AtollNoCommits",
         "critical",
-        _no_commits,
+        _watched(_no_commits()),
         "Run {run} has committed nothing for {value}",
         "No shard has published a version. See who is live (`atoll top`) and why the round waits (`atoll why`).",
-        show=_duration,
+        shown=DURATION,
     ),
     AlertRule(
+        "atoll-run",
         "AtollNoSynchronizer",
         "critical",
-        _is_zero("atoll_synchronizers_live"),
+        _watched(_equals("atoll_synchronizers_live", 0)),
         "No synchronizer of run {run} is heard",
         "Contributions wait on the broker until one comes back; nothing is lost meanwhile.",
         MINUTE_S,
     ),
     AlertRule(
+        "atoll-run",
         "AtollNoLearners",
         "critical",
-        _is_zero("atoll_learners_live"),
+        _watched(_equals("atoll_learners_live", 0)),
         "Run {run} has no learner that is heard",
         for_s=5 * MINUTE_S,
     ),
     AlertRule(
+        "atoll-run",
         "AtollLearnerLost",
         "warning",
-        _is_zero("atoll_learner_up"),
+        _watched(_equals("atoll_learner_up", 0)),
         "Learner {learner} of run {run} fell silent",
         "It said no goodbye. The others train on; it continues when its process is started again.",
         MINUTE_S,
     ),
     AlertRule(
+        "atoll-run",
         "AtollLearnerQuarantined",
         "critical",
-        _going_on(_equals("atoll_learner_quarantined", 1.0)),
+        _going_on(_equals("atoll_learner_quarantined", 1)),
         "Learner {learner} of run {run} is in quarantine",
         "Its contributions are refused until it is started again. See what the shard says of it (`atoll tap 'ev.>'`).",
     ),
     AlertRule(
+        "atoll-run",
         "AtollMessagesDropped",
         "warning",
-        _going_on(_drops_messages),
+        _going_on(_drops_messages()),
         "Shards of run {run} drop messages: {reason}",
         "No correct peer sends these: a process of another version, or a stranger.",
         5 * MINUTE_S,
     ),
     AlertRule(
+        "atoll-streams",
         "AtollQueueDeep",
         "warning",
-        _going_on(_queue_deep),
+        _going_on(_queue_deep()),
         "{value} contributions of run {run} wait for shards",
         "Add a synchronizer, or find out what holds the shards up (`atoll why`).",
         5 * MINUTE_S,
-        _number,
     ),
     AlertRule(
+        "atoll-streams",
         "AtollStreamFull",
         "warning",
-        _going_on(_nearly_full("atoll_stream_bytes", "atoll_stream_limit_bytes")),
+        _going_on(_share("atoll_stream_bytes", "atoll_stream_limit_bytes", ">", FULL)),
         "Stream {stream} of run {run} is {value} full",
         for_s=5 * MINUTE_S,
-        show=_percent,
+        shown=PERCENTAGE,
     ),
     AlertRule(
+        "atoll-streams",
         "AtollStreamCopyBehind",
         "warning",
-        _going_on(_copy_behind),
+        _going_on(_copy_behind()),
         "Stream {stream} of run {run} has {value} copies that are whole",
         "Another node that is lost now may stop the run. See the nodes of the broker.",
         5 * MINUTE_S,
-        _number,
     ),
     AlertRule(
+        "atoll-brokers",
         "AtollBrokerUnreachable",
         "critical",
-        _going_on(_equals("atoll_monitor_connected", 0.0)),
+        _going_on(_equals("atoll_monitor_connected", 0)),
         "The broker of run {run} does not answer the monitor",
         for_s=MINUTE_S,
     ),
     AlertRule(
+        "atoll-brokers",
         "AtollBrokerDown",
         "critical",
-        _going_on(_equals("atoll_broker_up", 0.0)),
+        _going_on(_equals("atoll_broker_up", 0)),
         "Node {broker} of the broker of run {run} is down",
         for_s=MINUTE_S,
     ),
     AlertRule(
+        "atoll-brokers",
         "AtollBrokerStoreFull",
         "critical",
-        _going_on(_nearly_full("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes")),
+        _going_on(_share("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes", ">", FULL)),
         "The streams of {broker} take {value} of what they may",
         for_s=5 * MINUTE_S,
-        show=_percent,
+        shown=PERCENTAGE,
     ),
     AlertRule(
+        "atoll-brokers",
         "AtollDiskFull",
         "critical",
-        _disk_full,
+        _share("atoll_disk_free_bytes", "atoll_disk_size_bytes", "<", DISK_FREE),
         "{value} of the disk of {path} are free",
         for_s=5 * MINUTE_S,
-        show=_percent,
+        shown=PERCENTAGE,
     ),
     AlertRule(
+        "atoll-brokers",
         "AtollCertificateEnds",
         "warning",
-        _certificate_ends,
+        _certificate_ends(),
         "The certificate of {address} ends in {value}",
         "Make another: `atoll keys certificate`. Who connects after its end is let in nowhere.",
-        show=_duration,
+        shown=DURATION,
+    ),
+    AlertRule(
+        "atoll-brokers",
+        "AtollMonitorDown",
+        "warning",
+        _monitor_down(),
+        "The monitor at {instance} does not answer; the run goes on without it",
+        for_s=2 * MINUTE_S,
     ),
 )
