@@ -25,11 +25,11 @@ from atoll.report.page import page_with
 from atoll.report.write import page_frames
 from atoll.run.folder import RunFile
 from atoll.story.history import History
-from atoll_monitor.dashboard.feed import Feed
-from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.dashboard import Feed
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.process import routes_of
+from atoll_monitor.scenes import RunScene
 from support.browser import WAIT_MS, WatchedPage, chromium
 from support.events import event
 from support.founded_run import run_record

@@ -14,13 +14,12 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.report.page import STATIC
+from atoll_monitor import dashboard as feeds
 from atoll_monitor import http_server
-from atoll_monitor.dashboard import feed as feeds
-from atoll_monitor.dashboard.feed import VIEWERS_MAX, Feed
-from atoll_monitor.dashboard.routes import page_routes
-from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor.dashboard import VIEWERS_MAX, Feed, page_routes
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun
+from atoll_monitor.scenes import RunScene
 from support.events import event
 
 DEADLINE_S = 60.0

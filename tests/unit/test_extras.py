@@ -34,7 +34,7 @@ def asking(package: str, name: str) -> ModuleNotFoundError:
         ("pyarrow", "atoll_learner.data.sources", "parquet"),
         ("numba", "atoll.codec.kernels.compiled", "synchronizer"),
         ("uvicorn", "atoll_monitor.http_server", "monitor"),
-        ("opentelemetry.sdk", "atoll_monitor.records.traces", "traces"),
+        ("opentelemetry.sdk", "atoll_monitor.traces", "traces"),
     ],
 )
 def test_the_smallest_extra_is_named(package: str, asked_by: str, extra: str) -> None:

@@ -29,10 +29,10 @@ from atoll.wire.events import EVENTS, RoundEvent, event_of, fields_of, writers_n
 from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BYTES_MAX, LinkTraffic
-from atoll_monitor.dashboard import feed as feeds
-from atoll_monitor.dashboard.feed import Feed
-from atoll_monitor.dashboard.scenes import RunScene
+from atoll_monitor import dashboard as feeds
+from atoll_monitor.dashboard import Feed
 from atoll_monitor.monitored_run import MonitoredRun
+from atoll_monitor.scenes import RunScene
 from support.door_attacks import MISLEADING, DoorAttack, read_all
 from support.events import event
 from support.founded_run import run_record

@@ -13,8 +13,8 @@ import zstandard
 
 from atoll.base.errors import InUse, SettingsError
 from atoll.wire.messages import Event
-from atoll_monitor.records import journal as journal_module
-from atoll_monitor.records.journal import RecordJournal
+from atoll_monitor import records as journal_module
+from atoll_monitor.records import RecordJournal
 from support.events import event
 
 

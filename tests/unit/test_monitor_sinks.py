@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from atoll.settings.sections import MonitorSettings
+from atoll_monitor import records as record_keeper
 from atoll_monitor.monitored_run import MonitoredRun
-from atoll_monitor.records import keeper as record_keeper
-from atoll_monitor.records.keeper import RecordKeeper
+from atoll_monitor.records import RecordKeeper
 from support.founded_run import run_record
 from support.watched_runs import SetClock, take_round, watched_run
 

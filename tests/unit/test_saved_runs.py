@@ -13,7 +13,7 @@ from atoll.base.errors import SettingsError
 from atoll.cli.main import build
 from atoll.cli.reading import recording_of
 from atoll.run.saved import EVENTS_FILE, saved_run
-from atoll_monitor.dashboard.scenes import SavedScene
+from atoll_monitor.scenes import SavedScene
 
 BEGAN_S = 5000.0
 

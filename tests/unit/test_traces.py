@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from atoll.wire.messages import Event
-from atoll_monitor.records.traces import RoundTracer, tracer_to
+from atoll_monitor.traces import RoundTracer, tracer_to
 from support.collectors import collecting
 from support.events import event
 

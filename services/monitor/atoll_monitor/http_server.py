@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,19 +58,18 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-class CarefulHeaders:
-    """Adds what every answer should say; it holds nothing back, so endless answers pass."""
+class AnswerHeaders:
+    """Headers that each answer gets; it holds nothing back, so endless answers pass."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Wrap an application."""
-        self._app = app
+    def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
+        self._app, self._headers = app, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and let no browser guess what an answer is."""
+        """Answer one request."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault("X-Content-Type-Options", "nosniff")
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -78,7 +77,9 @@ class CarefulHeaders:
 
 def application(routes: Sequence[BaseRoute], allowed: AllowedHosts) -> Starlette:
     """Return the application that answers on these routes, to requests by an allowed name."""
-    return Starlette(routes=list(routes), middleware=[Middleware(CarefulHeaders), Middleware(HostCheck, allowed)])
+    # No browser is to guess what an answer is.
+    headers = Middleware(AnswerHeaders, {"X-Content-Type-Options": "nosniff"})
+    return Starlette(routes=list(routes), middleware=[headers, Middleware(HostCheck, allowed)])
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -136,7 +137,6 @@ class RunCollector(Collector):
     """Makes the metrics of a run when they are asked for."""
 
     def __init__(self, watched: MonitoredRun) -> None:
-        """Make none yet."""
         self._watched = watched
 
     def collect(self) -> Iterable[Metric]:
@@ -199,7 +199,6 @@ class HostCheck:
     """Answers 421 to a request by a foreign name, and leaves every other to the application."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts) -> None:
-        """Wrap an application."""
         self._app = app
         self._allowed = allowed
 
@@ -280,7 +279,6 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def _is_answering(self) -> bool:
-        """Return whether a whole request is here, and its answer is not complete."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def _wait(self) -> None:

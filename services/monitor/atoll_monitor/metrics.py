@@ -12,7 +12,7 @@ A learner that said goodbye has counters and no gauges. One that fell silent has
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import (
@@ -27,7 +27,6 @@ from atoll.run.links import total
 from atoll.run.process_views import LearnerView
 from atoll.run.standing import making_of
 from atoll.run.view import OTHER
-from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.monitored_run import MonitoredRun
 
 LEARNERS_MAX: Final = 256
@@ -37,8 +36,6 @@ ENDS: Final = frozenset({"all answered", "grace over", "nobody left"})
 """Ends of a round in a run whose shards are as old as the monitor; anything else is counted as `OTHER`."""
 RUN: Final = ("run",)
 OF_LEARNER: Final = ("run", "learner", "region")
-_STREAM: Final = ("run", "stream")
-_BROKER: Final = ("run", "broker")
 QUEUE: Final = "UPM"
 """The stream that is the work queue of contributions: what is in it waits for a shard."""
 
@@ -75,19 +72,30 @@ def live_hosts(watched: MonitoredRun) -> int:
     return sum(one.serving and hearing.hears_host(one) for one in watched.view.hosts.values())
 
 
+def family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    what: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], float | None]],
+) -> Metric:
+    """Return a family of the samples whose value is known; a counter's name has no `_total`, which the format adds."""
+    made = kind(name, what, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            made.add_metric(values, float(value))
+    return made
+
+
 def gauge(name: str, what: str, value: float | None, run: str) -> Iterator[Metric]:
     """Yield a gauge of the run; nothing while its value is unknown."""
     if value is not None:
-        family = GaugeMetricFamily(name, what, labels=RUN)
-        family.add_metric([run], float(value))
-        yield family
+        yield family(GaugeMetricFamily, name, what, RUN, [([run], value)])
 
 
 def counter(name: str, what: str, value: float, run: str) -> Iterator[Metric]:
-    """Yield a counter of the run; its name has no `_total`, which the format adds."""
-    family = CounterMetricFamily(name, what, labels=RUN)
-    family.add_metric([run], float(value))
-    yield family
+    """Yield a counter of the run."""
+    yield family(CounterMetricFamily, name, what, RUN, [([run], value)])
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
@@ -97,12 +105,10 @@ def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(most) | ({OTHER: rest + dict(most).get(OTHER, 0)} if rest else {})
 
 
-def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Iterator[Metric]:
-    """Yield a counter per reason."""
-    family = CounterMetricFamily(name, what, labels=("run", "reason"))
-    for reason, count in sorted(most_frequent(counts).items()):
-        family.add_metric([run, reason], count)
-    yield family
+def by_reason(name: str, what: str, counts: Mapping[str, int], run: str) -> Metric:
+    """Return a counter per reason."""
+    samples = (([run, reason], count) for reason, count in sorted(most_frequent(counts).items()))
+    return family(CounterMetricFamily, name, what, ("run", "reason"), samples)
 
 
 def _monitor(watched: MonitoredRun, left_out: int) -> Iterator[Metric]:
@@ -174,13 +180,13 @@ def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
     ends = Counter[str]()
     for end, count in view.sums.ends.items():
         ends[end if end in ENDS else OTHER] += count
-    yield from by_reason("atoll_round_ends", "Rounds by what ended them.", ends, run)
+    yield by_reason("atoll_round_ends", "Rounds by what ended them.", ends, run)
     yield from counter("atoll_contributions_merged", "Contributions merged.", view.sums.contributions, run)
     yield from counter("atoll_contributions_late", "Of those, made on an older version.", view.sums.late, run)
-    yield from by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
+    yield by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
     clipped = sum(clips.count for clips in view.sums.clipped.values())
     yield from counter("atoll_contributions_clipped", "Contributions folded at less than their length.", clipped, run)
-    yield from by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
+    yield by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
     yield from counter("atoll_quarantines", "Learners put into quarantine.", len(view.quarantined), run)
     yield from counter("atoll_contribution_bytes", "Bytes of merged contributions.", view.bytes_merged, run)
     yield from counter("atoll_version_bytes", "Bytes of published versions.", view.bytes_published, run)
@@ -189,41 +195,35 @@ def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
 def _learners(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
     """Yield what is true of learners now: of those that left nothing, of silent ones only that they are silent."""
     hearing = watched.hearing
-    live = GaugeMetricFamily("atoll_learners_live", "Learners heard lately.", labels=RUN)
-    live.add_metric([watched.run], sum(hearing.hears(one) for one in watched.view.learners.values()))
-    yield live
-    up = GaugeMetricFamily("atoll_learner_up", "Whether a learner is heard (1) or silent (0).", labels=OF_LEARNER)
-    texts = {
-        "loss": ("atoll_learner_loss", "Training loss of its last steps, in nats per token."),
-        "pace": ("atoll_learner_tokens_per_second", "Its speed."),
-        "step": ("atoll_learner_step_seconds", "Time of a step."),
-        "overhead": ("atoll_learner_overhead_ratio", "Share of a step that Atoll takes."),
-        "lag": ("atoll_learner_lag_versions", "Versions that it is behind."),
-    }
-    gauges = {key: GaugeMetricFamily(name, what, labels=OF_LEARNER) for key, (name, what) in texts.items()}
-    for one in shown:
-        life = one.latest
-        if not is_present(one) or life is None or life.beat is None:
-            continue
-        labels, beat = _labels(watched, one), life.beat
-        heard = hearing.hears(one)
-        up.add_metric(labels, float(heard))
-        if not heard:
-            continue
-        values = {"pace": beat.tokens_per_s, "step": beat.step_s, "overhead": beat.overhead, "lag": beat.lag_versions}
-        for key, value in values.items():
-            gauges[key].add_metric(labels, value)
-        if beat.loss is not None:
-            gauges["loss"].add_metric(labels, beat.loss)
-    yield up
-    yield from gauges.values()
-    isolated = GaugeMetricFamily("atoll_learner_quarantined", "Learners in quarantine (1).", labels=OF_LEARNER)
+    live = sum(hearing.hears(one) for one in watched.view.learners.values())
+    yield from gauge("atoll_learners_live", "Learners heard lately.", live, watched.run)
     known = {one.learner: one for one in shown}
-    for name in sorted(
-        {each.learner for each in watched.view.quarantined if _is_isolated(known.get(each.learner), each.incarnation)}
+    beats = [
+        (_labels(watched, one), one.latest.beat, hearing.hears(one))
+        for one in known.values()
+        if is_present(one) and one.latest is not None and one.latest.beat is not None
+    ]
+    up = [(labels, float(heard)) for labels, _, heard in beats]
+    yield _of_learners("up", "Whether a learner is heard (1) or silent (0).", up)
+    heard = [(labels, beat) for labels, beat, is_heard in beats if is_heard]
+    for name, what, values in (
+        ("loss", "Training loss of its last steps, in nats per token.", [beat.loss for _, beat in heard]),
+        ("tokens_per_second", "Its speed.", [beat.tokens_per_s for _, beat in heard]),
+        ("step_seconds", "Time of a step.", [beat.step_s for _, beat in heard]),
+        ("overhead_ratio", "Share of a step that Atoll takes.", [beat.overhead for _, beat in heard]),
+        ("lag_versions", "Versions that it is behind.", [beat.lag_versions for _, beat in heard]),
     ):
-        isolated.add_metric(_labels(watched, known[name]), 1.0)
-    yield isolated
+        yield _of_learners(name, what, zip((labels for labels, _ in heard), values, strict=True))
+    isolated = {q.learner for q in watched.view.quarantined if _is_isolated(known.get(q.learner), q.incarnation)}
+    yield _of_learners(
+        "quarantined",
+        "Learners in quarantine (1).",
+        ((_labels(watched, known[name]), 1.0) for name in sorted(isolated)),
+    )
+
+
+def _of_learners(name: str, what: str, samples: Iterable[tuple[Sequence[str], float | None]]) -> Metric:
+    return family(GaugeMetricFamily, f"atoll_learner_{name}", what, OF_LEARNER, samples)
 
 
 def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
@@ -232,51 +232,54 @@ def _is_isolated(learner: LearnerView | None, incarnation: int) -> bool:
     return life is not None and life.incarnation == incarnation and not life.left
 
 
-def _learner_counters(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[Metric]:
-    """Yield what learners have done in all their incarnations."""
-    steps = CounterMetricFamily("atoll_learner_steps", "Steps trained.", labels=OF_LEARNER)
-    tokens = CounterMetricFamily("atoll_learner_tokens", "Tokens trained.", labels=OF_LEARNER)
-    lives = CounterMetricFamily("atoll_learner_incarnations", "Times that it joined.", labels=OF_LEARNER)
-    present = CounterMetricFamily("atoll_learner_present_seconds", "Seconds present.", labels=OF_LEARNER)
-    stepping = CounterMetricFamily("atoll_learner_stepping_seconds", "Seconds spent stepping.", labels=OF_LEARNER)
-    direction = (*OF_LEARNER, "direction")
-    payload = CounterMetricFamily("atoll_learner_payload_bytes", "Bytes given to its link.", labels=direction)
-    wire = CounterMetricFamily("atoll_learner_wire_bytes", "Bytes that its sockets carried.", labels=direction)
-    for one in shown:
-        labels = _labels(watched, one)
-        moved: LinkTraffic = total(life.meter.moved for life in one.lives.values())
-        steps.add_metric(labels, sum(life.steps for life in one.lives.values()))
-        tokens.add_metric(labels, one.tokens)
-        lives.add_metric(labels, len(one.lives))
-        present.add_metric(labels, one.present_s)
-        stepping.add_metric(labels, one.stepping_s)
-        for family, up, down in (
-            (payload, moved.payload_up, moved.payload_down),
-            (wire, moved.wire_up, moved.wire_down),
-        ):
-            family.add_metric([*labels, "up"], up)
-            family.add_metric([*labels, "down"], down)
-    yield from (steps, tokens, lives, present, stepping, payload, wire)
-    hosts = CounterMetricFamily(
-        "atoll_synchronizer_wire_bytes", "Bytes that the sockets of synchronizers carried.", labels=("run", "direction")
+def _learner_counters(watched: MonitoredRun, shown: Sequence[LearnerView]) -> Iterator[Metric]:
+    every = [(_labels(watched, one), one) for one in shown]
+    for name, what, values in (
+        ("steps", "Steps trained.", [sum(life.steps for life in one.lives.values()) for one in shown]),
+        ("tokens", "Tokens trained.", [one.tokens for one in shown]),
+        ("incarnations", "Times that it joined.", [len(one.lives) for one in shown]),
+        ("present_seconds", "Seconds present.", [one.present_s for one in shown]),
+        ("stepping_seconds", "Seconds spent stepping.", [one.stepping_s for one in shown]),
+    ):
+        samples = zip((labels for labels, _ in every), values, strict=True)
+        yield family(CounterMetricFamily, f"atoll_learner_{name}", what, OF_LEARNER, samples)
+    moved = [(labels, total(life.meter.moved for life in one.lives.values())) for labels, one in every]
+    directions = (*OF_LEARNER, "direction")
+    for name, what, both in (
+        ("payload", "Bytes given to its link.", [(sums.payload_up, sums.payload_down) for _, sums in moved]),
+        ("wire", "Bytes that its sockets carried.", [(sums.wire_up, sums.wire_down) for _, sums in moved]),
+    ):
+        ways = (
+            ([*labels, way], value)
+            for (labels, _), pair in zip(moved, both, strict=True)
+            for way, value in zip(("up", "down"), pair, strict=True)
+        )
+        yield family(CounterMetricFamily, f"atoll_learner_{name}_bytes", what, directions, ways)
+    hosts = total(host.meter.moved for host in watched.view.hosts.values())
+    yield family(
+        CounterMetricFamily,
+        "atoll_synchronizer_wire_bytes",
+        "Bytes that the sockets of synchronizers carried.",
+        ("run", "direction"),
+        [([watched.run, "up"], hosts.wire_up), ([watched.run, "down"], hosts.wire_down)],
     )
-    moved = total(host.meter.moved for host in watched.view.hosts.values())
-    hosts.add_metric([watched.run, "up"], moved.wire_up)
-    hosts.add_metric([watched.run, "down"], moved.wire_down)
-    yield hosts
 
 
 def _fragments(watched: MonitoredRun) -> Iterator[Metric]:
     labels = ("run", "fragment")
-    versions = CounterMetricFamily("atoll_fragment_commits", "Commits of a fragment.", labels=labels)
-    merged = GaugeMetricFamily("atoll_fragment_contributors", "Contributors to its newest version.", labels=labels)
-    at_s = GaugeMetricFamily("atoll_fragment_commit_timestamp_seconds", "When that was committed.", labels=labels)
-    for number, known in sorted(watched.view.fragments.items())[:FRAGMENTS_MAX]:
-        of = [watched.run, str(number)]
-        versions.add_metric(of, known.version)
-        merged.add_metric(of, known.contributors)
-        at_s.add_metric(of, watched.times.committed_at_s.get(number, 0.0))
-    yield from (versions, merged, at_s)
+    shown = [
+        ([watched.run, str(number)], known, watched.times.committed_at_s.get(number, 0.0))
+        for number, known in sorted(watched.view.fragments.items())[:FRAGMENTS_MAX]
+    ]
+    versions = ((of, known.version) for of, known, _ in shown)
+    yield family(CounterMetricFamily, "atoll_fragment_commits", "Commits of a fragment.", labels, versions)
+    merged = ((of, known.contributors) for of, known, _ in shown)
+    yield family(
+        GaugeMetricFamily, "atoll_fragment_contributors", "Contributors to its newest version.", labels, merged
+    )
+    times = ((of, at_s) for of, _, at_s in shown)
+    what = "When that was committed."
+    yield family(GaugeMetricFamily, "atoll_fragment_commit_timestamp_seconds", what, labels, times)
 
 
 def _labels(watched: MonitoredRun, learner: LearnerView) -> list[str]:
@@ -284,69 +287,49 @@ def _labels(watched: MonitoredRun, learner: LearnerView) -> list[str]:
 
 
 def broker_families(watched: MonitoredRun) -> Iterator[Metric]:
-    """Yield the metric families of the run's streams and brokers."""
-    yield from _streams(watched)
-    yield from _servers(watched)
-    yield from _disks(watched)
-    yield from _certificates(watched)
+    """Yield the metric families of the run's streams, brokers, disks and certificates."""
+    run = watched.run
+    waiting = (([run], one.messages) for one in watched.streams if one.kind == QUEUE)
+    yield family(GaugeMetricFamily, "atoll_queue_depth", "Contributions that wait for a shard.", RUN, waiting)
+    streams = [([run, one.kind], one) for one in watched.streams]
+    brokers = [([run, name], figures) for name, figures in watched.brokers.items()]
+    up = ((labels, float(figures is not None)) for labels, figures in brokers)
+    answering = [(labels, figures) for labels, figures in brokers if figures is not None]
+    disks = [([run, path], disk) for path, disk in watched.disks.items()]
+    ends = (([run, address], ends_at_s) for address, ends_at_s in watched.certificates.items())
+    for name, what, field in (
+        ("atoll_stream_messages", "Messages in a stream.", "messages"),
+        ("atoll_stream_bytes", "Bytes in one copy of a stream.", "size_bytes"),
+        ("atoll_stream_limit_bytes", "Bytes that one copy may have.", "bytes_max"),
+        ("atoll_stream_copies", "Copies that a stream is to have.", "copies"),
+        ("atoll_stream_copies_current", "Copies that have everything.", "copies_current"),
+    ):
+        yield family(GaugeMetricFamily, name, what, ("run", "stream"), _fields(streams, field))
+    yield family(GaugeMetricFamily, "atoll_broker_up", "Whether a broker's endpoint answers.", ("run", "broker"), up)
+    for kind, name, what, field in (
+        (GaugeMetricFamily, "atoll_broker_memory_bytes", "Resident memory of a broker.", "memory_bytes"),
+        (GaugeMetricFamily, "atoll_broker_cpu_ratio", "Processors that it uses: 1 is one core.", "cpu_ratio"),
+        (GaugeMetricFamily, "atoll_broker_connections", "Its client connections.", "connections"),
+        (GaugeMetricFamily, "atoll_broker_store_bytes", "Bytes that its streams take on disk.", "store_bytes"),
+        (GaugeMetricFamily, "atoll_broker_store_limit_bytes", "Bytes that they may take.", "store_bytes_max"),
+        (
+            CounterMetricFamily,
+            "atoll_broker_slow_consumers",
+            "Connections that it cut for being slow.",
+            "slow_consumers",
+        ),
+        (CounterMetricFamily, "atoll_broker_received_bytes", "Payload that it received.", "bytes_in"),
+        (CounterMetricFamily, "atoll_broker_sent_bytes", "Payload that it sent.", "bytes_out"),
+    ):
+        yield family(kind, name, what, ("run", "broker"), _fields(answering, field))
+    for name, what, field in (
+        ("atoll_disk_size_bytes", "Size of a file system.", "size_bytes"),
+        ("atoll_disk_free_bytes", "What is free of it.", "free_bytes"),
+    ):
+        yield family(GaugeMetricFamily, name, what, ("run", "path"), _fields(disks, field))
+    name, what = "atoll_certificate_end_timestamp_seconds", "When a broker's certificate ends."
+    yield family(GaugeMetricFamily, name, what, ("run", "address"), ends)
 
 
-def _streams(watched: MonitoredRun) -> Iterator[Metric]:
-    depth = GaugeMetricFamily("atoll_queue_depth", "Contributions that wait for a shard.", labels=("run",))
-    texts = (
-        ("messages", "atoll_stream_messages", "Messages in a stream."),
-        ("size_bytes", "atoll_stream_bytes", "Bytes in one copy of a stream."),
-        ("bytes_max", "atoll_stream_limit_bytes", "Bytes that one copy may have."),
-        ("copies", "atoll_stream_copies", "Copies that a stream is to have."),
-        ("copies_current", "atoll_stream_copies_current", "Copies that have everything."),
-    )
-    made = {key: GaugeMetricFamily(name, what, labels=_STREAM) for key, name, what in texts}
-    for one in watched.streams:
-        for key, family in made.items():
-            family.add_metric([watched.run, one.kind], getattr(one, key))
-        if one.kind == QUEUE:
-            depth.add_metric([watched.run], one.messages)
-    yield from (depth, *made.values())
-
-
-def _servers(watched: MonitoredRun) -> Iterator[Metric]:
-    up = GaugeMetricFamily("atoll_broker_up", "Whether a broker's endpoint answers.", labels=_BROKER)
-    gauges = (
-        ("memory_bytes", "atoll_broker_memory_bytes", "Resident memory of a broker."),
-        ("cpu_ratio", "atoll_broker_cpu_ratio", "Processors that it uses: 1 is one core."),
-        ("connections", "atoll_broker_connections", "Its client connections."),
-        ("store_bytes", "atoll_broker_store_bytes", "Bytes that its streams take on disk."),
-        ("store_bytes_max", "atoll_broker_store_limit_bytes", "Bytes that they may take."),
-    )
-    made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-        key: GaugeMetricFamily(name, what, labels=_BROKER) for key, name, what in gauges
-    }
-    counters = (
-        ("slow_consumers", "atoll_broker_slow_consumers", "Connections that it cut for being slow."),
-        ("bytes_in", "atoll_broker_received_bytes", "Payload that it received."),
-        ("bytes_out", "atoll_broker_sent_bytes", "Payload that it sent."),
-    )
-    made |= {key: CounterMetricFamily(name, what, labels=_BROKER) for key, name, what in counters}
-    for name, figures in watched.brokers.items():
-        up.add_metric([watched.run, name], float(figures is not None))
-        for key, family in made.items() if figures is not None else ():
-            family.add_metric([watched.run, name], float(getattr(figures, key)))
-    yield from (up, *made.values())
-
-
-def _disks(watched: MonitoredRun) -> Iterator[Metric]:
-    size = GaugeMetricFamily("atoll_disk_size_bytes", "Size of a file system.", labels=("run", "path"))
-    free = GaugeMetricFamily("atoll_disk_free_bytes", "What is free of it.", labels=("run", "path"))
-    for path, disk in watched.disks.items():
-        size.add_metric([watched.run, path], disk.size_bytes)
-        free.add_metric([watched.run, path], disk.free_bytes)
-    yield from (size, free)
-
-
-def _certificates(watched: MonitoredRun) -> Iterator[Metric]:
-    ends = GaugeMetricFamily(
-        "atoll_certificate_end_timestamp_seconds", "When a broker's certificate ends.", labels=("run", "address")
-    )
-    for address, ends_at_s in watched.certificates.items():
-        ends.add_metric([watched.run, address], ends_at_s)
-    yield ends
+def _fields(rows: Iterable[tuple[Sequence[str], object]], field: str) -> Iterator[tuple[Sequence[str], float]]:
+    return ((labels, getattr(figures, field)) for labels, figures in rows)

@@ -36,13 +36,12 @@ from atoll.run.watch import Watch
 from atoll.settings import Settings, bus_options
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll_monitor.dashboard.feed import Feed
-from atoll_monitor.dashboard.routes import page_routes
-from atoll_monitor.dashboard.scenes import RunScene, SavedScene, poll_fates
+from atoll_monitor.dashboard import Feed, page_routes
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, plain_routes, serve, url_of
 from atoll_monitor.monitored_run import MonitoredRun
 from atoll_monitor.polling import poll_brokers, poll_certificates, poll_disks, poll_nodes, poll_streams
-from atoll_monitor.records.keeper import RecordKeeper
+from atoll_monitor.records import RecordKeeper
+from atoll_monitor.scenes import RunScene, SavedScene, poll_fates
 
 log = get(__name__)
 
@@ -199,7 +198,6 @@ async def _open_bus(settings: Settings) -> AsyncIterator[Bus]:
 
 
 async def _echo(bus: Bus, watched: MonitoredRun, settings: Settings) -> None:
-    """Note when the broker answers, and show it in the health file."""
     while True:
         if await _broker_answers(bus):
             watched.answered_s = watched.clock.monotonic()
@@ -215,7 +213,6 @@ async def _broker_answers(bus: Bus) -> bool:
 
 
 async def _follow_foundings(bus: Bus, watched: MonitoredRun) -> None:
-    """Follow the run, and each time it is founded anew follow that."""
     subjects = Subjects(watched.run)
     while True:
         watch = Watch(bus, watched.run, watched.view, watched.clock)

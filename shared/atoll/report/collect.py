@@ -190,7 +190,6 @@ def _missing(shard: str, facts: Facts) -> str:
 
 
 def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
-    """Return what became of every token; see the module docstring."""
     settlement = settle(fragment_ledger, fragments)
     errors = [*doubts, *settlement.errors]
     return {

@@ -63,7 +63,6 @@ class ComparedRun:
     schedule: str | None = None
 
     def __post_init__(self) -> None:
-        """Derive the speed."""
         # Less than a millisecond is no time to train in.
         timed_s = self.wall_s if self.wall_s is not None and self.wall_s > 1e-3 else None
         speed = None if self.tokens is None or timed_s is None else round(self.tokens / timed_s, 3)

@@ -149,7 +149,6 @@ def _moved(moved: Mapping[str, Any]) -> str:
 
 
 def _exported(path: Path) -> dict[str, Any]:
-    """Return what the export measured, empty when it did not get that far."""
     try:
         return parsed(read_file(path, DOCUMENT_BYTES_MAX), dict[str, Any])
     except (OSError, msgspec.MsgspecError):

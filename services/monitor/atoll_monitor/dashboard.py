@@ -1,14 +1,17 @@
-"""Sends each run's newest state to everybody who looks: one frame is made for all viewers, and nobody is waited for.
+"""The live page over HTTP: its files, the newest state of each run as JSON, and the same as server-sent events.
 
     PageScene ──every FRAME_S──► frame ──► Mailbox of each viewer ──► its connection
 
-A mailbox has one place for each kind of frame, and a newer frame takes the place of an older one that was not fetched. So a
-slow browser misses frames, and neither the monitor nor other viewers notice. At most `VIEWERS_MAX` look at a time. One that
-fetches nothing for a minute is sent away (`BoundedConnection`): a frozen browser would hold its place for ever. Without
-viewers no frame is made.
+One frame is made for all viewers of a run, and nobody is waited for. A mailbox has one place for each kind of frame, and a
+newer frame takes the place of an older one that was not fetched. So a slow browser misses frames, and neither the monitor nor
+other viewers notice. At most `VIEWERS_MAX` look at a time. One that fetches nothing for a minute is sent away
+(`BoundedConnection`): a frozen browser would hold its place for ever. Without viewers no frame is made.
 
 A scene that cannot be drawn is a mistake of ours, and what shows it may be a message of a peer. Its viewers then keep the last
 frame; the log says why, and the other runs of the page, and the monitor, go on.
+
+The page loads nothing from elsewhere and runs no script of anybody else (`POLICY`), so it works without a network, and a name
+that a peer has chosen stays text.
 """
 
 from __future__ import annotations
@@ -20,14 +23,33 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from atoll.base.clock import Clock
 from atoll.base.logs import get
+from atoll.report.page import STATIC
 from atoll.report.page_data import comparison_rows
-from atoll_monitor.dashboard.scenes import PageScene
+from atoll_monitor.http_server import AnswerHeaders
+from atoll_monitor.scenes import PageScene
 
 log = get(__name__)
 
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+RETRY_S: Final = 5
 FRAME_S: Final = 1.0
 CURVES_S: Final = 4.0
 CURVES_SHARE: Final = 0.05
@@ -67,7 +89,6 @@ class Feed:
     """The scenes of one server, and who looks at them."""
 
     def __init__(self, scenes: Mapping[str, PageScene], clock: Clock) -> None:
-        """Show nothing yet; `run` does."""
         self.scenes = dict(scenes)
         self.stopped = asyncio.Event()
         self._clock = clock
@@ -77,7 +98,6 @@ class Feed:
         self._asked_s: float | None = None
 
     def __len__(self) -> int:
-        """Return how many look."""
         return len(self._viewers)
 
     @property
@@ -132,7 +152,6 @@ class Feed:
         return frames
 
     def _draw_all(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield state and curves of every run that can be drawn."""
         for run, scene in self.scenes.items():
             found = None
             with self._log_failures(run):
@@ -178,3 +197,81 @@ class Feed:
         """End every viewer's stream when the server stops, so that it need not wait for them."""
         await stop.wait()
         self.stopped.set()
+
+
+class FrameStream:
+    """Server-sent events from one mailbox, until the server stops or the connection ends: its viewer left, or stalled."""
+
+    def __init__(self, feed: Feed, mailbox: Mailbox) -> None:
+        self._feed = feed
+        self._mailbox = mailbox
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send frames as the viewer fetches them."""
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        ends = [asyncio.ensure_future(self._left(receive)), asyncio.ensure_future(self._feed.stopped.wait())]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send(b"retry: %d\n\n" % (1000 * RETRY_S), send)
+            while not any(end.done() for end in ends):
+                taking = asyncio.ensure_future(self._mailbox.take())
+                await asyncio.wait({taking, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if not taking.done():
+                    taking.cancel()
+                    break
+                await self._send(taking.result(), send)
+            if self._feed.stopped.is_set():
+                await self._send(b"event: end\ndata: {}\n\n", send)
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._feed.leave(self._mailbox)
+            for end in ends:
+                end.cancel()
+
+    async def _send(self, data: bytes, send: Send) -> None:
+        # Sending waits while the viewer's connection is full, until `BoundedConnection` closes it; what is made meanwhile
+        # replaces itself in the mailbox.
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def page_routes(feed: Feed) -> list[BaseRoute]:
+    """Return the routes of the page; they answer everything that no route before them does."""
+
+    async def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    async def data(request: Request) -> Response:
+        run = request.query_params.get("run", feed.first)
+        if run not in feed.scenes:
+            return _unknown(feed, run)
+        await feed.ask(run)
+        scene = feed.scenes[run]
+        parts = {"state": scene.state(), "curves": scene.curves(), "causes": scene.causes()}
+        return JSONResponse(parts, headers={"Cache-Control": "no-store"})
+
+    async def events(request: Request) -> Response | FrameStream:
+        run = request.query_params.get("run", feed.first)
+        if run not in feed.scenes:
+            return _unknown(feed, run)
+        mailbox = feed.enter(run)
+        if mailbox is None:
+            text, later = "too many look at this monitor: close some pages\n", {"Retry-After": str(RETRY_S)}
+            return PlainTextResponse(text, status_code=503, headers=later)
+        return FrameStream(feed, mailbox)
+
+    routes: list[BaseRoute] = [
+        Route("/", page),
+        Route("/data.json", data),
+        Route("/events", events),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return [Mount("/", routes=routes, middleware=[Middleware(AnswerHeaders, HEADERS)])]
+
+
+def _unknown(feed: Feed, run: str) -> Response:
+    known = ", ".join(feed.scenes)
+    return PlainTextResponse(f"no run {run!r} is shown here; there are: {known}\n", status_code=404)

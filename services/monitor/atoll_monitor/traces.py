@@ -24,7 +24,7 @@ from opentelemetry.trace import Span, set_span_in_context
 from atoll.base.errors import PeerMisbehaved
 from atoll.wire.events import Contributor, RoundEvent, fields_of
 from atoll.wire.messages import Event
-from atoll_monitor.round_times import phases_of
+from atoll_monitor.monitored_run import phases_of
 
 EXPORT_S: Final = 5
 NS: Final = 1e9
@@ -88,7 +88,6 @@ class DerivedIds(IdGenerator):
     """Ids that follow from what a span is of: `path` names the span that is begun next, from the trace down."""
 
     def __init__(self) -> None:
-        """Begin nowhere."""
         self.path: tuple[str, ...] = ()
 
     def generate_trace_id(self) -> int:

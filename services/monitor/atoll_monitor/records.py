@@ -1,4 +1,12 @@
-"""Keeper of a run's records while its monitor lives: events as they come, a sample of all metrics at a regular pace, and sinks.
+"""Records of a run while its monitor lives: a journal of events and metrics, and sinks that draw curves.
+
+The journal has every entry of the event log and a sample of every metric, as lines of JSON, in a folder that stays bounded:
+
+    FOLDER/RUN.jsonl                    what is being written
+    FOLDER/RUN.000001.jsonl.zst         what was written before, compressed; the oldest are removed
+
+An event has its number in the event log. A journal that goes on after its monitor was killed skips what it has, though a
+monitor reads the log from its beginning. A run founded anew numbers from 1 again, at later times, so both are compared.
 
 Nothing here ends the monitor once it serves: a sink that fails is logged once and left alone from then on, and a disk that is
 full costs lines (`atoll_monitor_dropped_lines_total`). Files are written in one thread, in the order of what they hold.
@@ -15,27 +23,33 @@ its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO, TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+import zstandard
 from prometheus_client.core import Metric
 
+from atoll.base.atomic_files import hold
+from atoll.base.errors import InUse, SettingsError
 from atoll.base.extras import require
 from atoll.base.logs import get
 from atoll.settings.sections import MonitorSettings
 from atoll.wire.messages import Event, RunRecord
 from atoll_monitor.metrics import families
 from atoll_monitor.monitored_run import MonitoredRun
-from atoll_monitor.records.journal import RecordJournal
 
 if TYPE_CHECKING:
-    from atoll_monitor.records.traces import RoundTracer
+    from atoll_monitor.traces import RoundTracer
 
 log = get(__name__)
 
@@ -43,6 +57,170 @@ FLUSH_S: Final = 1.0
 FOLDER: Final = Path("runs/monitor")
 NONCE_SHOWN: Final = 8
 PREFIX = "atoll_"
+FILE_BYTES_MAX: Final = 32 << 20
+WAITING_BYTES_MAX: Final = 64 << 20
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class _Place(msgspec.Struct):
+    """Place of a line's event in the log."""
+
+    sequence: int
+    newest_s: float
+
+
+class RecordJournal:
+    """The files of one run's journal; only `write` and `close` touch them, and may run in a thread of their own."""
+
+    def __init__(self, folder: Path, run: str, files_max: int, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+        """Open it, and find what it holds.
+
+        Args:
+            folder: made if need be.
+            run: the id of the run.
+            files_max: compressed files that are kept.
+            file_bytes_max: size from which a file is compressed.
+
+        Raises:
+            SettingsError: the folder cannot be written.
+            InUse: another monitor writes this journal.
+        """
+        self._folder, self._run = folder, run
+        self._files_max, self._file_bytes_max = files_max, file_bytes_max
+        self._path = folder / f"{run}.jsonl"
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._too_many = self._unwritten = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(folder / f".{run}.lock")
+            if self._lock is None:
+                raise InUse("another monitor writes this journal", got=self._path, todo="set monitor.folder")
+            self._file = self._open()
+        except OSError as error:
+            raise SettingsError(
+                "the monitor cannot write its journal",
+                got=f"{error.filename or folder}: {error.strerror}",
+                todo="set monitor.folder to a folder that it may write",
+            ) from error
+        self._sequence, self._newest_s = self._last_place()
+
+    def put_event(self, event: Event, sequence: int) -> None:
+        """Write down an entry of the event log, unless it is here already."""
+        if sequence <= self._sequence and event.at_s <= self._newest_s:
+            return
+        self._sequence, self._newest_s = sequence, max(event.at_s, self._newest_s)
+        entry = {"event": event.kind, "who": event.who, "at_s": event.at_s, "fields": event.fields}
+        self.put("event", {**entry, "sequence": sequence, "newest_s": self._newest_s})
+
+    def put(self, kind: str, fields: dict[str, Any]) -> None:
+        """Write down a line."""
+        line = _ENCODER.encode({"kind": kind, "run": self._run, **fields}) + b"\n"
+        if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
+            self._too_many += 1
+            return
+        self._waiting.append(line)
+        self._waiting_bytes += len(line)
+
+    @property
+    def dropped_lines(self) -> int:
+        """Return how many lines are missing."""
+        return self._too_many + self._unwritten
+
+    def take_lines(self) -> list[bytes]:
+        """Return the lines that wait, which then wait no more."""
+        lines, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return lines
+
+    def write(self, lines: list[bytes]) -> None:
+        """Write lines. A disk that refuses them costs these and nothing else."""
+        whole_bytes = self._file.seek(0, 2)
+        try:
+            left = memoryview(b"".join(lines))
+            while left:
+                left = left[self._file.write(left) :]
+            if self._file.tell() >= self._file_bytes_max:
+                self._rotate()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(whole_bytes)
+            self._unwritten += len(lines)
+            log.warning("journal.unwritten", lines=len(lines), reason=str(error))
+
+    def close(self) -> None:
+        """Write what waits, and let another monitor have it."""
+        self.write(self.take_lines())
+        self._file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def compressed_files(self) -> list[Path]:
+        """Return the compressed files, the oldest first."""
+        name = re.compile(rf"{re.escape(self._run)}\.\d{{6}}\.jsonl\.zst")
+        return sorted(path for path in self._folder.iterdir() if name.fullmatch(path.name))
+
+    def _open(self) -> FileIO:
+        """Return the file, at its end, without what a killed monitor left: half a line, or what it has just compressed."""
+        file = FileIO(self._path, "a+")
+        size = file.seek(0, 2)
+        if size >= self._file_bytes_max and self._is_compressed(file):
+            size = 0
+        while size:
+            step = min(size, 1 << 16)
+            file.seek(size - step)
+            if (end := file.read(step).rfind(b"\n")) >= 0:
+                size += end + 1 - step
+                break
+            size -= step
+        file.truncate(size)
+        return file
+
+    def _is_compressed(self, file: FileIO) -> bool:
+        """Return whether the newest compressed file holds all of this one: its monitor died before it emptied the file."""
+        file.seek(0)
+        for path in self.compressed_files()[-1:]:
+            try:
+                with path.open("rb") as former, zstandard.ZstdDecompressor().stream_reader(former) as reader:
+                    while chunk := reader.read(1 << 20):
+                        if file.read(len(chunk)) != chunk:
+                            return False
+                    return not file.read(1)
+            except (OSError, zstandard.ZstdError):
+                return False
+        return False
+
+    def _rotate(self) -> None:
+        numbers = [int(path.name.split(".")[-3]) for path in self.compressed_files()]
+        into = self._folder / f"{self._run}.{max(numbers, default=0) + 1:06}.jsonl.zst"
+        draft = into.with_suffix(".new")
+        with draft.open("wb") as compressed:
+            self._file.seek(0)
+            zstandard.ZstdCompressor(level=3).copy_stream(self._file, compressed)
+        draft.replace(into)
+        self._file.truncate(0)
+        for path in self.compressed_files()[: -self._files_max]:
+            path.unlink(missing_ok=True)
+        log.info("journal.rotated", file=into.name, size_bytes=into.stat().st_size)
+
+    def _last_place(self) -> tuple[int, float]:
+        """Return the number of the newest event that is here, and the latest time of any."""
+        found = (0, 0.0)
+        with self._path.open(encoding="utf-8", errors="replace") as present:
+            for line in chain(self._lines_of_former(), present):
+                if line.startswith('{"kind":"event"'):
+                    with contextlib.suppress(msgspec.MsgspecError):  # a line that somebody has edited
+                        place = msgspec.json.decode(line, type=_Place)
+                        found = place.sequence, place.newest_s
+        return found
+
+    def _lines_of_former(self) -> Iterator[str]:
+        """Yield the lines of the newest compressed file; none if it is damaged."""
+        for path in self.compressed_files()[-1:]:
+            try:
+                with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as reader:
+                    yield from TextIOWrapper(reader, encoding="utf-8", errors="replace")
+            except (OSError, zstandard.ZstdError) as error:
+                log.warning("journal.damaged", file=path.name, reason=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +310,6 @@ class RecordKeeper:
                 del self._sinks[name]
 
     def _begin_sinks(self, record: RunRecord) -> dict[str, MetricSink]:
-        """Begin every sink that was asked for; one that cannot is told of."""
         config: dict[str, Any] = msgspec.to_builtins(record.protocol)
         found: dict[str, MetricSink] = {}
         for name in self._settings.sinks:
@@ -143,10 +320,9 @@ class RecordKeeper:
         return found
 
     def _make_tracer(self) -> RoundTracer | None:
-        """Return what tells a collector of rounds, if there is one to tell."""
         if not self._settings.traces:
             return None
-        from atoll_monitor.records.traces import tracer_to  # noqa: PLC0415  (an extra)
+        from atoll_monitor.traces import tracer_to  # noqa: PLC0415  (an extra)
 
         return tracer_to(self._settings.traces, self._watched.run, self._watched.clock.wall())
 
@@ -204,7 +380,6 @@ class WandbSink:
     """A run of W&B below `folder/wandb`, offline; `config` is what it shows as the run's settings."""
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        """Begin it."""
         import wandb  # noqa: PLC0415  (an extra)
 
         # Without its own view of this process: console and system are the monitor's, which nobody asked for.
@@ -226,7 +401,6 @@ class TensorBoardSink:
     """Event files for TensorBoard in `folder/tensorboard/NAME`."""
 
     def __init__(self, folder: Path, name: str, _config: Mapping[str, Any]) -> None:
-        """Begin a file."""
         from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  (an extra)
         from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
@@ -248,7 +422,6 @@ class TrackioSink:
     """A run of trackio, where trackio keeps its own: `TRACKIO_DIR`, or the cache of Hugging Face."""
 
     def __init__(self, _folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        """Begin it."""
         import trackio  # noqa: PLC0415  (an extra)
 
         # Curves of the run, and none of this machine.

@@ -88,7 +88,6 @@ class RunScene:
     _judged_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Have the event log told."""
         self._view = self.watched.view
         self.watched.view.observers.append(self._on_event)
 
@@ -194,7 +193,6 @@ class SavedScene:
     _facts: PageFacts = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the event log."""
         for event in self.saved.events():
             if event is None:
                 self.view.unreadable += 1
