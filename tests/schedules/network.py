@@ -114,7 +114,7 @@ class ScheduleFeed(BufferedSubscription):
     """A subscription of a process."""
 
     def __init__(self, bus: ScheduleBus, len_max: int) -> None:
-        super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
+        super().__init__(len_max, bus.stats, bus.hush)
         self._bus = bus
 
     def push(self, core_message: CoreMessage) -> None:
@@ -564,10 +564,6 @@ class ScheduleBus(MemoryBus):
             self.broker.feeds.pop(feed, None)
             self._feeds.remove(feed)
         return None if answer is None else answer.data
-
-    def count_drop(self) -> None:
-        """Count a message that its reader was too slow for."""
-        self._count_drop()
 
     async def hush(self, feed: BufferedSubscription) -> None:
         self.broker.feeds.pop(feed, None)

@@ -7,6 +7,7 @@ import asyncio
 from atoll.base.background_tasks import BackgroundTasks
 from atoll.bus.interface import CoreMessage
 from atoll.bus.subscriptions import BufferedSubscription
+from atoll.wire.traffic import BusStats
 
 DEADLINE_S = 120.0
 
@@ -33,7 +34,7 @@ async def test_a_reader_whose_news_came_in_the_turn_of_its_end_ends() -> None:
     async def closed(subscription: BufferedSubscription) -> None:
         """Forget it."""
 
-    feed = BufferedSubscription(8, on_drop=lambda: None, on_close=closed)
+    feed = BufferedSubscription(8, BusStats(), closed)
     heard: list[CoreMessage | None] = []
 
     async def hear() -> None:

@@ -13,6 +13,7 @@ from atoll.bus.subscriptions import BYTES_MAX, BufferedSubscription
 from atoll.story import history as histories
 from atoll.story.goodput import presences
 from atoll.story.lives import lives_of
+from atoll.wire.traffic import BusStats
 from support.told_runs import SteppedRun
 
 
@@ -53,19 +54,19 @@ def test_a_queue_is_in_order_within_its_bound_and_fair(seed: int) -> None:
 
 async def test_a_flood_pushes_no_message_of_others_out_of_a_feed() -> None:
     """Heartbeats of one sender, as fast as they come, and one of each other before them."""
-    dropped = []
+    stats = BusStats()
 
     async def close(_: BufferedSubscription) -> None:
         """Do nothing."""
 
-    feed = BufferedSubscription(1024, on_drop=lambda: dropped.append(1), on_close=close)
+    feed = BufferedSubscription(1024, stats, close)
     for name in ("h0", "h1"):
         feed.push(CoreMessage(f"hb.{name}", b"beat"))
     for _ in range(20_000):
         feed.push(CoreMessage("hb.mallory", b"beat"))
     first = [await feed.next(0.0) for _ in range(3)]
     assert [one.subject for one in first if one is not None] == ["hb.h0", "hb.h1", "hb.mallory"]
-    assert len(dropped) == 20_002 - 1024
+    assert stats.core_messages_dropped == 20_002 - 1024
     await feed.close()
 
 
@@ -73,7 +74,7 @@ async def test_large_messages_of_one_sender_push_out_their_own() -> None:
     async def close(_: BufferedSubscription) -> None:
         """Do nothing."""
 
-    feed = BufferedSubscription(1024, on_drop=lambda: None, on_close=close)
+    feed = BufferedSubscription(1024, BusStats(), close)
     feed.push(CoreMessage("hb.h0", b"beat"))
     large = bytes(BYTES_MAX // 4)
     for _ in range(9):

@@ -12,6 +12,7 @@ import pytest
 from atoll.bus import subscriptions
 from atoll.bus.interface import CoreMessage
 from atoll.bus.subscriptions import RUN_LENGTH, BufferedSubscription
+from atoll.wire.traffic import BusStats
 
 DEADLINE_S = 120.0
 
@@ -23,7 +24,7 @@ async def _nothing(_: BufferedSubscription) -> None:
 @pytest.mark.second_tier
 async def test_a_flood_takes_turns_with_the_rest_of_the_loop() -> None:
     """Between two turns of another task a reader takes no more than one run of messages, however many wait."""
-    feed = BufferedSubscription(1 << 16, on_drop=lambda: None, on_close=_nothing)
+    feed = BufferedSubscription(1 << 16, BusStats(), _nothing)
     over, taken, turns = threading.Event(), 0, list[int]()
 
     def flood() -> None:
@@ -56,8 +57,8 @@ async def test_a_flood_takes_turns_with_the_rest_of_the_loop() -> None:
 async def test_large_messages_are_held_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are dropped and counted; one that is larger than all together is still told."""
     monkeypatch.setattr(subscriptions, "BYTES_MAX", 10)
-    dropped = list[None]()
-    feed = BufferedSubscription(100, on_drop=lambda: dropped.append(None), on_close=_nothing)
+    stats = BusStats()
+    feed = BufferedSubscription(100, stats, _nothing)
     for text in (b"1" * 4, b"2" * 4, b"3" * 4):
         feed.push(CoreMessage("a", text))
     first, second = await feed.next(0.0), await feed.next(0.0)
@@ -68,4 +69,4 @@ async def test_large_messages_are_held_up_to_a_size(monkeypatch: pytest.MonkeyPa
     last = [await feed.next(0.0), await feed.next(0.0)]
 
     assert [each and each.data[:1] for each in (first, second, large, *last)] == [b"2", b"3", b"4", b"5", b"6"]
-    assert len(dropped) == 1
+    assert stats.core_messages_dropped == 1

@@ -157,7 +157,7 @@ class LinkedFeed(BufferedSubscription):
 
     def __init__(self, link: SimulatedLink, bus: LinkedBus, len_max: int) -> None:
         """Receive what the link transports."""
-        super().__init__(len_max, on_drop=bus.count_drop, on_close=bus.hush)
+        super().__init__(len_max, bus.stats, bus.hush)
         self._link = link
 
     def push(self, core_message: CoreMessage) -> None:
@@ -255,14 +255,6 @@ class LinkedBus(MemoryBus):
         self.link.gone = True
         for feed in self._feeds:
             self._broker.feeds.pop(feed, None)
-
-    def count_drop(self) -> None:
-        """Count a core message that its reader was too slow for."""
-        self._count_drop()
-
-    async def hush(self, feed: BufferedSubscription) -> None:
-        """Stop filling a subscription."""
-        await self._hush(feed)
 
     def _new_feed(self, len_max: int) -> BufferedSubscription:
         return LinkedFeed(self.link, self, len_max)

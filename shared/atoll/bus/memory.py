@@ -574,12 +574,10 @@ class MemoryBus:
 
     def _new_feed(self, len_max: int) -> BufferedSubscription:
         """Return a feed that is not listening yet; a bus at the end of a link has its own kind."""
-        return BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+        return BufferedSubscription(len_max, self.stats, self.hush)
 
-    def _count_drop(self) -> None:
-        self.stats.core_messages_dropped += 1
-
-    async def _hush(self, feed: BufferedSubscription) -> None:
+    async def hush(self, feed: BufferedSubscription) -> None:
+        """Stop filling a subscription."""
         self._broker.feeds.pop(feed, None)
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:

@@ -250,13 +250,10 @@ class SpreadBus(ForwardingBus):
         if numbers == [HOME]:
             return await self._inner.listen(subject_filter, len_max=len_max, late_s_max=late_s_max)
         first = await all_of(listen_at(number) for number in numbers)
-        merged = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+        merged = BufferedSubscription(len_max, self.stats, self._hush)
         feeds = zip(numbers, first, strict=True)
         self._feeders[merged] = [asyncio.create_task(feed(number, found)) for number, found in feeds]
         return merged
-
-    def _count_drop(self) -> None:
-        self.stats.core_messages_dropped += 1
 
     async def _hush(self, merged: BufferedSubscription) -> None:
         await _cancel(self._feeders.pop(merged, []))

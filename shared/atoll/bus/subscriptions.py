@@ -17,22 +17,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from atoll.base.fair_queue import FairQueue
 from atoll.bus.interface import CoreMessage
+from atoll.wire.traffic import BusStats
 
 RUN_LENGTH = 16
 BYTES_MAX = 64 << 20
 
 
 class BufferedSubscription:
-    """One subscription; it calls `on_drop` for every lost core message, and `on_close` once when the reader closes."""
+    """One subscription; it counts lost core messages in `stats`, and calls `on_close` once when the reader closes."""
 
     def __init__(
-        self, len_max: int, *, on_drop: Callable[[], None], on_close: Callable[[BufferedSubscription], Awaitable[None]]
+        self, len_max: int, stats: BusStats, on_close: Callable[[BufferedSubscription], Awaitable[None]]
     ) -> None:
         least_bytes = max(1, BYTES_MAX // max(1, len_max))
         self._waiting = FairQueue[CoreMessage](
             BYTES_MAX, lambda message: message.subject, lambda message: max(least_bytes, len(message.data))
         )
-        self._on_drop = on_drop
+        self._stats = stats
         self._on_close = on_close
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._lock = threading.Lock()
@@ -45,8 +46,7 @@ class BufferedSubscription:
         with self._lock:
             if self._ended:
                 return
-            for _ in range(self._waiting.append(core_message)):
-                self._on_drop()
+            self._stats.core_messages_dropped += self._waiting.append(core_message)
             if not self._woken and not self._loop.is_closed():
                 self._woken = True  # until the reader has looked
                 self._wake()

@@ -329,7 +329,7 @@ class JetStreamBus:
     async def listen(
         self, subject_filter: str, *, len_max: int = 1024, late_s_max: float = 0.0
     ) -> BufferedSubscription:
-        feed = BufferedSubscription(len_max, on_drop=self._count_drop, on_close=self._hush)
+        feed = BufferedSubscription(len_max, self.stats, self._hush)
         self._feeds[feed] = await self._connection.call(self._hear(subject_filter, feed, late_s_max))
         return feed
 
@@ -348,9 +348,6 @@ class JetStreamBus:
             return connection, await connection.subscribe(subject_filter, on_message)
         except Unanswered as reason:
             raise BrokerUnavailable("cannot listen", got=reason, todo="check that the broker runs") from reason
-
-    def _count_drop(self) -> None:
-        self.stats.core_messages_dropped += 1
 
     async def _hush(self, feed: BufferedSubscription) -> None:
         connection, key = self._feeds.pop(feed, (None, 0))
