@@ -14,8 +14,8 @@ from atoll.archive.object_store import ArchiveStore, Name
 from atoll.archive.rebuild import RebuildOutcome, rebuild
 from atoll.base.clock import SystemClock
 from atoll.base.errors import ArchiveUnavailable
+from atoll.bus.interface import Signatures
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.bus.signed import Signatures
 from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.codec import pack_arrays

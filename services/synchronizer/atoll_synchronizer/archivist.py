@@ -30,8 +30,7 @@ from atoll.archive.rounds import Anchor, RetainedFold, RetainedRound, RoundStore
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, ProtocolMisuse
 from atoll.base.logs import get
-from atoll.bus.interface import Bus
-from atoll.bus.signed import Signatures
+from atoll.bus.interface import Bus, Signatures
 from atoll.codec import PackedArrays
 from atoll.merge.outer import State
 from atoll.protocol.data import DataLedger

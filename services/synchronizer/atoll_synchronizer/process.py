@@ -26,7 +26,6 @@ from atoll.base.health import live, rest
 from atoll.base.logs import configure, get
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.signed import signatures_of
 from atoll.merge.outer import check_outer
 from atoll.protocol.settings import NESTEROV
 from atoll.run.heads import read_heads
@@ -81,7 +80,7 @@ async def serve(settings: Settings) -> bool:
     try:
         if settings.synchronizer.restore:
             checkpoint_store = CheckpointStore(
-                open_archive(settings.synchronizer.restore), settings.run, signatures_of(bus)
+                open_archive(settings.synchronizer.restore), settings.run, bus.signatures
             )
             bytes_max = settings.broker.stream_bytes_max
             await rebuild(

@@ -26,7 +26,6 @@ from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
-from atoll.bus.signed import signatures_of
 from atoll.protocol.ownership import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
 from atoll.protocol.recorder import FactRecorder
 from atoll.protocol.settings import NESTEROV
@@ -122,7 +121,7 @@ class Host:
         say_in_this_task(shard=shard)
         failed: Counter[str] = Counter()
         while True:
-            kept = self._archive, self._run, shard, self._clock, signatures_of(self._bus)
+            kept = self._archive, self._run, shard, self._clock, self._bus.signatures
             service = ShardService(
                 self._bus,
                 self._run,

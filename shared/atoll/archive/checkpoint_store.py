@@ -40,7 +40,7 @@ from atoll.archive.seals import Seals, digest_of_bytes
 from atoll.base.errors import CheckpointError, ProtocolMisuse, on_one_line
 from atoll.base.logs import get
 from atoll.base.parsing import parsed
-from atoll.bus.signed import Signatures
+from atoll.bus.interface import Signatures
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA
 

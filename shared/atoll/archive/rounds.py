@@ -29,7 +29,7 @@ from atoll.archive.seals import Seals, digest_of_bytes
 from atoll.base.errors import CheckpointError
 from atoll.base.parsing import parsed
 from atoll.base.quantities import Count, Digest, Epoch, ShardNumber
-from atoll.bus.signed import Signatures
+from atoll.bus.interface import Signatures
 from atoll.wire.messages import Contribution, Head, RunRecord
 
 _ROUND = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})\.([0-9a-f]{1,64})(\.part)?\.json")

@@ -9,7 +9,7 @@ import hashlib
 
 from atoll.archive.object_store import ArchiveStore
 from atoll.base.errors import CheckpointError, PeerMisbehaved
-from atoll.bus.signed import Signatures
+from atoll.bus.interface import Signatures
 from atoll.wire.signature_line import SIGNATURE, without_signature
 from atoll.wire.subjects import Subjects
 

@@ -150,11 +150,26 @@ class Subscription(Protocol):
         """Stop listening; iteration ends."""
 
 
+class Signatures(Protocol):
+    """One identity's signatures, and its belief in those of others."""
+
+    def sign(self, subject: str, message: bytes, founding: str = "") -> bytes:
+        """Return a message with our signature for `subject` in a founding of the run."""
+
+    def verify(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
+        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
+
+        A `live` message was said just now; a stored one may be older than the end of its signer's key.
+        """
+
+
 @runtime_checkable
 class Bus(Protocol):
     """The calls that a service may make. See the module docstring for the four kinds of traffic."""
 
     stats: BusStats
+    signatures: Signatures | None
+    """Those that this bus sets and checks; None for the bus of an open run."""
 
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:
         """Create those of the run's streams that do not exist; each that holds tensors may have so many bytes.
@@ -357,6 +372,7 @@ class ForwardingBus:
 
     def __init__(self, inner: Bus) -> None:
         self.stats: BusStats = inner.stats
+        self.signatures: Signatures | None = inner.signatures
         self._inner = inner
 
     async def provision(self, stream_bytes_max: int, bulk: Sequence[str] = ()) -> None:

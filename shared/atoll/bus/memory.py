@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import BlobGone, BrokerUnavailable, ProtocolMisuse, QueueFull, RecordConflict, StorageFull
-from atoll.bus.interface import CoreMessage, QueueTurns, Record, StoredCounts, StoredEvent
+from atoll.bus.interface import CoreMessage, QueueTurns, Record, Signatures, StoredCounts, StoredEvent
 from atoll.bus.streams import (
     GIB,
     Places,
@@ -411,6 +411,7 @@ class MemoryBus:
 
     def __init__(self, run: str, broker: MemoryBroker) -> None:
         self.stats = BusStats()
+        self.signatures: Signatures | None = None
         self._broker = broker
         self._run = run
         broker.provision(run)

@@ -22,7 +22,7 @@ async def open_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAU
         bus: Bus = RegionBus(broker) if is_region(broker.connection.domain) else broker
         return bus if signatures is None else SignedBus(bus, run, signatures, founding)
 
-    return SpreadBus(await open_one(url), run, open_one, own_addresses=options.bulk, signatures=signatures)
+    return SpreadBus(await open_one(url), run, open_one, own_addresses=options.bulk)
 
 
 async def open_managing_bus(url: str, run: str, *, name: str, options: BusOptions = DEFAULTS) -> ManagingBus:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from atoll.base.errors import SettingsError
-from atoll.bus.signed import Signatures
+from atoll.bus.interface import Signatures
 
 PORT: Final = 4222
 CLUSTER_PORT: Final = 6222

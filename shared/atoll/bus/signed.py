@@ -34,7 +34,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, on_one_line
 from atoll.base.retry import bounded
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         CoreMessage,
         Delivery,
         Record,
+        Signatures,
         StoredEvent,
         Subscription,
     )
@@ -66,19 +67,6 @@ LOOK_S: Final = 1.0
 """For so long a live message, and those behind it, wait for the record that says whether to believe it."""
 LOOK_AGAIN_S: Final = 2.0
 """So often a message that is not believed has the run record read again: the run may have been founded anew."""
-
-
-class Signatures(Protocol):
-    """One identity's signatures, and its belief in those of others."""
-
-    def sign(self, subject: str, message: bytes, founding: str = "") -> bytes:
-        """Return a message with our signature for `subject` in a founding of the run."""
-
-    def verify(self, subject: str, data: bytes, founding: str = "", *, live: bool = False) -> bytes:
-        """Return the message in `data`; raise `PeerMisbehaved` if nobody signed it who may write on `subject`.
-
-        A `live` message was said just now; a stored one may be older than the end of its signer's key.
-        """
 
 
 @dataclass(slots=True)
@@ -107,7 +95,7 @@ class SignedBus(ForwardingBus):
     def __init__(self, inner: Bus, run: str, signatures: Signatures, founding: Founding | None = None) -> None:
         """Sign and check what goes through `inner`, which this bus closes with itself; buses of a process share `founding`."""
         super().__init__(inner)
-        self.signatures = signatures
+        self.signatures = self._signing = signatures
         self._subjects = Subjects(run)
         self._founding = founding or Founding()
         self._ids = secrets.token_bytes(ID_BYTES)
@@ -199,7 +187,7 @@ class SignedBus(ForwardingBus):
     async def _verify(self, subject: str, data: bytes, *, live: bool) -> bytes:
         founding = await self._founding_of(subject, live=live)
         try:
-            return self.signatures.verify(subject, data, founding, live=live)
+            return self._signing.verify(subject, data, founding, live=live)
         except PeerMisbehaved as error:
             reason = f"{error.what}: {error.got}" if error.got else error.what
         if await self._is_refounded(founding, live=live):
@@ -209,7 +197,7 @@ class SignedBus(ForwardingBus):
     async def _sign(self, subject: str, data: bytes) -> bytes:
         if subject.startswith(INBOX):
             subject = self._subjects.answer
-        return self.signatures.sign(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
+        return self._signing.sign(subject, data, await self._founding_of(subject)) if is_signed(subject) else data
 
     async def _founding_of(self, subject: str, *, live: bool = False) -> str:
         """Return the founding that a signature for `subject` covers: of the run record none, for it is what tells."""
@@ -245,12 +233,6 @@ class SignedBus(ForwardingBus):
         """Take the founding from a run record; one that cannot be read is its reader's trouble."""
         with contextlib.suppress(PeerMisbehaved):
             self._founding.nonce = decode(RunRecord, record).nonce
-
-
-def signatures_of(bus: Bus) -> Signatures | None:
-    """Return whose signatures a bus sets, None for the bus of an open run."""
-    found: Signatures | None = getattr(bus, "signatures", None)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from atoll.wire.subjects import ALL_FRAGMENTS, Subjects, fragment_level
 
 if TYPE_CHECKING:
     from atoll.bus.interface import Bus, Record, Subscription
-    from atoll.bus.signed import Signatures
     from atoll.bus.streams import Places
     from atoll.wire.blobs import BlobRef, Download, Portion, Upload
     from atoll.wire.limits import Buffer, Info
@@ -58,14 +57,12 @@ class SpreadBus(ForwardingBus):
         opener: Callable[[str], Awaitable[Bus]],
         *,
         own_addresses: Sequence[str] = (),
-        signatures: Signatures | None = None,
     ) -> None:
         """Route from `home`; `opener` opens a bus of the same run at another address, with the stats of `home`.
 
         All are closed with this one. `own_addresses` are those at which this process reaches the further brokers.
         """
         super().__init__(home)
-        self.signatures = signatures
         self._run_record = Subjects(run).run_record
         self._heads = Subjects(run).head("*")
         self._opener = opener

@@ -26,7 +26,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, IdentityTaken, PeerMisbehaved, Quarantined, RecordConflict, RunReplaced
 from atoll.base.identity import Identity, this_process
 from atoll.bus.interface import Bus, Record
-from atoll.bus.signed import signatures_of
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX
 from atoll.run.decisions import ISOLATION_CURE, describe_isolation
 from atoll.run.heads import read_heads
@@ -49,7 +48,7 @@ async def claim(
         SettingsError: the id cannot be part of a subject.
     """
     token(learner, "learner id")
-    identity, locked = identity or this_process(), signatures_of(bus) is not None
+    identity, locked = identity or this_process(), bus.signatures is not None
     for _ in range(CLAIM_ATTEMPTS):
         record = await bus.get_record(subjects.member(learner))
         holder = None if record is None else readable(Member, record)

@@ -38,7 +38,6 @@ from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file
 from atoll.base.wording import counted
 from atoll.bus.interface import Bus, Record
 from atoll.bus.open import open_bus
-from atoll.bus.signed import signatures_of
 from atoll.local.options import UpPlan
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts
@@ -265,7 +264,7 @@ async def rebuild_at(url: str, up: UpPlan, clock: Clock) -> RebuiltRecord:
     run = up.settings.run
     bus = await open_bus(url, run, name="up", options=bus_options(up.settings))
     try:
-        archive = CheckpointStore(open_archive(archive_url(up)), run, signatures_of(bus))
+        archive = CheckpointStore(open_archive(archive_url(up)), run, bus.signatures)
         outcome = await rebuild(
             bus,
             archive,

@@ -17,7 +17,16 @@ from nats.aio.msg import Msg
 
 from atoll.base.errors import AccessDenied, BrokerUnavailable, SettingsError
 from atoll.base.retry import Unanswered, ended
-from atoll.bus.interface import CoreMessage, NodeStatus, Record, StoredCounts, StoredEvent, StoredRun, StreamState
+from atoll.bus.interface import (
+    CoreMessage,
+    NodeStatus,
+    Record,
+    Signatures,
+    StoredCounts,
+    StoredEvent,
+    StoredRun,
+    StreamState,
+)
 from atoll.bus.nats import blobs
 from atoll.bus.nats.administration import (
     count_by_subject,
@@ -59,6 +68,7 @@ class JetStreamBus:
     ) -> None:
         """Wrap an open connection: to the run, or to what the leaf of a region keeps of it itself, `nearby`."""
         self.stats: BusStats = connection.stats
+        self.signatures: Signatures | None = None
         self._connection = connection
         self._subjects = subjects
         self._needed = stream_plan(subjects.run)
