@@ -23,7 +23,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -45,24 +45,6 @@ _WIRE: Final = "compression: off"
 def is_region(domain: str) -> bool:
     """Return whether a server of this JetStream domain is the leaf of a region; empty is none."""
     return domain not in ("", HUB_DOMAIN)
-
-
-class ServerLink(Protocol):
-    """The part of a server's configuration that makes it a hub or a leaf."""
-
-    @property
-    def domain(self) -> str:
-        """Return the domain of its JetStream."""
-        ...
-
-    def config(self, host: str, store_dir: Path) -> str:
-        """Return the lines of nats-server's configuration, of a server that listens at `host` with its files in a folder."""
-        ...
-
-
-def pings(link: ServerLink | None) -> str:
-    """Return how a server notices that a connection is cut: with the default pings it would stay unseen for minutes."""
-    return f'ping_interval: "3s"\nping_max: {2 if link is None else 9}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +85,15 @@ class RegionSide:
         urls = ", ".join(json.dumps(url) for url in self.hubs)
         remotes = included(self.lock, store_dir) or f"remotes: [{{ urls: [{urls}], {_WIRE} }}]\n"
         return f'leafnodes {{ reconnect: "1s"\n{remotes}}}\n'
+
+
+ServerLink = HubSide | RegionSide
+"""The link of a server: it makes it a hub or a leaf."""
+
+
+def pings(link: ServerLink | None) -> str:
+    """Return how a server notices that a connection is cut: with the default pings it would stay unseen for minutes."""
+    return f'ping_interval: "3s"\nping_max: {2 if link is None else 9}\n'
 
 
 def included(file: Path | None, store_dir: Path) -> str:
