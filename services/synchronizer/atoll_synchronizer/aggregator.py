@@ -49,6 +49,11 @@ from atoll_synchronizer.archivist import Retention
 
 REPLACED: Final = "replaced"
 """The bytes under a contribution's name are not those that its manifest names."""
+READS_AT_ONCE = 8
+READS_PER_LEARNER = 2
+"""Of those: a learner whose chunks never come must not take the places of the others."""
+KNOWN_S = 600.0
+"""For so long a learner counts that has sent compressed frames: it reads versions of rounds, too, that end without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +142,6 @@ def corrections_of(
     if correction is None or reference is None:
         return None
     return correction.corrections(waiting.pseudo_gradient, waiting.norms, reference, run.layout.slices(fragment))
-
-
-READS_AT_ONCE = 8
-READS_PER_LEARNER = 2
-"""Of those: a learner whose chunks never come must not take the places of the others."""
-KNOWN_S = 600.0
-"""For so long a learner counts that has sent compressed frames: it reads versions of rounds, too, that end without it."""
 
 
 @dataclass(slots=True)

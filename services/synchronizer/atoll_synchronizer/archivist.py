@@ -46,12 +46,14 @@ from atoll.wire.messages import Contribution, Head, RunRecord
 from atoll_synchronizer.store import Holding, ShardStore
 
 log = get(__name__)
-
 T = TypeVar("T")
-
 LAST_MARK_S = 30.0
 SLOW_BYTES_PER_S = 10e6
 LEAVING_S = 3.0
+ACT_S: Final = 20.0
+PAUSE_S: Final = 30.0
+FACTS_MAX: Final = 1 << 17
+"""Facts that wait for an archive that is away; of more than that a tenure's decisions cannot be replayed any more."""
 
 
 @dataclass(slots=True)
@@ -276,12 +278,6 @@ def make_archivist(
     if not settings.url or not settings.every_s:
         return None
     return Archivist(CheckpointStore(open_archive(settings.url), run.run, signatures), run, shard, settings, clock)
-
-
-ACT_S: Final = 20.0
-PAUSE_S: Final = 30.0
-FACTS_MAX: Final = 1 << 17
-"""Facts that wait for an archive that is away; of more than that a tenure's decisions cannot be replayed any more."""
 
 
 class Retention:

@@ -67,7 +67,6 @@ from atoll_synchronizer.garbage_collector import GarbageCollector
 from atoll_synchronizer.shard_context import EventLog, ShardContext, ShardOwner
 
 log = get(__name__)
-
 QUEUE_POLL_S = 0.5
 QUEUE_ASK_S = 2.0
 """Interval of asking whether the queue is empty while messages keep coming: junk must not keep a run from ending."""
@@ -83,6 +82,9 @@ SENDERS_MAX: Final = 1024
 SENDERS_TOLD: Final = 8
 SENDER_CHARS_MAX: Final = 64
 UNSIGNED: Final = "unsigned"
+HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
+TOGETHER_S: Final = 0.1
+REFUSALS_PER_EVENT: Final = 256
 
 
 class LifeStanding(Enum):
@@ -482,11 +484,6 @@ class JunkReport:
         self._reasons, self._senders, self._unsigned = Counter(), Counter(), Counter()
         log.warning("junk.dropped", **msgspec.structs.asdict(dropped))
         await self._event_log.record(dropped)
-
-
-HOLD_S: Final = 5.0  # a third of `BusOptions.ack_wait_s`: two words may be lost
-TOGETHER_S: Final = 0.1
-REFUSALS_PER_EVENT: Final = 256
 
 
 @dataclass(slots=True)

@@ -50,6 +50,8 @@ BATCH_LEARNERS: Final = 128
 WRONG_MAX: Final = 16
 TURNS: Final = 2
 """The turn at which a life is seen to be over may have begun before its end; the next one begins after it, and must pass."""
+ACCOUNTS_MAX: Final = 1536
+"""How many accounts one message carries: 250 bytes each in the common case, 500 with the longest id and every reason."""
 
 
 class FormerLives(msgspec.Struct):
@@ -394,10 +396,6 @@ def _part_of(account: Account, fragments: int) -> LifePart:
     """Return a life's part in so many fragments: what is not settled there was superseded if it has left, and else lost."""
     gone = None if account.left else 0
     return part_of(account.trained, account.settled_fates(), fragments, superseded=gone, refused_local=0)
-
-
-ACCOUNTS_MAX: Final = 1536
-"""How many accounts one message carries: 250 bytes each in the common case, 500 with the longest id and every reason."""
 
 
 def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:

@@ -41,207 +41,13 @@ from atoll.protocol.shard import FragmentSlot, Settling, Shard
 from atoll.protocol.waits import MovingAverage
 
 ODD_CHARS_MAX: Final = 200
-
-Machine = Shard | Island | Tenure | Balance
-
 _ROUND_FIELDS: Final = tuple(name for name in FragmentRound.__dataclass_fields__ if name != "settings")
-
-
-class SettlingState(msgspec.Struct):
-    """One `Settling`."""
-
-    refusals: list[Acknowledge]
-    farewells: list[Dismiss]
-
-    @classmethod
-    def of(cls, settling: Settling) -> SettlingState:
-        """Return the state of a settling."""
-        return cls(list(settling.refusals.values()), settling.farewells)
-
-    def settling(self) -> Settling:
-        """Return the settling in this state."""
-        return Settling({each.key: each for each in self.refusals}, self.farewells)
-
-
-class SlotState(msgspec.Struct, kw_only=True):
-    """One `FragmentSlot`; `round` is its round without the settings, which all rounds share."""
-
-    round: dict[str, Any]
-    fragment_ledger: FragmentLedger
-    offers: list[Offer]
-    parked: list[PushKey]
-    called_s: float | None
-    due_s: float | None
-    unkept: SettlingState
-    keeping: SettlingState | None
-    committing: SettlingState
-    again_s: float | None
-    written: int = 0
-    durable: int = 0
-    last_base: int | None = None
-
-
-class ShardState(msgspec.Struct, tag="shard", kw_only=True):
-    """A `Shard`."""
-
-    settings: ProtocolSettings
-    shard: int
-    slots: dict[int, SlotState]
-    ledger: Ledger
-    learners: dict[str, KnownLearner]
-    quorum: MovingAverage
-    sync: MovingAverage
-    draining: bool
-    finished: bool
-    over_s: float | None
-    looked_s: float | None
-    committing_since: dict[int, float]
-    connected: ConnectedTime
-    commits: int
-    ended: EndedLives = msgspec.field(default_factory=EndedLives)
-    step_sizes: list[float] = msgspec.field(default_factory=list)
-    totals: list[int] = msgspec.field(default_factory=list)
-
-
-class IslandState(msgspec.Struct, tag="island", kw_only=True):
-    """An `Island`; `in_flight` holds (fragment, push, tokens)."""
-
-    settings: ProtocolSettings
-    intervals: dict[int, LocalInterval]
-    tokens: int
-    steps: int
-    pushed: int
-    superseded: int
-    refused_local: int
-    in_flight: list[tuple[int, int, int]]
-    draining: bool
-    left: bool
-
-
-class TenureState(msgspec.Struct, tag="tenure"):
-    """A `Tenure`."""
-
-    lease_s: float
-    standing: LeaseStanding
-    epoch: int
-    revision: int
-    known: bool
-    still_s: float
-    looked_s: float | None
-    renewed_s: float
-
-
-class BalanceState(msgspec.Struct, tag="balance"):
-    """A `Balance`; `settled_s` is None where it never gave a shard away."""
-
-    host: str
-    lease_s: float
-    others: list[HostHeard]
-    settled_s: float | None
-
-
-State = ShardState | IslandState | TenureState | BalanceState
-
-
-def freeze(machine: Machine) -> bytes:
-    """Return the machine as it is now."""
-    return msgspec.json.encode(_state(machine), enc_hook=plain)
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401  (what no schema of ours holds)
-    """Return a number of another library as Python's, and anything else as its text: what a dump shows of an odd value."""
-    item = getattr(value, "item", None)
-    number = item() if callable(item) and getattr(value, "ndim", None) == 0 else None
-    return number if isinstance(number, bool | int | float) else repr(value)[:ODD_CHARS_MAX]
-
-
-def thaw(frozen: bytes) -> Machine:
-    """Return a machine in that state.
-
-    Raises:
-        msgspec.ValidationError: for what `freeze` does not write.
-        SettingsError: no run agrees on such settings; a machine of them might need any amount of memory.
-    """
-    state = msgspec.json.decode(frozen, type=State)
-    machine: Machine
-    if isinstance(state, ShardState):
-        machine = Shard(state.settings.check(), state.shard, dict.fromkeys(state.slots, 0))
-        _restore(machine, state, but=("settings", "shard", "slots"))
-        machine.slots = {fragment: _slot(kept, state.settings) for fragment, kept in state.slots.items()}
-    elif isinstance(state, IslandState):
-        machine = Island(state.settings.check(), {})
-        _restore(machine, state, but=("settings", "in_flight"))
-        machine.in_flight = {(fragment, push): tokens for fragment, push, tokens in state.in_flight}
-    elif isinstance(state, TenureState):
-        machine = Tenure(state.lease_s)
-        _restore(machine, state)
-    else:
-        machine = Balance(state.host, state.lease_s)
-        machine.others = {heard.host: heard for heard in state.others}
-        machine.settled_s = -math.inf if state.settled_s is None else state.settled_s
-    return machine
-
-
-def _restore(machine: Machine, state: State, but: tuple[str, ...] = ()) -> None:
-    """Give a machine the attributes that its state names; those in `but` have another form there."""
-    for name in state.__struct_fields__:
-        if name not in but:
-            setattr(machine, name, getattr(state, name))
-
-
-def _state(machine: Machine) -> State:
-    """Return references to what the machine holds; `freeze` encodes them before anything changes."""
-    if isinstance(machine, Shard):
-        slots = {fragment: _slot_state(slot) for fragment, slot in machine.slots.items()}
-        return ShardState(slots=slots, **_attributes(machine, ShardState, but=("slots",)))
-    if isinstance(machine, Island):
-        in_flight = [(*key, tokens) for key, tokens in machine.in_flight.items()]
-        return IslandState(in_flight=in_flight, **_attributes(machine, IslandState, but=("in_flight",)))
-    if isinstance(machine, Tenure):
-        return TenureState(**_attributes(machine, TenureState))
-    if isinstance(machine, Balance):
-        settled_s = None if math.isinf(machine.settled_s) else machine.settled_s
-        return BalanceState(machine.host, machine.lease_s, list(machine.others.values()), settled_s)
-    raise ProtocolMisuse("no machine that can be frozen", got=type(machine).__name__)
-
-
-def _attributes(source: object, kind: type[msgspec.Struct], but: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in kind.__struct_fields__ if name not in but}
-
-
 _OTHER_FORM: Final = ("round", "offers", "unkept", "keeping", "committing")
-
-
-def _slot_state(slot: FragmentSlot) -> SlotState:
-    return SlotState(
-        round={name: getattr(slot.round, name) for name in _ROUND_FIELDS},
-        offers=list(slot.offers.values()),
-        unkept=SettlingState.of(slot.unkept),
-        keeping=None if slot.keeping is None else SettlingState.of(slot.keeping),
-        committing=SettlingState.of(slot.committing),
-        **_attributes(slot, SlotState, but=_OTHER_FORM),
-    )
-
-
-def _slot(kept: SlotState, settings: ProtocolSettings) -> FragmentSlot:
-    now = msgspec.convert({**kept.round, "settings": msgspec.to_builtins(settings)}, FragmentRound)
-    now.settings = settings
-    return FragmentSlot(
-        now,
-        offers={offer.key: offer for offer in kept.offers},
-        unkept=kept.unkept.settling(),
-        keeping=None if kept.keeping is None else kept.keeping.settling(),
-        committing=kept.committing.settling(),
-        **_attributes(kept, SlotState, but=_OTHER_FORM),
-    )
-
-
 FACTS_MIN: Final = 1024
 FACTS_MAX: Final = 1 << 16
 BYTES_PER_FACT: Final = 256
 STATE_BYTES_MAX: Final = FACTS_MAX * BYTES_PER_FACT
 FORMAT: Final = 1
-
 FACTS: Final[dict[str, type[Fact]]] = {
     kind.__name__: kind
     for module in (events, ownership)
@@ -427,3 +233,192 @@ def describe(value: Fact | Command) -> str:
         shown.append(f"of {len(value.shares)}: {value.end}")
     reason = getattr(value, "reason", "")
     return f"{type(value).__name__}({' '.join([*shown, *([reason] if reason else [])])})"
+
+
+def freeze(machine: Machine) -> bytes:
+    """Return the machine as it is now."""
+    return msgspec.json.encode(_state(machine), enc_hook=plain)
+
+
+def thaw(frozen: bytes) -> Machine:
+    """Return a machine in that state.
+
+    Raises:
+        msgspec.ValidationError: for what `freeze` does not write.
+        SettingsError: no run agrees on such settings; a machine of them might need any amount of memory.
+    """
+    state = msgspec.json.decode(frozen, type=State)
+    machine: Machine
+    if isinstance(state, ShardState):
+        machine = Shard(state.settings.check(), state.shard, dict.fromkeys(state.slots, 0))
+        _restore(machine, state, but=("settings", "shard", "slots"))
+        machine.slots = {fragment: _slot(kept, state.settings) for fragment, kept in state.slots.items()}
+    elif isinstance(state, IslandState):
+        machine = Island(state.settings.check(), {})
+        _restore(machine, state, but=("settings", "in_flight"))
+        machine.in_flight = {(fragment, push): tokens for fragment, push, tokens in state.in_flight}
+    elif isinstance(state, TenureState):
+        machine = Tenure(state.lease_s)
+        _restore(machine, state)
+    else:
+        machine = Balance(state.host, state.lease_s)
+        machine.others = {heard.host: heard for heard in state.others}
+        machine.settled_s = -math.inf if state.settled_s is None else state.settled_s
+    return machine
+
+
+Machine = Shard | Island | Tenure | Balance
+
+
+class SettlingState(msgspec.Struct):
+    """One `Settling`."""
+
+    refusals: list[Acknowledge]
+    farewells: list[Dismiss]
+
+    @classmethod
+    def of(cls, settling: Settling) -> SettlingState:
+        """Return the state of a settling."""
+        return cls(list(settling.refusals.values()), settling.farewells)
+
+    def settling(self) -> Settling:
+        """Return the settling in this state."""
+        return Settling({each.key: each for each in self.refusals}, self.farewells)
+
+
+class SlotState(msgspec.Struct, kw_only=True):
+    """One `FragmentSlot`; `round` is its round without the settings, which all rounds share."""
+
+    round: dict[str, Any]
+    fragment_ledger: FragmentLedger
+    offers: list[Offer]
+    parked: list[PushKey]
+    called_s: float | None
+    due_s: float | None
+    unkept: SettlingState
+    keeping: SettlingState | None
+    committing: SettlingState
+    again_s: float | None
+    written: int = 0
+    durable: int = 0
+    last_base: int | None = None
+
+
+class ShardState(msgspec.Struct, tag="shard", kw_only=True):
+    """A `Shard`."""
+
+    settings: ProtocolSettings
+    shard: int
+    slots: dict[int, SlotState]
+    ledger: Ledger
+    learners: dict[str, KnownLearner]
+    quorum: MovingAverage
+    sync: MovingAverage
+    draining: bool
+    finished: bool
+    over_s: float | None
+    looked_s: float | None
+    committing_since: dict[int, float]
+    connected: ConnectedTime
+    commits: int
+    ended: EndedLives = msgspec.field(default_factory=EndedLives)
+    step_sizes: list[float] = msgspec.field(default_factory=list)
+    totals: list[int] = msgspec.field(default_factory=list)
+
+
+class IslandState(msgspec.Struct, tag="island", kw_only=True):
+    """An `Island`; `in_flight` holds (fragment, push, tokens)."""
+
+    settings: ProtocolSettings
+    intervals: dict[int, LocalInterval]
+    tokens: int
+    steps: int
+    pushed: int
+    superseded: int
+    refused_local: int
+    in_flight: list[tuple[int, int, int]]
+    draining: bool
+    left: bool
+
+
+class TenureState(msgspec.Struct, tag="tenure"):
+    """A `Tenure`."""
+
+    lease_s: float
+    standing: LeaseStanding
+    epoch: int
+    revision: int
+    known: bool
+    still_s: float
+    looked_s: float | None
+    renewed_s: float
+
+
+class BalanceState(msgspec.Struct, tag="balance"):
+    """A `Balance`; `settled_s` is None where it never gave a shard away."""
+
+    host: str
+    lease_s: float
+    others: list[HostHeard]
+    settled_s: float | None
+
+
+State = ShardState | IslandState | TenureState | BalanceState
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401  (what no schema of ours holds)
+    """Return a number of another library as Python's, and anything else as its text: what a dump shows of an odd value."""
+    item = getattr(value, "item", None)
+    number = item() if callable(item) and getattr(value, "ndim", None) == 0 else None
+    return number if isinstance(number, bool | int | float) else repr(value)[:ODD_CHARS_MAX]
+
+
+def _restore(machine: Machine, state: State, but: tuple[str, ...] = ()) -> None:
+    """Give a machine the attributes that its state names; those in `but` have another form there."""
+    for name in state.__struct_fields__:
+        if name not in but:
+            setattr(machine, name, getattr(state, name))
+
+
+def _state(machine: Machine) -> State:
+    """Return references to what the machine holds; `freeze` encodes them before anything changes."""
+    if isinstance(machine, Shard):
+        slots = {fragment: _slot_state(slot) for fragment, slot in machine.slots.items()}
+        return ShardState(slots=slots, **_attributes(machine, ShardState, but=("slots",)))
+    if isinstance(machine, Island):
+        in_flight = [(*key, tokens) for key, tokens in machine.in_flight.items()]
+        return IslandState(in_flight=in_flight, **_attributes(machine, IslandState, but=("in_flight",)))
+    if isinstance(machine, Tenure):
+        return TenureState(**_attributes(machine, TenureState))
+    if isinstance(machine, Balance):
+        settled_s = None if math.isinf(machine.settled_s) else machine.settled_s
+        return BalanceState(machine.host, machine.lease_s, list(machine.others.values()), settled_s)
+    raise ProtocolMisuse("no machine that can be frozen", got=type(machine).__name__)
+
+
+def _attributes(source: object, kind: type[msgspec.Struct], but: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if name not in but}
+
+
+def _slot_state(slot: FragmentSlot) -> SlotState:
+    return SlotState(
+        round={name: getattr(slot.round, name) for name in _ROUND_FIELDS},
+        offers=list(slot.offers.values()),
+        unkept=SettlingState.of(slot.unkept),
+        keeping=None if slot.keeping is None else SettlingState.of(slot.keeping),
+        committing=SettlingState.of(slot.committing),
+        **_attributes(slot, SlotState, but=_OTHER_FORM),
+    )
+
+
+def _slot(kept: SlotState, settings: ProtocolSettings) -> FragmentSlot:
+    now = msgspec.convert({**kept.round, "settings": msgspec.to_builtins(settings)}, FragmentRound)
+    now.settings = settings
+    return FragmentSlot(
+        now,
+        offers={offer.key: offer for offer in kept.offers},
+        unkept=kept.unkept.settling(),
+        keeping=None if kept.keeping is None else kept.keeping.settling(),
+        committing=kept.committing.settling(),
+        **_attributes(kept, SlotState, but=_OTHER_FORM),
+    )
