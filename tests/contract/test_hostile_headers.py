@@ -165,7 +165,7 @@ async def test_an_answer_that_is_none_of_jetstreams_is_an_error_of_ours(
     async def forged(*_: object, **__: object) -> dict[str, object]:
         return answer
 
-    monkeypatch.setattr(JetStream, "once", forged)
+    monkeypatch.setattr(JetStream, "request", forged)
 
     assert not await queue.drained()
     assert await bus.purge(subjects.global_stem(0, 1, "n")) == 0

@@ -700,7 +700,7 @@ MUTANTS: dict[str, ScheduleMutant] = {
     "data granted twice": ScheduleMutant(((data_leases, "take", granted_twice),)),
     "data returned unread": ScheduleMutant(((data_leases, "give_back", returned_unread),), COMING, {"learners": 3}),
     "live data leases buried": ScheduleMutant(
-        ((LeaseWatch, "dead", bury_the_living),), {"join": 12.0}, {"learners": 3}
+        ((LeaseWatch, "dead_holders", bury_the_living),), {"join": 12.0}, {"learners": 3}
     ),
     "finished data stays leased": ScheduleMutant(((data_leases, "renew", finished_not_struck),)),
     "a head that went back is followed": ScheduleMutant(((driver, "fetch_newest", followed_back),), LOST, ARCHIVED),
