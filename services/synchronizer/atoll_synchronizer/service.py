@@ -8,6 +8,7 @@ The machine (`atoll.protocol.shard`) decides; `intake` turns messages into facts
 While the broker is away, everything here waits and tries again (`atoll.base.retry`). Only one thing ends a candidacy
 against its will: a write or a lease of another process, because then that process owns the shard.
 """
+# ruff: noqa: D102  (a method without a docstring is the one of `ShardOwner`)
 
 from __future__ import annotations
 
@@ -331,35 +332,27 @@ class ShardService:
     # --- what the parts ask (`ShardOwner`) ------------------------------------------------------------------------------
 
     def spawn(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Begin work that ends with this candidacy."""
         self.background.spawn(*works)
 
     def note_settled(self, manifest: Contribution) -> None:
-        """Have the region of its learner forget a contribution."""
         self.regions.note_settled(manifest)
 
     def ledger_now(self) -> Ledger:
-        """Return the machine's ledger."""
         return self.tenure.machine.ledger
 
     def step_s(self) -> float:
-        """Return the median step time of the live learners, 0 without one."""
         return self.tenure.machine.step_s() or 0.0
 
     def live_in(self, region: str) -> set[str]:
-        """Return the live learners of a region."""
         return {learner for learner in self.tenure.machine.live() if self.region_of(learner) == region}
 
     def region_of(self, learner: str) -> str:
-        """Return the region whose synchronizer folds what a member sends, empty for none."""
         return self.intake.region_of(learner)
 
     def head_of(self, fragment: int) -> Head:
-        """Return the head of a fragment as the store holds it."""
         return self.store.holdings[fragment].head
 
     def norm_of(self, fragment: int) -> float:
-        """Return the L2 norm of a fragment's values."""
         return self.store.holdings[fragment].norm
 
     async def _fetch(self, action: Fetch) -> None:
