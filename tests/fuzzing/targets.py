@@ -170,7 +170,7 @@ def _fragment_ledger() -> bytes:
     )
     told = Ledger()
     told.take_report("a", 1, 10, 5, 5, 0)
-    return ledger.frozen(told)
+    return ledger.freeze(told)
 
 
 class _OneObject:

@@ -217,7 +217,7 @@ def test_books_that_are_frozen_tell_an_heir_all_of_it() -> None:
         due.learn(reports)
         due.count(ledger.tokens_counted)
 
-        heir = parsed(ledger.frozen(reports), FragmentLedger)
+        heir = parsed(ledger.freeze(reports), FragmentLedger)
         told = Ledger()
         heir.enter_into(told)
 

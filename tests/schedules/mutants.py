@@ -147,7 +147,7 @@ def dismiss_unkept(self: Shard, event: Fact) -> list[Command]:
 def ledger_of_later(self: Shard, event: Fact) -> list[Command]:
     """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
-        msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.frozen(self.ledger))
+        msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.freeze(self.ledger))
         if isinstance(each, Keep)
         else each
         for each in HANDLE(self, event)

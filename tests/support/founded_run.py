@@ -202,7 +202,7 @@ class FoundedRun:
             grace_s=0.0,
             end="all",
             live=1,
-            fragment_ledger=fragment_ledger.frozen(self.told),
+            fragment_ledger=fragment_ledger.freeze(self.told),
         )
         size = self.record.layout.fragment_sizes()[fragment]
         await store.commit(command, np.random.default_rng(self.pushes).standard_normal(size, dtype=np.float32))

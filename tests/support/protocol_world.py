@@ -84,7 +84,7 @@ def one_commit(base_version: int) -> Commit:
         grace_s=0.0,
         end="all answered",
         live=1,
-        fragment_ledger=fragment_ledger.frozen(Ledger()),
+        fragment_ledger=fragment_ledger.freeze(Ledger()),
     )
 
 
@@ -161,7 +161,7 @@ class ProtocolWorld:
     def take_over(self) -> None:
         """The shard's owner dies; its heir begins with what is durable, and what nobody acknowledged comes once more."""
         fragment_ledger = {
-            fragment: parsed(kept.frozen(_reports(kept)), FragmentLedger)
+            fragment: parsed(kept.freeze(_reports(kept)), FragmentLedger)
             for fragment, kept in self.durable.fragment_ledger.items()
         }
         lost = {

@@ -139,7 +139,7 @@ async def test_what_nobody_signed_is_told_as_nobodys(run: str, tmp_path: Path) -
     await learner.publish(malformed.subject, malformed.data, msg_id="signed")
     await region.publish(malformed.subject, b"junk", msg_id="unsigned")
     intake._on_beat(
-        CoreMessage(subjects.beat("a"), await shard.believed(subjects.beat("*"), subjects.beat("a"), b"{}"))
+        CoreMessage(subjects.beat("a"), await shard.strip_signature(subjects.beat("*"), subjects.beat("a"), b"{}"))
     )
 
     async def counted() -> bool:

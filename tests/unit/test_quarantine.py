@@ -385,7 +385,7 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     assert heir.isolated("bad", 1)
     assert not heir.isolated("good", 1)
     assert norm_limit(fragment_ledger.lengths, "good", 8, 10.0, 0.0) == 10.0
-    assert parsed(FragmentLedger(lengths=USUAL).frozen(Ledger()), FragmentLedger).lengths == USUAL
+    assert parsed(FragmentLedger(lengths=USUAL).freeze(Ledger()), FragmentLedger).lengths == USUAL
 
 
 def test_a_question_opens_no_account() -> None:

@@ -119,10 +119,10 @@ async def test_a_repeated_commit_is_retained_once(desk: RetentionDesk) -> None:
 async def test_only_what_counts_in_the_end_is_in_a_round(desk: RetentionDesk) -> None:
     key = PushKey("a", 1, 0, 1)
     fold = Fold(key=key, weight=1.0, staleness_weight=1.0, age=0)
-    desk.retention.folded(fold)
-    desk.retention.unfolded(0)
+    desk.retention.note_fold(fold)
+    desk.retention.note_unfold(0)
     assert desk.retention.take_folds(0) == ()
-    desk.retention.folded(fold)
+    desk.retention.note_fold(fold)
     assert desk.retention.take_folds(0) == (), "its manifest was never retained: it was in a region's sum"
     assert desk.retention.take_folds(0) == ()
 
@@ -196,7 +196,7 @@ async def test_a_frame_that_a_manifest_carries_is_retained_once(desk: RetentionD
     carrying = decode(Contribution, sent.data)
     key = PushKey("a", 1, 0, 1)
     await desk.retention.contribution(key, carrying, {0: carrying.frame})
-    desk.retention.folded(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0))
+    desk.retention.note_fold(Fold(key=key, weight=1.0, staleness_weight=1.0, age=0))
 
     (fold,) = desk.retention.take_folds(0)
     assert fold.manifest.frame == b""

@@ -91,7 +91,7 @@ async def test_an_owner_keeps_what_its_head_names_and_no_more(desk: StoreDesk) -
     before: set[str] = set()
     for version in range(4):
         await store.commit(one_commit(version), STEP)
-        await store.keep(0, FragmentLedger(run_tokens=version).frozen(Ledger(run_tokens=version)))
+        await store.keep(0, FragmentLedger(run_tokens=version).freeze(Ledger(run_tokens=version)))
 
         assert before <= await desk.chunks() <= desk.named(store) | before
         before = {stem for stem in desk.named(store) if ".st.b." not in stem}

@@ -337,11 +337,11 @@ class Retention:
         self.size_bytes += 0 if found is None else found.size_bytes
         self._held[key] = msgspec.structs.replace(manifest, frame=b""), found
 
-    def folded(self, command: Fold) -> None:
+    def note_fold(self, command: Fold) -> None:
         """Note that a contribution enters its fragment's round."""
         self._folds.setdefault(command.key.fragment, []).append(command)
 
-    def unfolded(self, fragment: int) -> None:
+    def note_unfold(self, fragment: int) -> None:
         """Note that nothing of the fragment's round counts."""
         self._folds.pop(fragment, None)
 

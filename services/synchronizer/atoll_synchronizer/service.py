@@ -440,11 +440,11 @@ class FragmentLanes:
             await service.aggregator.fold(command, service.store.holdings[command.key.fragment].state)
             service.pending.tell_clip(command)
             if service.retention is not None:
-                service.retention.folded(command)
+                service.retention.note_fold(command)
         elif isinstance(command, Unfold):
             service.aggregator.unfold(command.fragment)
             if service.retention is not None:
-                service.retention.unfolded(command.fragment)
+                service.retention.note_unfold(command.fragment)
         elif isinstance(command, Acknowledge):
             await service.pending.acknowledge(command)
             if service.retention is not None:

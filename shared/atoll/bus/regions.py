@@ -64,7 +64,7 @@ class HubSide:
         """Return the block of the leaves' port."""
         listen = json.dumps(f"{bracketed(host)}:{self.port}")
         # An address that the hub believes to have may lead past a relay, or nowhere.
-        more = included(self.lock, store_dir)
+        more = include_line(self.lock, store_dir)
         return f'leafnodes {{ listen: {listen}, no_advertise: true, {_WIRE}, write_deadline: "30s"\n{more}}}\n'
 
 
@@ -83,7 +83,7 @@ class RegionSide:
         """Return the block of the connection to the hub."""
         del host
         urls = ", ".join(json.dumps(url) for url in self.hubs)
-        remotes = included(self.lock, store_dir) or f"remotes: [{{ urls: [{urls}], {_WIRE} }}]\n"
+        remotes = include_line(self.lock, store_dir) or f"remotes: [{{ urls: [{urls}], {_WIRE} }}]\n"
         return f'leafnodes {{ reconnect: "1s"\n{remotes}}}\n'
 
 
@@ -96,7 +96,7 @@ def pings(link: ServerLink | None) -> str:
     return f'ping_interval: "3s"\nping_max: {2 if link is None else 9}\n'
 
 
-def included(file: Path | None, store_dir: Path) -> str:
+def include_line(file: Path | None, store_dir: Path) -> str:
     """Return the line that adds a file to a configuration in a folder, empty for none."""
     return "" if file is None else f"include {json.dumps(os.path.relpath(file, store_dir))}\n"
 

@@ -39,7 +39,7 @@ from atoll.base.errors import (
 )
 from atoll.bus.nats.provision import VERSION_MIN
 from atoll.bus.options import bracketed
-from atoll.bus.regions import ServerLink, included, pings
+from atoll.bus.regions import ServerLink, include_line, pings
 from atoll.bus.server_info import first_line, greeting
 
 RELOADED: Final = "Reloaded server configuration"
@@ -301,7 +301,7 @@ class EmbeddedBroker:
         return config
 
     def _include_line(self, file: Path | None) -> str:
-        return included(file, self.store_dir)
+        return include_line(file, self.store_dir)
 
     def _spawn(self, command: list[str]) -> None:
         """Start the process from a thread that stays until it has ended."""

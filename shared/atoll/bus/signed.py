@@ -83,7 +83,7 @@ def is_signed(subject: str) -> bool:
     return len(levels) > 2 and levels[0] == "atoll" and levels[2] not in UNSIGNED
 
 
-def tapped(subject: str) -> str:
+def tapped_subject(subject: str) -> str:
     """Return the subject whose message a tap shows; empty if `subject` is no tap."""
     levels = subject.split(".", 3)
     return f"{levels[0]}.{levels[1]}.{levels[3]}" if len(levels) > 3 and levels[2] == "tap" else ""
@@ -143,14 +143,14 @@ class SignedBus(ForwardingBus):
         record = await self._inner.get_record(subject)
         if record is None:
             return None
-        record = replace(record, data=await self.believed(subject, record.subject, record.data))
+        record = replace(record, data=await self.strip_signature(subject, record.subject, record.data))
         if subject == self._subjects.run_record:
             self._learn(record.data)
         return record
 
     async def get_records(self, subject_filter: str) -> list[Record]:
         return [
-            replace(record, data=await self.believed(subject_filter, record.subject, record.data))
+            replace(record, data=await self.strip_signature(subject_filter, record.subject, record.data))
             for record in await self._inner.get_records(subject_filter)
             if matches(subject_filter, record.subject)
         ]
@@ -158,7 +158,7 @@ class SignedBus(ForwardingBus):
     async def replay(self, subject_filter: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         found = await self._inner.replay(subject_filter, after=after, limit=limit)
         return [
-            replace(entry, data=await self.believed(subject_filter, entry.subject, entry.data))
+            replace(entry, data=await self.strip_signature(subject_filter, entry.subject, entry.data))
             for entry in found
             if matches(subject_filter, entry.subject)
         ]
@@ -173,11 +173,11 @@ class SignedBus(ForwardingBus):
 
     # --- belief -----------------------------------------------------------------------------------------------------
 
-    async def believed(self, subject_filter: str, subject: str, data: bytes, *, live: bool = False) -> bytes:
+    async def strip_signature(self, subject_filter: str, subject: str, data: bytes, *, live: bool = False) -> bytes:
         """Return a message that was asked for by `subject_filter` without its signature, or why it is not believed."""
         if not matches(subject_filter, subject):
             return unproven(f"it was not asked for: {subject}")
-        if shown := tapped(subject):
+        if shown := tapped_subject(subject):
             # Taps of old have no body.
             return await self._verify(shown, data, live=False) if data and is_signed(shown) else data
         if live and len(data) > LIVE_BYTES_MAX and not subject.startswith(self._subjects.premerge("")):
@@ -255,7 +255,7 @@ class _SignedConsumer:
         return [await self._believed(one) for one in await self.consumer.arrived(most)]
 
     async def _believed(self, held: Delivery) -> Delivery:
-        held.data = await self.bus.believed(self.wanted, held.subject, held.data)
+        held.data = await self.bus.strip_signature(self.wanted, held.subject, held.data)
         return held
 
     async def drained(self) -> bool | None:
@@ -284,7 +284,7 @@ class _SignedSubscription:
     async def _believed(self, heard: CoreMessage) -> CoreMessage:
         # Nobody has to believe what is only live: a record that cannot be read now must neither end nor hold up the feed.
         try:
-            data = await self.bus.believed(self.wanted, heard.subject, heard.data, live=True)
+            data = await self.bus.strip_signature(self.wanted, heard.subject, heard.data, live=True)
         except BrokerUnavailable as error:
             data = unproven(on_one_line(str(error)))
         return replace(heard, data=data)

@@ -154,7 +154,7 @@ class FragmentLedger(msgspec.Struct):
             newest = sorted(kept, key=lambda name: (kept[name].version, name), reverse=True)[:MEASURES_MAX]
             self.lengths = {name: kept[name] for name in newest}
 
-    def frozen(self, ledger: Ledger) -> bytes:
+    def freeze(self, ledger: Ledger) -> bytes:
         """Return the ledger of this moment as JSON, with the learners' reports; `parsed` reads it."""
         reports = {
             key: LearnerReport(account.trained, account.pushed, account.superseded, account.refused_local, account.left)

@@ -209,13 +209,13 @@ class FragmentSlot:
         if not self.unkept or self.keeping is not None or self.round.phase is Phase.COMMITTING:
             return []
         self.keeping, self.unkept = self.unkept, Settling()
-        frozen = self.frozen(ledger)
+        frozen = self.freeze(ledger)
         return [Keep(fragment=self.round.fragment, fragment_ledger=frozen, cause_id=cause_id)]
 
-    def frozen(self, ledger: Ledger) -> bytes:
+    def freeze(self, ledger: Ledger) -> bytes:
         """Return the fragment's ledger as it is to be written now; `ledger` is the shard's."""
         self.written += 1
-        return self.fragment_ledger.frozen(ledger)
+        return self.fragment_ledger.freeze(ledger)
 
     def lives_in_hand(self) -> set[str]:
         """Return the lives, as `learner/incarnation`, of which a contribution or a farewell is in hand and not settled."""
@@ -751,7 +751,7 @@ class Shard:
             slot.fragment_ledger.merge(share, final=slot.offers[share.key].final, shard=self.ledger)
         self.ledger.count(slot.fragment_ledger.tokens_counted)
         slot.begin_commit()
-        frozen = slot.frozen(self.ledger)
+        frozen = slot.freeze(self.ledger)
         return now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen)
 
     def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:

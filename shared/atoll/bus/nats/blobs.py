@@ -26,7 +26,7 @@ from atoll.base.errors import BlobGone
 from atoll.base.retry import Unanswered, all_of
 from atoll.bus.interface import StoredEvent
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import JetStream, stored
+from atoll.bus.nats.jetstream_api import JetStream, stored_message
 from atoll.bus.regions import is_region
 from atoll.wire.blobs import Download, Portion, Upload
 
@@ -178,7 +178,7 @@ async def read_page(
         if missing and not messages:
             if connection.loop.time() >= deadline:
                 first = next(iter(missing))
-                there = await stored(next(bulk), stream, {"last_by_subj": first})
+                there = await stored_message(next(bulk), stream, {"last_by_subj": first})
                 if there is None:
                     raise BlobGone(
                         "chunks of a blob are missing", got=f"{len(missing)} of {download.ref.chunks}, first {first}"

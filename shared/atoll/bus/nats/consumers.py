@@ -28,7 +28,14 @@ from atoll.base.retry import Unanswered
 from atoll.bus.interface import QueueTurns
 from atoll.bus.nats.connection import Connection
 from atoll.bus.nats.framing import DESCRIPTION, STATUS
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, JetStreamPatience, newest, read_field, unavailable
+from atoll.bus.nats.jetstream_api import (
+    ApiRefusal,
+    JetStream,
+    JetStreamPatience,
+    newest_sequence,
+    read_field,
+    unavailable,
+)
 
 _NS = 1_000_000_000
 _NO_CONSUMER = 10014
@@ -172,7 +179,7 @@ class QueueConsumer:
         floor = read_field(answer, int, "ack_floor", "stream_seq")
         empty = read_field(answer, int, "num_pending") == 0 and read_field(answer, int, "num_ack_pending") == 0
         # The consumer may not have counted yet what is queued. The stream's leader knows it.
-        if empty and await newest(self._jetstream, self._stream, self._config["filter_subject"]) <= floor:
+        if empty and await newest_sequence(self._jetstream, self._stream, self._config["filter_subject"]) <= floor:
             self._turns.see(floor, floor)
             return True
         last = read_field(await self._jetstream.api(f"STREAM.INFO.{self._stream}"), int, "state", "last_seq")

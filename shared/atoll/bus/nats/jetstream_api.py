@@ -423,7 +423,7 @@ def headers_of(message: StoredRecord) -> dict[str, str]:
 
 async def last_record(jetstream: JetStream, stream: str, subject: str) -> tuple[Record, str] | None:
     """Return the record as the leader has it, and its writer's nonce; None if there is none."""
-    message = await stored(jetstream, stream, {"last_by_subj": subject})
+    message = await stored_message(jetstream, stream, {"last_by_subj": subject})
     if message is None:
         return None
     headers = headers_of(message)
@@ -431,7 +431,7 @@ async def last_record(jetstream: JetStream, stream: str, subject: str) -> tuple[
     return Record(subject, message.data, message.seq), headers.get("Nats-Msg-Id", "")
 
 
-async def stored(jetstream: JetStream, stream: str, which: Mapping[str, Any]) -> StoredRecord | None:
+async def stored_message(jetstream: JetStream, stream: str, which: Mapping[str, Any]) -> StoredRecord | None:
     """Return the message that is meant as the stream's leader has it; None if there is none."""
     patience = JetStreamPatience(jetstream.connection)
     while True:
@@ -446,9 +446,9 @@ async def stored(jetstream: JetStream, stream: str, which: Mapping[str, Any]) ->
             await patience.after(stream, reason)
 
 
-async def newest(jetstream: JetStream, stream: str, subject_filter: str) -> int:
+async def newest_sequence(jetstream: JetStream, stream: str, subject_filter: str) -> int:
     """Return the number of the newest message that matches, as the stream's leader has it; 0 if there is none."""
-    message = await stored(jetstream, stream, {"last_by_subj": subject_filter})
+    message = await stored_message(jetstream, stream, {"last_by_subj": subject_filter})
     return 0 if message is None else message.seq
 
 
@@ -456,7 +456,7 @@ async def last_records(jetstream: JetStream, stream: str, subject_filter: str) -
     """Return the last message of every subject that matches, in subject order."""
     last: dict[str, StoredEvent] = {}
     ask: dict[str, Any] = {"multi_last": [subject_filter], "batch": _PAGE_MESSAGES, "max_bytes": _PAGE_BYTES_MAX}
-    known_to_leader = await newest(jetstream, stream, subject_filter)
+    known_to_leader = await newest_sequence(jetstream, stream, subject_filter)
     while known_to_leader:
         page = await jetstream.page(stream, ask)
         last.update((message.subject, message) for message in page.messages)
@@ -473,7 +473,7 @@ async def last_records(jetstream: JetStream, stream: str, subject_filter: str) -
 async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after: int, limit: int) -> list[StoredEvent]:
     """Return stored messages that match, in order, with sequences above `after`; at most `limit`."""
     found: list[StoredEvent] = []
-    known_to_leader = await newest(jetstream, stream, subject_filter)
+    known_to_leader = await newest_sequence(jetstream, stream, subject_filter)
     while len(found) < limit and after < known_to_leader:
         page = await jetstream.page(
             stream,
@@ -494,5 +494,5 @@ async def walk(jetstream: JetStream, stream: str, subject_filter: str, *, after:
 
 async def _next(jetstream: JetStream, stream: str, subject_filter: str, after: int) -> list[StoredEvent]:
     """Return the next message that matches as the leader has it; none if it was removed meanwhile."""
-    message = await stored(jetstream, stream, {"seq": after + 1, "next_by_subj": subject_filter})
+    message = await stored_message(jetstream, stream, {"seq": after + 1, "next_by_subj": subject_filter})
     return [] if message is None else [StoredEvent(message.seq, message.subject, message.data, unix_s(message.time))]

@@ -38,7 +38,7 @@ from atoll.base.errors import BlobGone, BrokerUnavailable, RunReplaced
 from atoll.base.logs import get
 from atoll.base.retry import Unanswered
 from atoll.bus.interface import ForwardingBus
-from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, newest, read_field
+from atoll.bus.nats.jetstream_api import ApiRefusal, JetStream, newest_sequence, read_field
 from atoll.bus.streams import outbox_plan, stream_of, stream_plan
 from atoll.wire.blobs import Download, Upload, whole
 
@@ -165,7 +165,7 @@ class RegionBus(ForwardingBus):
             if not download.pages():
                 return
             if needed is None:
-                needed = await self._connection.call(newest(self._far, self._global, self._subjects.head("*")))
+                needed = await self._connection.call(newest_sequence(self._far, self._global, self._subjects.head("*")))
             # Chunks are older than the head that names them. So a mirror that is as far as the newest head has had them.
             if state.last_seq >= needed:
                 return

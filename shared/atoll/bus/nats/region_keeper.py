@@ -46,7 +46,15 @@ from atoll.base.logs import get
 from atoll.base.retry import Unanswered, all_of, patiently
 from atoll.bus.nats import blobs
 from atoll.bus.nats.connection import Connection
-from atoll.bus.nats.jetstream_api import NO_STREAM, ApiRefusal, JetStream, StoredRecord, headers_of, read_field, stored
+from atoll.bus.nats.jetstream_api import (
+    NO_STREAM,
+    ApiRefusal,
+    JetStream,
+    StoredRecord,
+    headers_of,
+    read_field,
+    stored_message,
+)
 from atoll.bus.nats.provision import provision
 from atoll.bus.nats.region import ASK_AGAIN_S, READY, STALE_S
 from atoll.bus.options import BusOptions, Credentials
@@ -192,7 +200,7 @@ class KeptRun:
         if await self._near.stream_info(self._kept.name) is None:
             return 0
         here, sent, after = self._subjects.kept(self._domain, stem), 0, 0
-        while (message := await stored(self._near, self._kept.name, _next(after, f"{here}.*"))) is not None:
+        while (message := await stored_message(self._near, self._kept.name, _next(after, f"{here}.*"))) is not None:
             there = f"{stem}{message.subject.removeprefix(here)}"
             await next(self._bulk).store(there, message.data, {}, first_wins=True)
             sent, after = sent + 1, message.seq
@@ -209,7 +217,7 @@ class KeptRun:
         window: list[StoredRecord] = []
         after = 0
         while len(window) < WINDOW:
-            message = await stored(self._near, self._outbox.name, _next(after, self._outbox.subjects[0]))
+            message = await stored_message(self._near, self._outbox.name, _next(after, self._outbox.subjects[0]))
             if message is None or (window and _ID in headers_of(message)):
                 break
             window.append(message)
