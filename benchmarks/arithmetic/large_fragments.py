@@ -213,7 +213,7 @@ def _island(url: str, elements: int, told: multiprocessing.Queue[int]) -> None:
     import jax  # noqa: F401, PLC0415  (taken off, too)
 
     from atoll.client.join import join  # noqa: PLC0415
-    from atoll.client.session import JoinOptions  # noqa: PLC0415
+    from atoll.client.options import JoinOptions  # noqa: PLC0415
 
     scratch_arrays.policy.bytes_min = LearnerSettings().spill_bytes
     dice = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from atoll.base.logs import configure
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 from benchmarks.lib.results import Figure

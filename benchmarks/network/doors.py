@@ -31,7 +31,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.keys.identity import read_identity
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads

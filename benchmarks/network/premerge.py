@@ -37,7 +37,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects

@@ -28,7 +28,7 @@ from atoll import join
 from atoll.base import scratch_arrays
 from atoll.base.loop_thread import LoopThread
 from atoll.client.join import IslandHandle
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.codec import KEYFRAME
 from atoll.protocol.settings import ProtocolSettings
 from benchmarks.lib.compiled import compile_kernels

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.base.errors import AtollError, SettingsError
     from atoll.client.join import IslandHandle, join
     from atoll.client.model_reader import ReadModel, read_model
-    from atoll.client.session import JoinOptions
+    from atoll.client.options import JoinOptions
 
 __all__ = [
     "AtollError",
@@ -33,7 +33,7 @@ _HOMES = {
     "AtollError": "atoll.base.errors",
     "SettingsError": "atoll.base.errors",
     "IslandHandle": "atoll.client.join",
-    "JoinOptions": "atoll.client.session",
+    "JoinOptions": "atoll.client.options",
     "join": "atoll.client.join",
     "ReadModel": "atoll.client.model_reader",
     "read_model": "atoll.client.model_reader",

@@ -15,7 +15,7 @@ from atoll.base.buffer_pool import Vector
 from atoll.client.device_encoding import Encoder, Placed
 from atoll.client.driver import IslandDriver
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import JoinOptions
+from atoll.client.options import Encode, JoinOptions
 from atoll.protocol.events import Push
 from atoll.protocol.ledger import settle
 from support.links import unique_run
@@ -34,7 +34,7 @@ def trained() -> dict[str, jax.Array]:
     return tree | {"half": jnp.asarray(rng.normal(size=(30, 7)), jnp.bfloat16)}
 
 
-def one_step(encode: str, codec: str) -> tuple[dict[str, bytes], str]:
+def one_step(encode: Encode, codec: str) -> tuple[dict[str, bytes], str]:
     """Return the bits that a run of one learner's single step merges, and where it was encoded."""
     protocol = settings(fragments=3, codec_up=codec, codec_down="int4", error_feedback=True, tokens_target=10)
     world = MemoryWorld(unique_run(), protocol, encode)
@@ -137,7 +137,9 @@ def test_who_asks_for_the_device_in_vain_is_warned(run: str, monkeypatch: pytest
             f"atoll.client.driver.log.{level}", lambda name, level=level, **facts: said.append((level, name, facts))
         )
     world = MemoryWorld(run, settings())
-    for learner, encode, donated in (("a", "auto", False), ("b", "device", False), ("c", "device", True)):
+    ways: tuple[tuple[str, Encode, bool], ...]
+    ways = (("a", "auto", False), ("b", "device", False), ("c", "device", True))
+    for learner, encode, donated in ways:
         with join(
             world.bus,
             run=run,

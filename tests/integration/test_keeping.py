@@ -22,7 +22,8 @@ from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import LoopCheckpoints, LoopState
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import LENDING_STEPS_MIN, JoinOptions
+from atoll.client.options import JoinOptions
+from atoll.client.session import LENDING_STEPS_MIN
 from atoll.protocol.settings import ProtocolSettings
 
 DEADLINE_S = 60.0

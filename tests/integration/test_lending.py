@@ -20,7 +20,8 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.checkpoints import loan_recovery
 from atoll.client.join import IslandHandle, join
 from atoll.client.optimizer_state import host_copy
-from atoll.client.session import LENDING_STEPS_MIN, JoinOptions
+from atoll.client.options import JoinOptions
+from atoll.client.session import LENDING_STEPS_MIN
 from atoll.codec.arrays import pack_arrays
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.blobs import BlobRef

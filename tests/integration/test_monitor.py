@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from support.links import unique_run
 from support.locked_brokers import LockedBroker

@@ -16,7 +16,7 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 DEADLINE_S = 240.0
@@ -42,7 +42,7 @@ import numpy as np
 import atoll
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
 
@@ -139,7 +139,7 @@ import numpy as np
 import atoll
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 
 broker, home = MemoryBroker(), LoopThread("world")
 

@@ -20,7 +20,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver
 from atoll.client.join import IslandHandle, join
 from atoll.client.model_reader import place_like, read_model
-from atoll.client.session import JoinOptions
+from atoll.client.options import Encode, JoinOptions
 from atoll.protocol.ledger import settle
 from atoll.run.heads import read_heads
 from atoll.wire.messages import Head, RunRecord, decode, encode
@@ -53,7 +53,7 @@ def test_two_islands_meet_and_every_token_has_one_fate(run: str) -> None:
     ("adoption", "encode"),
     [("overwrite", "host"), ("overwrite", "device"), ("blend", "host"), ("blend", "device"), ("carry", "host")],
 )
-def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: str) -> None:
+def test_every_adoption_keeps_the_books(run: str, adoption: str, encode: Encode) -> None:
     """Whatever a learner does with its own progress at adoption, every token-fragment is counted once."""
     protocol = settings(adoption=adoption, tokens_target=3_000)
     world = MemoryWorld(run, protocol, encode)

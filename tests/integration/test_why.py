@@ -23,7 +23,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.cli.main import build
 from atoll.cli.story import why_lines
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.events import PublishCall
 from atoll.protocol.settings import ProtocolSettings

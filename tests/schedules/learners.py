@@ -18,8 +18,9 @@ from atoll.base.identity import Identity
 from atoll.client.adoption import AdoptableFragment
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.options import JoinOptions
 from atoll.client.peer_recovery import borrow, restore_loan
-from atoll.client.session import JoinOptions, JoinRequest, Session
+from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord

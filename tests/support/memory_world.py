@@ -17,7 +17,7 @@ from atoll.base.parsing import parsed
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import JoinOptions
+from atoll.client.options import Encode, JoinOptions
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.quarantine import OTHERS_MIN
@@ -64,7 +64,11 @@ class MemoryWorld:
     """One broker, one loop for everybody, shards as futures, learners as threads."""
 
     def __init__(
-        self, run: str, protocol: ProtocolSettings, encode: str = "auto", archive: ArchiveSettings | None = None
+        self,
+        run: str,
+        protocol: ProtocolSettings,
+        encode: Encode = "auto",
+        archive: ArchiveSettings | None = None,
     ) -> None:
         """Start the shards; they wait for the founder. Learners `encode` where it says; an `archive` may retain rounds."""
         self.run, self.protocol, self.encode = run, protocol, encode

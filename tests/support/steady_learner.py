@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 PACE_S = 0.02
@@ -29,7 +29,7 @@ def main(url: str, run: str, learner: str, identity: Path, replicas: int) -> Non
     """Train until told to leave."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    options = JoinOptions(identity=identity, replicas=replicas)
+    options = JoinOptions(identity=identity, replicas=replicas)  # type: ignore[arg-type]  # `join` checks it
     with join(url, run=run, learner=learner, params=START, protocol=PROTOCOL, options=options) as island:
         params = island.params
         while not stop.wait(PACE_S):

@@ -19,7 +19,7 @@ from atoll.base.health import live, show_life, silent_s
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.main import build
 from atoll.client.join import join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 DEADLINE_S = 60.0

@@ -17,7 +17,7 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client import driver
 from atoll.client.driver import LossReader
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects

@@ -12,7 +12,7 @@ import pytest
 from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.join import IslandHandle
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from support.lazily import LazyModule
 

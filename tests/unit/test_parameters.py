@@ -19,8 +19,8 @@ from atoll.client import parameters
 from atoll.client.join import IslandHandle, join
 from atoll.client.leaf_rules import digest_of
 from atoll.client.model_reader import read_model
+from atoll.client.options import JoinOptions
 from atoll.client.parameters import checked_parameters
-from atoll.client.session import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 
 PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import EnvironmentFault, SettingsError
 from atoll.bus.regions import REGION_FILE, domain_of
 from atoll.client.join import check_joining
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.deploy.description import DeploymentDescription, HubPlace, RegionPlace
 from atoll.keys.rights import check_name, premerger_of
 from atoll.keys.roll import KeyFolder

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from atoll.base.units import DAY_S
-from atoll.client.session import SAMPLE_S, pause_of
+from atoll.client.options import DEFAULTS
+from atoll.client.session import pause_of
 from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
 from atoll.run.view import RunView
 from atoll.wire.events import SampleEvent, log_entry, sample_of
@@ -19,10 +20,10 @@ from support.events import fields
 
 def written_in(life_s: float) -> int:
     """Return how many samples an incarnation of that length writes."""
-    age_s, written = pause_of(0.0, SAMPLE_S), 0
+    age_s, written = pause_of(0.0, DEFAULTS.sample_s), 0
     while age_s <= life_s:
         written += 1
-        age_s += pause_of(age_s, SAMPLE_S)
+        age_s += pause_of(age_s, DEFAULTS.sample_s)
     return written
 
 
@@ -56,7 +57,7 @@ def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
     """A minute has dozens of points, and a day no more than the module's arithmetic says."""
     assert written_in(60.0) >= 45
     assert 2900 <= written_in(DAY_S) <= 3000
-    assert written_in(2 * DAY_S) - written_in(DAY_S) == DAY_S / SAMPLE_S
+    assert written_in(2 * DAY_S) - written_in(DAY_S) == DAY_S / DEFAULTS.sample_s
 
 
 def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:

@@ -19,7 +19,7 @@ import os
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from atoll.base import fact_dumps, scratch_arrays, spans
 from atoll.base.health import rest
 from atoll.base.logs import configure, get
 from atoll.client.join import IslandHandle, join
-from atoll.client.session import JoinOptions
+from atoll.client.options import JoinOptions
 from atoll.protocol.claims import with_declared_batch
 from atoll.protocol.data import Progress
 from atoll.settings import Settings
@@ -132,22 +132,14 @@ def train(settings: Settings) -> None:
         learner=learner,
         params=params,
         protocol=with_declared_batch(settings.protocol, work.train.tokens_per_step),
-        options=JoinOptions(
+        options=replace(
+            JoinOptions.of(settings.broker, settings.learner),
             merge=embedding_rules(work.model),
             model=work.model.describe(),
             data=fingerprint_with(source, fingerprint) if source else fingerprint,
             data_blocks=0 if source else work.shards.blocks,
             seed=settings.seed,
-            stream_bytes_max=settings.broker.stream_bytes_max,
-            replicas=settings.broker.replicas,
-            taps=settings.broker.taps,
-            bulk=settings.broker.bulk,
-            patience_s=settings.broker.patience_s,
-            identity=settings.broker.identity,
             health_file=settings.health_file,
-            encode=settings.learner.encode,
-            region=settings.learner.region,
-            sample_s=settings.learner.sample_s,
             start_s=time.monotonic() - began_s,
             log_adoptions=True,  # its log is a file of its own, and no person's prints are in it
         ),

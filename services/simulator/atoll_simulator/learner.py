@@ -16,7 +16,7 @@ import functools
 import math
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -31,8 +31,9 @@ from atoll.client.checkpoints import fresh_recovery, loan_recovery
 from atoll.client.join import RECOVER_S
 from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.options import JoinOptions
 from atoll.client.peer_recovery import borrow, restore_loan
-from atoll.client.session import JoinOptions, JoinRequest, Session
+from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe
 from atoll.settings import Settings
@@ -165,10 +166,9 @@ class SimulatedLearner:
             seed=settings.seed,
             schema=SCHEMA_NEWEST,
         )
-        options = JoinOptions(
+        options = replace(
+            JoinOptions.of(settings.learner),
             data_blocks=work.shards.blocks,
-            encode=settings.learner.encode,
-            sample_s=settings.learner.sample_s,
             start_s=self._start_s,
             log_adoptions=True,
         )

@@ -26,12 +26,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from atoll.base.buffer_pool import Vector
-from atoll.base.errors import SettingsError
 from atoll.base.logs import get
 from atoll.codec import Encoded, format_of
 from atoll.model.layout import FragmentSlice, Layout
@@ -39,8 +38,6 @@ from atoll.model.tree_walk import is_jax_array
 from atoll.protocol.settings import ProtocolSettings
 
 log = get(__name__)
-
-CHOICES: Final = ("auto", "host", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +153,6 @@ def choose_encoder(
     return Encoder(
         layout, protocol, tuple(homes), committed
     ), f"parameters lie on {len(homes)} x {', '.join(platforms)}"
-
-
-def check_choice(choice: str) -> None:
-    """Raise `SettingsError` unless the choice is one of `CHOICES`."""
-    if choice not in CHOICES:
-        raise SettingsError(
-            "pseudo-gradients cannot be encoded there", got=choice, allowed=", ".join(CHOICES), todo="correct `encode`"
-        )
 
 
 def adopt_on_device(

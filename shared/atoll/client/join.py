@@ -29,14 +29,13 @@ them to its next step must say `donated=True`: then each step copies them to hos
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, SupportsFloat, TypeVar
+from typing import Any, Self, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -46,19 +45,18 @@ from atoll.base.extras import install_command, is_installed
 from atoll.base.identity import this_process
 from atoll.base.logs import get
 from atoll.base.loop_thread import LoopThread
-from atoll.base.units import DAY_S
 from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import COPIES, BusOptions
+from atoll.bus.options import BusOptions
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
-from atoll.client.device_encoding import check_choice
 from atoll.client.leaf_rules import LeafRules, frozen_leaves, log_rules
 from atoll.client.model_reader import SETTLE_S, ReadModel, check_place, identity_file, read_model, wrong_type
 from atoll.client.optimizer_state import packed_bytes_max
+from atoll.client.options import DEFAULTS, JoinOptions
 from atoll.client.parameters import ParameterShape, checked_parameters
 from atoll.client.peer_recovery import Borrowed, borrow, restore_loan
-from atoll.client.session import DEFAULTS, JoinOptions, JoinRequest, Session, check_pause
+from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.codec import check_codecs
 from atoll.keys.identity import HeldIdentity, learner_identity
@@ -66,7 +64,6 @@ from atoll.model.layout import Layout, TensorSpec
 from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.events import RecoveredEvent
 from atoll.wire.messages import RunRecord, decode, encode
-from atoll.wire.region_names import region_name
 from atoll.wire.subjects import token
 from atoll.wire.version import SCHEMA_NEWEST
 
@@ -74,7 +71,6 @@ log = get(__name__)
 
 T = TypeVar("T")
 Opener = Callable[[], Coroutine[Any, Any, Bus]]
-Kinds = tuple[type, ...]
 
 DRAIN_S = 60.0
 STOP_S = 10.0
@@ -84,25 +80,6 @@ RECOVER_S = 8.0
 HELD_S_MAX = 0.1
 """A loop that is held looks so often whether it should end."""
 UNPUSHED_NAMED = 6
-START_S_MAX: Final = DAY_S
-OPTIONS: Final[Mapping[str, Kinds]] = {
-    "donated": (bool,),
-    "log_adoptions": (bool,),
-    "encode": (str,),
-    "model": (str,),
-    "data": (str,),
-    "data_blocks": (int,),
-    "seed": (int,),
-    "stream_bytes_max": (int, type(None)),
-    "replicas": (int,),
-    "region": (str,),
-    "bulk": (Sequence,),
-    "patience_s": (int, float),
-    "start_s": (int, float),
-    "health_file": (Path, type(None)),
-    "home": (LoopThread, type(None)),
-}
-"""The types of options that are checked nowhere else."""
 
 
 def join(
@@ -155,9 +132,6 @@ def join(
         schema=SCHEMA_NEWEST,
     )
     _check_offer(record)
-    check_choice(options.encode)
-    check_pause(options.sample_s)
-    _check_start(options.start_s)
     request = JoinRequest(learner, record, origin, options, founds=identity is None or identity.founds)
     opener = partial(_open, broker, run, learner, options, identity) if isinstance(broker, str) else broker
     home = options.home or LoopThread(f"atoll-island-{learner}")
@@ -462,40 +436,7 @@ def check_joining(learner: object, protocol: object, options: object) -> None:
         raise wrong_type("protocol", protocol, "a ProtocolSettings, or None for the defaults", todo)
     if not isinstance(options, JoinOptions):
         raise wrong_type("options", options, "an atoll.JoinOptions", "write options=atoll.JoinOptions(...)")
-    _check_types(options)
-    _check_values(options)
-
-
-def _check_types(options: JoinOptions) -> None:
-    for name in (field.name for field in fields(options)):
-        value, kinds = getattr(options, name), OPTIONS.get(name)
-        # A bool is an int to Python; nobody means it as a seed or a number of bytes.
-        if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise wrong_type(f"options.{name}", value, allowed)
-    if isinstance(options.bulk, str) or not all(isinstance(address, str) for address in options.bulk):
-        raise wrong_type("options.bulk", options.bulk, "a list or tuple of addresses")
-
-
-def _check_values(options: JoinOptions) -> None:
-    if options.replicas not in COPIES:
-        allowed = ", ".join(map(str, COPIES))
-        raise SettingsError("options.replicas is out of range", got=options.replicas, allowed=allowed)
-    if options.taps not in ("bodies", "headers"):
-        raise SettingsError("options.taps is unknown", got=repr(options.taps), allowed='"bodies" or "headers"')
-    if options.region:
-        region_name(options.region, "correct options.region")
-    if not isinstance(options.merge, Mapping) or not all(isinstance(pattern, str) for pattern in options.merge):
-        allowed = "a dict from patterns on names of leaves to rules, {'*/scale': 'mean'} say"
-        raise wrong_type("options.merge", options.merge, allowed)
-
-
-def _check_start(start_s: float) -> None:
-    """Raise `SettingsError` for what is no time that a program had been starting."""
-    if not 0.0 <= start_s <= START_S_MAX:
-        raise SettingsError(
-            "start_s is out of range", got=start_s, allowed=f"0 to {START_S_MAX:,.0f} s", todo="correct start_s"
-        )
+    options.check()
 
 
 def _check_offer(record: RunRecord) -> None:

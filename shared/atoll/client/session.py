@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 from atoll.base.clock import Clock
-from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, SettingsError, StorageFull
+from atoll.base.errors import BrokerUnavailable, BusError, QueueFull, RunReplaced, StorageFull
 from atoll.base.health import REACH_S, show_life
 from atoll.base.identity import Identity, this_process
 from atoll.base.logs import get
-from atoll.base.loop_thread import LoopThread
-from atoll.base.units import DAY_S
 from atoll.bus.interface import Bus
 from atoll.client.data_leases import DataLeases
 from atoll.client.driver import AdoptionLog, IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin, warn_of_mixture
-from atoll.client.leaf_rules import Rule
 from atoll.client.membership import claim, release
+from atoll.client.options import DEFAULTS, SAMPLE_S_MIN, JoinOptions
 from atoll.client.peer_recovery import StateLender, TrainingStanding
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
@@ -53,70 +50,11 @@ log = get(__name__)
 
 FETCHES_AT_ONCE = 4
 LENDING_STEPS_MIN = 8
-SAMPLE_S: Final = 30.0
-SAMPLE_S_MIN: Final = 1.0
-SAMPLE_S_MAX: Final = DAY_S
 SAMPLES_PER_AGE: Final = 30.0
 CALLS_DUE: Final = 2
 """After so many intervals of a fragment without a call nobody will call."""
 ADOPTIONS_MIN: Final = 3
 """Of each fragment before a share is judged: what an adoption supersedes may have been trained long before."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """Choices of a caller of `join`, beside the run and its parameters.
-
-    Attributes:
-        merge: rules of leaves by patterns on their names, {"*/scale": "mean"} say, see `atoll.client.leaf_rules`. The
-            founder's hold for the run.
-        donated: the training step donates its parameters, so snapshots are copied.
-        encode: where to make pseudo-gradients (`client.device_encoding`): "host", "device" (if possible) or "auto".
-        model: a description of the model, kept in the run record.
-        data: fingerprint of the data; two learners of a run must agree on it when both give one.
-        data_blocks: blocks of leased data, 0 for a loop that brings its own.
-        seed: the run's seed.
-        stream_bytes_max: bound of each stream of tensors, used only by the founder; None: it follows from the model.
-        replicas: copies of each stream, on as many nodes of the broker's cluster, used only by the founder.
-        taps: "bodies" or "headers": what the taps of a new run show (`broker.taps`), used only by the founder.
-        bulk: addresses of further brokers, over which the founder spreads the run's fragments, see `atoll.bus.spread`.
-        region: the region whose synchronizer folds what this learner sends (`atoll synchronizer --region`); empty for none.
-        patience_s: how long to try to reach the broker, seconds.
-        identity: file that says who this learner is, for a broker behind a locked door (`atoll keys add`);
-            None: the one that ATOLL_BROKER__IDENTITY names, if it names one.
-        sample_s: longest pause between two samples of this learner in the event log (`pause_of`), seconds.
-        start_s: how long this program had been starting before it called `join`, seconds: that is time of the learner, too
-            (`atoll why goodput`). A notebook that has been open for hours had not.
-        log_adoptions: log a line at info for each adopted fragment. Without it they are at debug, and the line `learner.moved`,
-            every 30 s, has their number.
-        health_file: touched with every heartbeat that reached the broker.
-        clock: another clock, for tests.
-        home: a loop thread to share with others (in-memory buses need one loop); a thread of its own by default.
-    """
-
-    merge: Mapping[str, Rule] = field(default_factory=dict)
-    donated: bool = False
-    encode: str = "auto"
-    model: str = ""
-    data: str = ""
-    data_blocks: int = 0
-    seed: int = 0
-    stream_bytes_max: int | None = None
-    replicas: int = 1
-    taps: Literal["bodies", "headers"] = "bodies"
-    bulk: Sequence[str] = ()
-    region: str = ""
-    patience_s: float = 30.0
-    identity: Path | str | None = None
-    sample_s: float = SAMPLE_S
-    start_s: float = 0.0
-    log_adoptions: bool = False
-    health_file: Path | None = None
-    clock: Clock | None = None
-    home: LoopThread | None = None
-
-
-DEFAULTS = JoinOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,16 +332,6 @@ async def _heads_of(
     if heads is None:
         raise BrokerUnavailable("the run has no complete parameters", todo="look at the broker's log and disk")
     return heads
-
-
-def check_pause(sample_s: float) -> None:
-    """Raise `SettingsError` unless this can be the longest pause between two samples."""
-    if not SAMPLE_S_MIN <= sample_s <= SAMPLE_S_MAX:
-        raise SettingsError(
-            "no such pause between samples",
-            got=f"sample_s={sample_s}",
-            allowed=f"{SAMPLE_S_MIN:g} to {SAMPLE_S_MAX:g} s",
-        )
 
 
 def pause_of(age_s: float, sample_s: float) -> float:

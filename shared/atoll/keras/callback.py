@@ -28,7 +28,7 @@ from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.bus.interface import Bus
 from atoll.client.join import IslandHandle, join
 from atoll.client.model_reader import SETTLE_S, ReadModel
-from atoll.client.session import DEFAULTS, JoinOptions
+from atoll.client.options import DEFAULTS, JoinOptions
 from atoll.model.leaf_conventions import STATISTICS
 from atoll.protocol.settings import ProtocolSettings
 

@@ -166,7 +166,7 @@ def bus_options(settings: Settings) -> BusOptions:
         replicas=broker.replicas,
         taps=broker.taps,
         region=region,
-        bulk=broker.bulk,
+        bulk=tuple(broker.bulk),
         credentials=credentials,
     )
 

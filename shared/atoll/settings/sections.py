@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from atoll.client.options import BrokerOptions, LearnerOptions
 from atoll.protocol.data import UNIT_BLOCKS_MAX
 from atoll.wire.region_names import ALLOWED
 
@@ -51,7 +52,6 @@ def _number(given: object) -> object:
 SomePath = Annotated[Path, BeforeValidator(_not_empty)]
 """A path that was written down: an empty text would mean the working directory."""
 SomePaths = Annotated[tuple[SomePath, ...], BeforeValidator(_list)]
-Addresses = Annotated[tuple[str, ...], BeforeValidator(_list)]
 FolderOrUrl = Annotated[str, NamesPlace()]
 HttpAddress = Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.?$", max_length=253)]
@@ -65,33 +65,29 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class BrokerSettings(Section):
+class BrokerSettings(Section, BrokerOptions):
     """The broker, and how long a process tries to reach it.
 
     Attributes:
         url: address of the broker; of a cluster those of all nodes, separated by commas.
-        patience_s: seconds for which a process tries to reach the broker before it gives up.
         identity: file that says who this process is, for a broker behind a locked door (`atoll keys`); none for an open one.
-        stream_bytes_max: largest size of each stream that holds tensors, for the founder of a run; without it, the bound
-            follows from the model (`atoll.run.stream_room`).
-        replicas: nodes of a cluster that each keep a copy of every stream, for the founder of a run. With 3 any one of them
-            may die, with 5 any two.
-        taps: what the taps of a new run show, for its founder: "bodies", or "headers" where learners of a release before are to
-            join it, for which bodies are another run's streams (`atoll runs taps`).
-        bulk: addresses of further brokers, over which the founder of a run spreads its fragments. Other processes need them
-            only where they reach those brokers at other addresses; then as many, in the same order.
     """
 
     url: str = "nats://127.0.0.1:4222"
-    patience_s: float = Field(default=30.0, gt=0, le=3600)
     identity: SomePath | None = None
-    stream_bytes_max: int | None = Field(default=None, ge=1 << 20)
-    replicas: Copies = 1
-    taps: Literal["bodies", "headers"] = "bodies"
-    bulk: Addresses = Field(default=(), max_length=63, description="a list of addresses, up to 63")
+
+    @field_validator("bulk", mode="before")
+    @classmethod
+    def _addresses(cls, given: object) -> object:
+        return _list(given)
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _copies(cls, given: object) -> object:
+        return _number(given)
 
 
-class LearnerSettings(Section):
+class LearnerSettings(Section, LearnerOptions):
     """One learner process.
 
     Attributes:
@@ -106,12 +102,8 @@ class LearnerSettings(Section):
             learner that restarts asks a peer, which an open broker lets it do, or begins with fresh moments.
         checkpoint_every_s: seconds between two checkpoints; the learner also writes one when it leaves.
         drain_s: longest time that leaving may take, in seconds.
-        encode: where pseudo-gradients are encoded: "host", "device" (if possible), or "auto" (an accelerator, else the host).
         spill_bytes: global fragments of this size and more are kept in scratch files and not in memory.
         scratch_dir: folder of the scratch files; none for the system's folder of temporary files, as long as it has room.
-        region: the region whose synchronizer folds what this learner sends (`synchronizer.region`); empty for none.
-        sample_s: longest pause between two samples of the learner in the event log, from which a report draws its curves;
-            a learner that is young writes more of them (`atoll.client.session.pause_of`).
         profile: folder for a profile of some steps, which Perfetto reads; none for no profile.
         profile_steps: how many steps the profile covers.
     """
@@ -124,11 +116,8 @@ class LearnerSettings(Section):
     checkpoint_dir: SomePath | None = None
     checkpoint_every_s: float = Field(default=20.0, ge=1.0, le=86_400.0)
     drain_s: float = Field(default=30.0, gt=0.0, le=3600.0)
-    encode: Literal["auto", "host", "device"] = "auto"
     spill_bytes: int = Field(default=1 << 30, ge=1 << 20)
     scratch_dir: SomePath | None = None
-    region: str = Field(default="", description=_REGION)
-    sample_s: float = Field(default=30.0, ge=1.0, le=86_400.0)
     profile: SomePath | None = None
     profile_steps: int = Field(default=64, ge=1, le=10_000)
 
