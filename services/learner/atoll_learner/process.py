@@ -118,33 +118,20 @@ def train(settings: Settings) -> None:
 
     from atoll_learner.compiling import CompiledAhead, enable_compile_cache  # noqa: PLC0415
     from atoll_learner.initial_values import first_values  # noqa: PLC0415  (after the thread limits are set)
-    from atoll_learner.model import embedding_rules  # noqa: PLC0415
     from atoll_learner.train import make_step, step_arguments  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
     enable_compile_cache(cache)
     params = first_values(work.model, settings.seed, settings.learner.initial_model)
     step = CompiledAhead(make_step(work.model, work.train), step_arguments(work.train, params), cache)
-    source, fingerprint = settings.data.source, work.shards.meta.fingerprint
-    island = join(
+    with join(
         settings.broker.url,
         run=settings.run,
         learner=learner,
         params=params,
         protocol=with_declared_batch(settings.protocol, work.train.tokens_per_step),
-        options=replace(
-            JoinOptions.of(settings.broker, settings.learner),
-            merge=embedding_rules(work.model),
-            model=work.model.describe(),
-            data=fingerprint_with(source, fingerprint) if source else fingerprint,
-            data_blocks=0 if source else work.shards.blocks,
-            seed=settings.seed,
-            health_file=settings.health_file,
-            start_s=time.monotonic() - began_s,
-            log_adoptions=True,  # its log is a file of its own, and no person's prints are in it
-        ),
-    )
-    with island:
+        options=join_options(settings, work, began_s),
+    ) as island:
         log.info(
             "learner.ready",
             took_s=round(time.monotonic() - began_s, 2),
@@ -157,6 +144,24 @@ def train(settings: Settings) -> None:
         trainer.train(step)
     if settings.stay and not interrupt.wanted:
         rest(settings.health_file)
+
+
+def join_options(settings: Settings, work: LearnerWork, began_s: float) -> JoinOptions:
+    """Return the options by which a learner joins that began to start at `began_s`."""
+    from atoll_learner.model import embedding_rules  # noqa: PLC0415  (loads JAX)
+
+    source, fingerprint = settings.data.source, work.shards.meta.fingerprint
+    return replace(
+        JoinOptions.of(settings.broker, settings.learner),
+        merge=embedding_rules(work.model),
+        model=work.model.describe(),
+        data=fingerprint_with(source, fingerprint) if source else fingerprint,
+        data_blocks=0 if source else work.shards.blocks,
+        seed=settings.seed,
+        health_file=settings.health_file,
+        start_s=time.monotonic() - began_s,
+        log_adoptions=True,  # its log is a file of its own, and no person's prints are in it
+    )
 
 
 class Trainer:

@@ -15,6 +15,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,26 +96,13 @@ def read_model(  # noqa: PLR0913  (one keyword each)
         BrokerUnavailable, BlobGone: see `atoll.base.errors`.
     """
     check_place(broker, run)
-
     file = identity_file(broker, identity)
     credentials = None if file is None else run_credentials(file, run)
     options = BusOptions(patience_s=patience_s, credentials=credentials)
-
-    async def open_url() -> Bus:
-        return await open_bus(str(broker), run, name="reader", options=options)
-
-    async def read() -> tuple[RunRecord, MergedModel, bool]:
-        bus = await (open_url() if isinstance(broker, str) else broker())
-        try:
-            record = await founded_run(bus, run)
-            settled = await _await_end(bus, record, settle_s)
-            return record, await read_merged(bus, record), settled
-        finally:
-            await bus.close()
-
+    opener = partial(open_bus, broker, run, name="reader", options=options) if isinstance(broker, str) else broker
     thread = home or LoopThread("atoll-reader")
     try:
-        record, merged, settled = thread.submit(read()).result()
+        record, merged, settled = thread.submit(_read(opener, run, settle_s)).result()
     finally:
         if home is None:
             thread.stop()
@@ -131,6 +119,17 @@ def read_model(  # noqa: PLR0913  (one keyword each)
         settled=settled,
         run=record,
     )
+
+
+async def _read(opener: Opener, run: str, settle_s: float) -> tuple[RunRecord, MergedModel, bool]:
+    """Return the run, its merged model, and whether it is over, for which to wait."""
+    bus = await opener()
+    try:
+        record = await founded_run(bus, run)
+        settled = await _await_end(bus, record, settle_s)
+        return record, await read_merged(bus, record), settled
+    finally:
+        await bus.close()
 
 
 def check_like(run: RunRecord, like: Any) -> None:  # noqa: ANN401  (any JAX pytree)

@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -126,17 +127,8 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
         DataError: a document is not text, all are empty, or there is too little text for one block and some of it held out.
         StorageFull: the disk is full; nothing is left behind.
     """
-    if not 0.0 < validation < 1.0:
-        raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
-    if not 256 <= block_tokens <= 1 << 26:
-        raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
-    if not 0 <= seed < SEEDS:
-        raise SettingsError("the seed is out of range", got=seed, allowed="0 to 2^64 - 1", todo="use another --seed")
-    work: Path | None = None
-    try:
-        check_ours(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    _check_choices(validation, block_tokens, seed)
+    with _work_folder(out) as work:
         reading = replace(reading, part_bytes=part_bytes(files))
         if not any(documents_of(files, reading)):
             raise DataError(
@@ -155,6 +147,27 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
                 todo="add text, lower --block-tokens or raise --validation",
             )
         replace_folder(work, out)
+    return meta
+
+
+def _check_choices(validation: float, block_tokens: int, seed: int) -> None:
+    if not 0.0 < validation < 1.0:
+        raise SettingsError("the held-out share is out of range", got=validation, allowed="above 0, below 1")
+    if not 256 <= block_tokens <= 1 << 26:
+        raise SettingsError("block_tokens is out of range", got=block_tokens, allowed="256..67108864")
+    if not 0 <= seed < SEEDS:
+        raise SettingsError("the seed is out of range", got=seed, allowed="0 to 2^64 - 1", todo="use another --seed")
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out` that is gone afterwards; raise what the disk says in our words."""
+    work: Path | None = None
+    try:
+        check_ours(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        yield work
     except OSError as error:
         if is_full(error):
             raise StorageFull(
@@ -169,7 +182,6 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
     finally:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
-    return meta
 
 
 @dataclass(slots=True)
