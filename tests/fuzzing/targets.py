@@ -31,7 +31,7 @@ from atoll.bus.nats.consumers import _attempts
 from atoll.bus.nats.jetstream_api import read_field
 from atoll.client.driver import IslandDriver
 from atoll.client.membership import claim
-from atoll.client.peer_recovery import StateLender, TrainingStanding
+from atoll.client.peer_recovery import StateLender, TrainingProgress
 from atoll.codec import Framing
 from atoll.codec.arrays import pack_arrays, unpack_arrays
 from atoll.codec.frames import decode_frame, encode_frame
@@ -291,8 +291,8 @@ class Scene:
         sizes = run.layout.fragment_sizes()
         anchors = {p: GlobalFragment(p, 0, np.zeros(sizes[p], np.float32)) for p in range(len(sizes))}
         driver = IslandDriver(bus, run, member, anchors, SystemClock())
-        standing = TrainingStanding(10, 100, 100, healthy=True)
-        lender = StateLender(bus, run, member, lambda: standing, this_process())
+        progress = TrainingProgress(10, 100, 100, healthy=True)
+        lender = StateLender(bus, run, member, lambda: progress, this_process())
         context = ShardContext(bus, run, 0, SystemClock())
         event_log = EventLog(bus, run.subjects, "shard-0", SystemClock())
         machine = Shard(run.protocol, 0, dict.fromkeys(run.protocol.fragments_of(0), 0))

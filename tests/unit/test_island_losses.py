@@ -143,7 +143,7 @@ def test_a_loss_that_cannot_be_read_is_no_number_and_no_end() -> None:
         params = island.step(island.params, tokens=1, loss=loss)
         assert there.beat(1).loss is None
         assert there.beat(1).loss is None
-        assert not island.session._standing().healthy
+        assert not island.session._training_progress().healthy
         params = island.step(params, tokens=1, loss=2.0)
         assert there.beat(2, with_loss=True).loss == 2.0
         island.step(params, tokens=1, loss=2.0)

@@ -12,7 +12,7 @@ from atoll.base.identity import this_process
 from atoll.bus.interface import CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.membership import claim
-from atoll.client.peer_recovery import LOANS_MAX, LOANS_S, StateLender, TrainingStanding
+from atoll.client.peer_recovery import LOANS_MAX, LOANS_S, StateLender, TrainingProgress
 from atoll.wire.messages import Control, encode
 from atoll_simulator.loop import VirtualLoop
 from support.founded_run import run_record
@@ -23,7 +23,7 @@ async def flooded(run: str, for_s: float) -> int:
     broker, record = MemoryBroker(), run_record(run)
     bus, asker = MemoryBus(run, broker), MemoryBus(run, broker)
     member = await claim(bus, record.subjects, "a", SystemClock())
-    standing = TrainingStanding(steps=1000, tokens=1000, run_tokens=1000, healthy=True)
+    standing = TrainingProgress(steps=1000, tokens=1000, run_tokens=1000, healthy=True)
     lender = StateLender(bus, record, member, lambda: standing, this_process())
     await lender.start()
     lent = await asker.listen(f"{record.subjects.prefix}.answer.>")

@@ -129,7 +129,6 @@ def _measure(work: LearnerWork) -> Measure:
 
 
 def _moment(rounds: RoundStore, opened: OpenRound) -> float:
-    """Return when a round was stored."""
     head = opened.made.head
     names = rounds.rounds(head.fragment)
     return next(name.written_at_s for name in names if (name.version, name.digest) == (head.version, head.digest))

@@ -230,7 +230,6 @@ class OwnEvaluation:
         return self._numbers(said)
 
     def _numbers(self, said: object) -> Values:
-        """Return what a function returned as numbers by name."""
         named = said if isinstance(said, Mapping) else {ONE: said}
         found = {}
         for name, value in named.items():
@@ -275,7 +274,6 @@ class MeasureOnce:
     """A measure of parameters that remembers its last few answers."""
 
     def __init__(self, measure: Callable[[dict[str, Any]], float]) -> None:
-        """Remember nothing yet."""
         self._measure = measure
         self._known: dict[bytes, float] = {}
 

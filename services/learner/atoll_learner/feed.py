@@ -64,7 +64,6 @@ class Supply:
         reader: BatchReader,
         lease_blocks: int,
     ) -> None:
-        """Hold nothing yet."""
         self._leases = leases
         self._call = call
         self._reader = reader

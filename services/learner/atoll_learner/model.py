@@ -86,7 +86,6 @@ class RMSNorm(nnx.Module):
     """x / rms(x) * weight, computed in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
-        """Start with unit gains."""
         self.weight = nnx.Param(np.ones(width, dtype=np.float32))
         self.eps = eps
 
@@ -159,7 +158,6 @@ class Attention(nnx.Module):
     """Causal grouped-query attention: N/K query heads share one key and value head."""
 
     def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
-        """Draw the four projections."""
         s = settings
         self.settings = settings
         self.q_proj = Linear(s.width, s.heads * s.head_dim, draw, bias=s.qkv_bias)
@@ -187,7 +185,6 @@ class MLP(nnx.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
-        """Draw the three projections."""
         s = settings
         self.gate_proj = Linear(s.width, s.ffn, draw)
         self.up_proj = Linear(s.width, s.ffn, draw)
@@ -202,7 +199,6 @@ class Layer(nnx.Module):
     """One decoder layer with residual connections."""
 
     def __init__(self, settings: ModelSettings, scale: float, draw: Draw) -> None:
-        """Draw attention and MLP."""
         self.input_layernorm = RMSNorm(settings.width, settings.norm_eps)
         self.self_attn = Attention(settings, scale, draw)
         self.post_attention_layernorm = RMSNorm(settings.width, settings.norm_eps)
@@ -267,7 +263,6 @@ def embedding_rules(settings: ModelSettings) -> dict[str, Rule]:
 
 
 def _leaves(model: Decoder) -> dict[str, nnx.Param[Any]]:
-    """Return the parameters of a model by their names."""
     return {_name(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 

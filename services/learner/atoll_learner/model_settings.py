@@ -91,7 +91,6 @@ class ModelSettings(BaseModel):
 
     @model_validator(mode="after")
     def _related(self) -> ModelSettings:
-        """Check the relations between dimensions."""
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
         if self.head_dim % 2:
@@ -150,7 +149,6 @@ def model_settings(table: Mapping[str, Any], *, vocab: int | None) -> ModelSetti
 
 
 def _of_the_dial(size: object) -> dict[str, Any]:
-    """Return the dimensions that follow from `model.size`."""
     depth = SIZES.get(str(size)) or (int(str(size)) if str(size).isdigit() and 0 < int(str(size)) <= DEPTH_MAX else 0)
     if not depth:
         raise SettingsError(

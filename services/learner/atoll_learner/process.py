@@ -60,7 +60,6 @@ class Interrupt:
     """Remembers that a signal asked the process to stop; the second one ends it at once."""
 
     def __init__(self) -> None:
-        """Take SIGTERM and SIGINT over."""
         self.wanted = False
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
@@ -170,7 +169,6 @@ class Trainer:
     def __init__(
         self, settings: Settings, work: LearnerWork, island: IslandHandle, interrupt: Interrupt, began_s: float
     ) -> None:
-        """Recover what a former life or a peer has."""
         from atoll_learner.keeper import Keeper  # noqa: PLC0415
         from atoll_learner.profiling import StepProfiler  # noqa: PLC0415
         from atoll_learner.recovery import recover  # noqa: PLC0415

@@ -106,7 +106,6 @@ class StepProfiler:
         )
 
     def _written(self, folder: Path, kept: list[spans.Span], mark_s: float) -> Path:
-        """Stop recording, and return the file with both traces."""
         jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
         source = max((folder / self._name).glob("plugins/profile/*/*.trace.json.gz"))
         trace = json.loads(gzip.decompress(source.read_bytes()))

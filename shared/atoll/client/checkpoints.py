@@ -61,8 +61,7 @@ LIVES: Final = 1 << 32
 """Orbax numbers checkpoints and takes the largest for the newest: a later life is newer, whatever step it has come to."""
 EVERY_S: Final = 20.0
 LEAVE_S: Final = 30.0
-"""How long an island that leaves waits for its last checkpoint, seconds."""
-"""What log and event log say of a start without a former state."""
+"""Longest wait of an island that leaves for its last checkpoint, seconds."""
 
 Plain = bool | int | float | str
 
@@ -124,7 +123,6 @@ class LoopCheckpoints:
         every_s: float = EVERY_S,
         kept: int = KEPT,
     ) -> None:
-        """Find the place and restore; see `IslandHandle.checkpoints`."""
         self._island = island
         self._lend = lend
         self._every_s = every_s
@@ -181,7 +179,6 @@ class LoopCheckpoints:
             log.warning("checkpoint.unfinished", reason=f"it takes longer than {within_s:g} s")
 
     def _begin(self, state: Any) -> None:  # noqa: ANN401
-        """Copy a state to host memory and let the thread write it."""
         began_s = time.monotonic()
         arrays, plain = self._state.split(state)
         if poor := next((name for name, value in plain.items() if not _is_real(value)), None):
@@ -217,7 +214,6 @@ class LoopCheckpoints:
         island.note_recovery(recovered)
 
     def _may_borrow(self) -> bool:
-        """Return whether a peer can have something to lend."""
         return self._island.run_tokens > 0 and not self._island.done
 
 
@@ -282,7 +278,7 @@ class LoopState:
 
 
 class DataPlace(msgspec.Struct, frozen=True):
-    """How far one unit of data has been read."""
+    """Progress of reading in one unit of data."""
 
     unit: Key
     read: int
@@ -480,7 +476,6 @@ class Checkpoints:
         log.info("checkpoint.saved", step=note.steps, bytes=size, copied_s=round(copied_s, 5), took_s=took_s)
 
     def _numbers(self) -> list[int]:
-        """Return the finished checkpoints, newest first."""
         try:
             with self._manager() as manager:
                 return sorted(manager.all_steps(), reverse=True)
@@ -628,7 +623,6 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _number_names(arrays: Arrays) -> Arrays:
-    """Return the arrays under names that can be file names anywhere."""
     return {f"{i:06d}": array for i, array in enumerate(arrays.values())}
 
 
@@ -637,7 +631,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _check(like: Any, lend: str, every_s: float, kept: int) -> None:  # noqa: ANN401
-    """Raise `SettingsError` for the first argument that makes no sense."""
     if lend and not (isinstance(like, dict) and lend in like):
         names = ", ".join(map(str, like)) if isinstance(like, dict) else "a dict of parts"
         raise SettingsError("`lend` names an entry of `like`", got=repr(lend), allowed=names, todo="correct `lend`")
@@ -648,7 +641,6 @@ def _check(like: Any, lend: str, every_s: float, kept: int) -> None:  # noqa: AN
 
 
 def _make_folder(folder: Path) -> Path:
-    """Return a folder that is there; raise `SettingsError` where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -662,7 +654,6 @@ def _make_folder(folder: Path) -> Path:
 
 
 def _kind(name: str, leaf: Any) -> str:  # noqa: ANN401  (any leaf)
-    """Return the kind of a leaf, which a checkpoint must share; raise `SettingsError` for what cannot be kept."""
     if is_array(leaf):
         numbers = is_jax_array(leaf) or (leaf.dtype.kind not in "OSUMmc" and not leaf.dtype.names)
         fault = "" if numbers else f"{leaf.dtype} is no kind of number"

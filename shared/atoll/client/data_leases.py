@@ -197,7 +197,6 @@ class DataLeases:
         return True
 
     async def _dead(self, ledger: DataLedger) -> set[tuple[str, int]]:
-        """Return the dead holders among the other learners."""
         holders = {grant.holder for grant in ledger.grants if grant.learner != self._member.learner}
         still = self._watch.dead_holders(ledger, self._clock.monotonic()) & holders
         if not holders:

@@ -91,7 +91,7 @@ RESYNC_S = 5.0
 RESYNC_S_MIN = 0.5
 PUSHES_AT_ONCE = 4
 PATIENCE_S: Final = 0.2
-"""How long the loop waits for a loss."""
+"""Longest wait of the loop for a loss."""
 QUIET_S: Final = 60.0
 """Seconds between two warnings of refused or clipped pushes."""
 NAMES_MAX: Final = 1024
@@ -132,7 +132,6 @@ class IslandDriver:
         clock: Clock,
         identity: Identity | None = None,
     ) -> None:
-        """Start from the adopted frames."""
         self.bus = bus
         self.run = run
         self.member = member
@@ -362,7 +361,6 @@ class IslandDriver:
             self._proof_wanted.set()
 
     def _handle(self, fact: Fact) -> list[Command]:
-        """Return what the machine commands; if it breaks, fail."""
         if self.recorder.broke:
             return []
         try:
@@ -429,7 +427,6 @@ class IslandDriver:
         return lambda start, stop: theta[start:stop]
 
     async def _hold(self, frame: GlobalFragment) -> HeldFragment:
-        """Put a version on its device, where pseudo-gradients are made there."""
         encoder, p = self._encoder, frame.fragment
         placed = None if encoder is None else await encoder.placed(p, frame.version, frame.values)
         return HeldFragment(frame, placed)
@@ -472,7 +469,6 @@ class LossReader:
     """
 
     def __init__(self) -> None:
-        """Know no loss yet."""
         self.known: float | None = None
         self._reading: asyncio.Future[float] | None = None
         self._failed = ""
@@ -502,7 +498,6 @@ class LossReader:
             self.known, self._reading = reading.result(), None
 
     def _number(self, loss: SupportsFloat) -> float:
-        """Return a loss as a number, in a worker thread."""
         try:
             return _figure_of(loss)
         except Exception as error:  # noqa: BLE001  (the caller's object: a lost device raises any error)
@@ -588,13 +583,12 @@ class HeadReading:
     """
 
     def __init__(self, bus: Bus, run: RunRecord) -> None:
-        """Have read nothing yet."""
         self._bus = bus
         self._run = run
         self._turns = itertools.cycle(range(len(run.layout.fragments)))
         self._missed: tuple[int, int] | None = None
         self._names = 0
-        """How many heads there were when all were read, and contributors in them."""
+        """Number of heads when all were read, and of contributors in them."""
 
     async def read(self) -> list[Head]:
         """Return the heads of this reading, without those that do not fit the run; raises what the bus raises."""
@@ -631,7 +625,6 @@ class ClippedPushes:
     """Warns of pushes that shards have clipped: of the first one, then once in `QUIET_S` seconds with their number."""
 
     def __init__(self, clock: Clock) -> None:
-        """Warn of the first one."""
         self._counter = _QuietCounter(clock)
 
     def tell(self, verdict: Verdict) -> None:
@@ -655,7 +648,6 @@ class LocalRefusals:
     """
 
     def __init__(self, layout: Layout, clock: Clock) -> None:
-        """Warn of the first one."""
         self._layout = layout
         self._counter = _QuietCounter(clock)
 
@@ -713,7 +705,6 @@ class AdoptionLog:
     """
 
     def __init__(self, *, each: bool = False) -> None:
-        """Count from zero."""
         self._each = each
         self._adopted = 0
 

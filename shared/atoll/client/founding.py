@@ -42,7 +42,6 @@ class Origin(Mapping[int, Vector]):
     """The parameters that a founder brings, flat by fragment; each fragment is built when it is read."""
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Any]) -> None:
-        """Refer to arrays that do not change."""
         self._layout = layout
         self._leaves = leaves
 
@@ -51,15 +50,12 @@ class Origin(Mapping[int, Vector]):
         return Origin(layout, self._leaves)
 
     def __getitem__(self, fragment: int) -> Vector:
-        """Return one fragment."""
         return gather(self._layout, self._leaves, fragment)
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the fragments."""
         return iter(range(len(self._layout.fragments)))
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._layout.fragments)
 
 

@@ -76,7 +76,7 @@ Opener = Callable[[], Coroutine[Any, Any, Bus]]
 DRAIN_S = 60.0
 STOP_S = 10.0
 INTERRUPTED_S = 8.0
-"""Who stops a process usually kills it after 10 s."""
+"""A process that is told to stop is usually killed after 10 s."""
 RECOVER_S = 8.0
 HELD_S_MAX = 0.1
 """A loop that is held looks so often whether it should end."""
@@ -163,7 +163,6 @@ def _plan_run(  # noqa: PLR0913, PLR0917  (what `join` is given)
 
 
 def _enter_run(request: JoinRequest, opener: Opener, params: Any, clock: Clock, home: LoopThread) -> IslandHandle:  # noqa: ANN401
-    """Join; this blocks until the run's parameters are here."""
     began_s = clock.monotonic()
     bus = home.submit(opener()).result()
     shut = bus.close
@@ -347,7 +346,6 @@ class IslandHandle(StepHook):
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        """Return the handle; it is joined already."""
         return self
 
     def __exit__(
@@ -413,7 +411,6 @@ class IslandHandle(StepHook):
             kept.finish(STOP_S)
 
     def _describe_unpushed(self) -> str:
-        """Say which pushes are still on their way."""
         waiting = sorted(self.session.driver.machine.in_flight.items())
         named = (f"fragment {p} ({tokens} tokens)" for (p, _), tokens in waiting)
         return few(named, UNPUSHED_NAMED) or "the goodbye"
@@ -425,7 +422,6 @@ class IslandHandle(StepHook):
         self._shut()
 
     def _shut(self) -> None:
-        """Stop the loop and its thread, whatever state they are in."""
         if self._closed:
             return
         try:
@@ -471,7 +467,6 @@ def _check_offer(record: RunRecord) -> None:
 
 
 def _warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
-    """Log which settings of a learner that joins an existing run have no effect."""
     # The bound of a step's tokens follows from each learner's own batch, the fragments by value from its leaves.
     names = (name for name in given.__struct_fields__ if name not in {"step_tokens_max", "value_fragments"})
     pairs = ((name, getattr(given, name), getattr(agreed, name)) for name in names)
@@ -485,7 +480,6 @@ def _warn_of_ignored(given: ProtocolSettings, agreed: ProtocolSettings) -> None:
 
 
 def _left_error(what: str) -> SettingsError:
-    """Return the error of a loop that uses an island after it has left its run."""
     return SettingsError(
         f"{what} comes after this island has left its run",
         got="close() was called, or the `with` block has ended",
@@ -495,6 +489,5 @@ def _left_error(what: str) -> SettingsError:
 
 
 def _warn_if_failed(event: Future[None]) -> None:
-    """Warn if an event could not be written to the event log."""
     if not event.cancelled() and (error := event.exception()) is not None:
         log.warning("event_log.failed", reason=str(error))

@@ -113,7 +113,6 @@ def rules_of(
 
 
 def _check_rule(tensor: TensorSpec, pattern: str, rule: str) -> None:
-    """Raise `SettingsError` for a leaf of whole numbers that a pattern has merged."""
     if not tensor.floating and rule not in {"local", "frozen"}:
         raise SettingsError(
             f"the leaf {tensor.name!r} cannot be averaged",
@@ -124,7 +123,6 @@ def _check_rule(tensor: TensorSpec, pattern: str, rule: str) -> None:
 
 
 def _check_patterns(given: Iterable[str], used: Mapping[str, int], names: Iterable[str]) -> None:
-    """Raise `SettingsError` for a pattern that was never used for one of these leaves."""
     if idle := [pattern for pattern in given if not used[pattern]]:
         first = ", ".join(list(names)[:NAMED])
         raise SettingsError(

@@ -121,7 +121,6 @@ async def dismissal(bus: Bus, subjects: Subjects, run: RunRecord, member: Member
 
 
 def _parse_answer(answer: bytes) -> Member | None:
-    """Return who answered to an id, if the answer can be read."""
     try:
         return decode(Member, answer)
     except PeerMisbehaved:

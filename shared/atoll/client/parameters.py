@@ -54,7 +54,6 @@ class LeafFault(NamedTuple):
 
 
 def _refuse(faults: Iterable[tuple[str, LeafFault | None]]) -> None:
-    """Raise `SettingsError` for the first leaf with a fault."""
     for name, fault in faults:
         if fault is not None:
             raise SettingsError(
@@ -66,7 +65,6 @@ def _refuse(faults: Iterable[tuple[str, LeafFault | None]]) -> None:
 
 
 def _no_array(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any leaf)
-    """Return why a leaf is no array, if it is none."""
     if not is_array(leaf):
         todo = "make an array of it (jnp.asarray, np.asarray, tensor.numpy()), or leave it out of the parameters"
         return LeafFault(f"{type(leaf).__name__} is no array", todo)
@@ -77,7 +75,6 @@ def _no_array(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any leaf)
 
 
 def _no_numbers(leaf: Any) -> LeafFault | None:  # noqa: ANN401  (any array)
-    """Return why an array cannot be merged, if it cannot."""
     if "complex" in str(leaf.dtype):
         todo = "hand over its real and its imaginary part as two arrays, or keep it local with `merge`"
         return LeafFault(f"{leaf.dtype} numbers", todo)
@@ -147,7 +144,6 @@ class ParameterShape:
     """The structure, names, shapes and dtypes of an island's parameters, as it joined with them."""
 
     def __init__(self, params: Any) -> None:  # noqa: ANN401  (the caller's pytree)
-        """Take the shape of these."""
         named, shape = flatten(params)
         self.shape: TreeShape = shape
         self.names = [name for name, _ in named]
@@ -190,7 +186,6 @@ class ParameterShape:
         return self.shape.whole(by_name.values())
 
     def _difference(self, params: Any) -> str:  # noqa: ANN401  (the caller's pytree)
-        """Return the first leaf that is there or missing, or what the tree is made of."""
         named, shape = self.shape.of(params)
         theirs = [name for name, _ in named]
         added = [name for name in theirs if name not in self.names]

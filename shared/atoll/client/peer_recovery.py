@@ -49,8 +49,8 @@ LOANS_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingStanding:
-    """A learner's standing: steps and tokens of this incarnation, the run's tokens, and whether it trains soundly."""
+class TrainingProgress:
+    """A learner's progress: steps and tokens of this incarnation, the run's tokens, and whether it trains soundly."""
 
     steps: int
     tokens: int
@@ -84,13 +84,12 @@ class StateLender:
     """A learner's readiness to lend. `start` and `stop` belong to the island's loop, `share` to the training thread."""
 
     def __init__(
-        self, bus: Bus, run: RunRecord, member: Member, standing: Callable[[], TrainingStanding], identity: Identity
+        self, bus: Bus, run: RunRecord, member: Member, progress: Callable[[], TrainingProgress], identity: Identity
     ) -> None:
-        """Lend nothing until `share` was called once."""
         self._bus = bus
         self._run = run
         self._member = member
-        self._standing = standing
+        self._progress = progress
         self._identity = identity
         self._subjects = run.subjects
         self._lock = threading.Lock()
@@ -139,7 +138,7 @@ class StateLender:
         now_s = asyncio.get_running_loop().time()
         spent = len(self._lent_at_s) == LOANS_MAX and now_s - self._lent_at_s[0] < LOANS_S
         willing = self._able and not self._busy and not spent and control.sender != self._member.learner
-        if core_message.reply is None or not willing or not self._standing().healthy:
+        if core_message.reply is None or not willing or not self._progress().healthy:
             return
         if control.verb == "lend" and len(self._tasks) < ANSWERS_AT_ONCE:
             self._spawn(self._bus.tell(core_message.reply, encode(self._offer(None))))
@@ -174,14 +173,14 @@ class StateLender:
         await self._bus.purge(f"{stem}.*")
 
     def _offer(self, blob: BlobRef | None) -> StateOffer:
-        standing = self._standing()
+        progress = self._progress()
         return StateOffer(
             learner=self._member.learner,
             incarnation=self._member.incarnation,
             run_nonce=self._run.nonce,
-            steps=standing.steps,
-            tokens=standing.tokens,
-            run_tokens=standing.run_tokens,
+            steps=progress.steps,
+            tokens=progress.tokens,
+            run_tokens=progress.run_tokens,
             blob=blob,
         )
 

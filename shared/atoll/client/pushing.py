@@ -166,7 +166,6 @@ class Pusher:
         self._keep(fragment, residue)
 
     def _keep(self, fragment: int, residue: Any) -> None:  # noqa: ANN401  (a NumPy or JAX array, or None)
-        """Add a rounding residual to what the next push carries."""
         there = self._residues.get(fragment)
         if residue is not None:
             self._residues[fragment] = residue if there is None else there + residue

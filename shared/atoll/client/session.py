@@ -27,7 +27,7 @@ from atoll.client.driver import AdoptionLog, IslandDriver
 from atoll.client.founding import Origin, await_founding, found_or_join, publish_origin, warn_of_mixture
 from atoll.client.membership import claim, release
 from atoll.client.options import DEFAULTS, SAMPLE_S_MIN, JoinOptions
-from atoll.client.peer_recovery import StateLender, TrainingStanding
+from atoll.client.peer_recovery import StateLender, TrainingProgress
 from atoll.protocol.data import data_lease_s
 from atoll.protocol.island import Island
 from atoll.run.heads import GlobalFragment, fetch_frame, wait_for_heads
@@ -84,12 +84,11 @@ class Session:
         founder: bool,
         began_s: float,
     ) -> None:
-        """Hold what `open` has made; joining `began_s`."""
         self.bus: Bus = driver.bus
         self.run: RunRecord = driver.run
         self.member: Member = driver.member
         self.driver = driver
-        self.lender = StateLender(self.bus, self.run, self.member, self._standing, identity)
+        self.lender = StateLender(self.bus, self.run, self.member, self._training_progress, identity)
         self.leases = DataLeases(
             self.bus,
             self.run.subjects,
@@ -268,12 +267,12 @@ class Session:
         fast = self.driver.pusher.fragments_fast
         log.info("learner.moved", step=step, fragments_adopted=adopted, fragments_uncompressed=fast, **moved.counters)
 
-    def _standing(self) -> TrainingStanding:
-        """Return our standing: sound after several steps of this incarnation, if the last known loss is finite."""
+    def _training_progress(self) -> TrainingProgress:
+        """Return our progress: sound after several steps of this incarnation, if the last known loss is finite."""
         machine, loss = self.driver.machine, self.driver.losses.known
         sound = loss is None or math.isfinite(loss)
         ready = self._state == "training" and machine.steps >= LENDING_STEPS_MIN
-        return TrainingStanding(machine.steps, machine.tokens, self.driver.progress.tokens, healthy=ready and sound)
+        return TrainingProgress(machine.steps, machine.tokens, self.driver.progress.tokens, healthy=ready and sound)
 
     async def _beat(self) -> Beat:
         loss = await self.driver.losses.read(self.driver.report.loss)
@@ -359,7 +358,6 @@ class SupersededLog:
     """
 
     def __init__(self) -> None:
-        """Begin with a life in which nothing was trained."""
         self._trained = self._superseded = self._adopted = 0
         self._was_bad = self._warned = False
 
@@ -386,7 +384,6 @@ class UncalledLog:
     """Warns a learner that trains for nobody: its steps count no tokens, or no shard calls and none makes versions."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._steps = self._tokens = self._pushed = 0
         self._warned = False
 

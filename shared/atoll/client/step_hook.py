@@ -154,7 +154,6 @@ class HeldLog:
     """Warns once in a life that its loop is held: it takes more steps a second than the run believes of one learner."""
 
     def __init__(self) -> None:
-        """Say nothing yet."""
         self._warned = False
 
     def tell(self, steps_per_s: float, allowed: float, held_to: float) -> None:

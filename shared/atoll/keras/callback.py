@@ -171,7 +171,6 @@ class TravellingVariables:
     """
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401  (a Keras model; Keras has no types)
-        """Name them; the model must be built."""
         statistics = (v for v in model.non_trainable_variables if v.path.rsplit("/", 1)[-1] in STATISTICS)
         below = f"{model.name}/"
         named = {

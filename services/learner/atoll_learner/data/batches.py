@@ -52,7 +52,6 @@ class BatchReader:
     """Yields int32 batches of shape (batch, sequence + 1) from what it was granted, unit after unit."""
 
     def __init__(self, shards: TokenShards, sequence: int, batch: int, seed: int) -> None:
-        """Start with nothing granted."""
         shards.check_trainable(sequence)
         self._shards = shards
         self._sequence = sequence
@@ -121,7 +120,6 @@ class BatchReader:
         return sum(len(unit.order) - unit.read for unit in self._units)
 
     def _draw(self) -> npt.NDArray[np.int32]:
-        """Return the next window of the first unit that has one."""
         while self._units[0].read == len(self._units[0].order):
             self._finish()
         unit = self._units[0]

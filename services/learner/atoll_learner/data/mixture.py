@@ -103,7 +103,6 @@ def mix(weights: Weights, out: Path) -> Meta:
 
 
 def _described(shards: list[TokenShards], shares: list[float]) -> Meta:
-    """Return the description of a mixture."""
     metas = [each.meta for each in shards]
     positions = apportioned(sum(each.blocks for each in shards), shares)
     # The largest held-out text in these shares.

@@ -184,7 +184,6 @@ def checked_text(data: bytes, where: str, start: int = 0) -> bytes:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Yield the bytes of a file, unpacked."""
     with opened_file(file) as raw:
         if file.suffix == ".gz":
             with gzip.open(raw) as unpacked:
@@ -197,7 +196,6 @@ def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 
 def _text(stream: IO[bytes] | gzip.GzipFile, file: Path, reading: Reading) -> Iterator[bytes]:
-    """Yield a text in parts."""
     start, found = 0, False
     pieces = iter(lambda: stream.read(reading.part_bytes), b"")
     first = next(pieces, b"")
@@ -230,7 +228,6 @@ def _parts(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 
 def _rows(text: str, where: str, reading: Reading) -> Iterator[bytes]:
-    """Yield the documents of one row: one, unless it is very long."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
