@@ -45,7 +45,7 @@ from atoll.model.pytrees import describe, gather
 from atoll.protocol.round import token_weight
 from atoll.settings import Settings
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.initial_values import first_values
+from atoll_learner.export import first_values
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.schedule import learning_rate

@@ -42,8 +42,8 @@ from typing import Any, Final
 from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
 from atoll_learner.data.shards import TokenShards
+from atoll_learner.export import first_values
 from atoll_learner.hugging_face import config_of
-from atoll_learner.initial_values import first_values
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings

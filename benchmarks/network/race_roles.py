@@ -26,7 +26,7 @@ def learner(request: Request) -> None:
 
     import atoll  # noqa: PLC0415
     from atoll.protocol.settings import ProtocolSettings  # noqa: PLC0415
-    from atoll_learner.initial_values import first_values  # noqa: PLC0415
+    from atoll_learner.export import first_values  # noqa: PLC0415
     from atoll_learner.model_settings import ModelSettings  # noqa: PLC0415
     from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
     from atoll_learner.train_settings import TrainSettings  # noqa: PLC0415

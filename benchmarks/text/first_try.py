@@ -47,9 +47,8 @@ from typing import Any, Final
 
 from atoll.local.run_settings import without_settings
 from atoll_learner.data.shards import TokenShards
-from atoll_learner.export import save_safetensors
+from atoll_learner.export import first_values, save_safetensors
 from atoll_learner.hugging_face import config_of
-from atoll_learner.initial_values import first_values
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import make_evaluator

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from atoll_learner.initial_values import first_values
+from atoll_learner.export import first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_settings import model_settings
 from benchmarks.lib.arguments import natural

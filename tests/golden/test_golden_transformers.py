@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll_learner.initial_values import first_values
+from atoll_learner.export import first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_settings import ModelSettings, model_settings
 

@@ -663,6 +663,6 @@ def test_a_rate_that_follows_from_the_model_is_a_default_too(monkeypatch: pytest
         GridCell("atoll", 2, 100, 0, 0.0, (("model.size", '"xs"'), *more)) for more in ((), (("train.rate", "0.001"),))
     ]
     before = [unsaid(cell) for cell in cells]
-    monkeypatch.setattr("atoll_learner.rate_rule.ANCHOR_RATE", 3e-4)
+    monkeypatch.setattr("atoll_learner.train_settings.ANCHOR_RATE", 3e-4)
 
     assert [unsaid(cell) == former for cell, former in zip(cells, before, strict=True)] == [False, True]

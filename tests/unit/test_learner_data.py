@@ -16,9 +16,8 @@ import pytest
 from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.data.command import described
-from atoll_learner.data.order import mix_order, permute
 from atoll_learner.data.prepare import prepare
-from atoll_learner.data.shards import TokenShards
+from atoll_learner.data.shards import TokenShards, mix_order, permute
 from atoll_learner.data.sources import documents, files_of
 from atoll_learner.data.tokenizer import ByteTokenizer
 

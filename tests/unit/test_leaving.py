@@ -16,8 +16,8 @@ from atoll.base.errors import BrokerUnavailable
 from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.join import IslandHandle
 from atoll.settings import load
+from atoll_learner.checkpoints import KEEP_SHARE, RETURN_SHARE, Keeper, leave
 from atoll_learner.feed import LeasedFeed
-from atoll_learner.keeper import KEEP_SHARE, RETURN_SHARE, Keeper, leave
 
 STATE = {"mu": np.ones(3, np.float32)}
 

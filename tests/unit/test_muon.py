@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from atoll.client.checkpoints import CheckpointNote, Checkpoints
 from atoll.client.optimizer_state import host_copy, rebuild_state
 from atoll.codec import pack_arrays, unpack_arrays
+from atoll_learner.checkpoints import impossible
 from atoll_learner.model import Params
 from atoll_learner.model_settings import EMBEDDINGS
-from atoll_learner.recovery import impossible
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import MUON_RMS, init_optimizer, optimizer
 from atoll_learner.train_settings import TrainSettings

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.settings import load
 from atoll_learner.model_settings import model_settings
-from atoll_learner.rate_rule import RATE_MAX, usual_rate
+from atoll_learner.train_settings import RATE_MAX, usual_rate
 
 GPT_3 = {  # arXiv 2005.14165, table 2.1: layers, width, rate
     "small": (12, 768, 6.0e-4),

@@ -13,7 +13,7 @@ from atoll.run.merged_model import MergedModel
 from atoll.settings import load
 from atoll.wire.messages import RunRecord
 from atoll_learner.evaluations import ReferenceEvaluation
-from atoll_learner.initial_values import first_values
+from atoll_learner.export import first_values
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.run_model import model_of, work_of
 from support.founded_run import run_record

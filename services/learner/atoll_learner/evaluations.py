@@ -125,7 +125,7 @@ class ReferenceEvaluation:
 
     def _first(self, run: RunRecord) -> float:
         """Return the measure of the values that the run began with; an evaluator that came late has not seen them."""
-        from atoll_learner.initial_values import first_values  # noqa: PLC0415  (loads JAX)
+        from atoll_learner.export import first_values  # noqa: PLC0415  (loads JAX)
 
         if self._initial is None:
             first = first_values(self._work.model, run.seed, self._settings.learner.initial_model)

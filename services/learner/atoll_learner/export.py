@@ -16,11 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from atoll.base.errors import CheckpointError, StorageFull, is_full
-from atoll.model.model_files import check_header, unreadable
-from atoll_learner.model_settings import EMBEDDINGS
+from atoll.model.model_files import check_header, files_of, unreadable
+from atoll_learner.hugging_face import check_beside, check_metadata
+from atoll_learner.model_settings import EMBEDDINGS, ModelSettings
 
 if TYPE_CHECKING:
     from atoll_learner.model import Params
+
 
 HEAD = EMBEDDINGS[1]
 MODEL_MODE = 0o644
@@ -150,3 +152,22 @@ def load_safetensors(
                 "this model file holds infinities or NaN", got=f"{path}: {name}", todo="name a file of a sound run"
             )
     return {name: jnp.asarray(found[name], dtype=leaf.dtype) for name, leaf in like.items()}
+
+
+def first_values(model: ModelSettings, seed: int, initial_model: Path | None) -> Params:
+    """Return the values that a run of this model begins with: drawn from its seed, or those of a model that somebody has.
+
+    That is a safetensors file, or a folder as Hugging Face lays it out: one file, or several with an index, and a
+    `config.json`. The folder's description of the model is compared with the settings before its numbers are read.
+
+    Raises:
+        CheckpointError: there is no such model, it is damaged, or it is another model than `model`.
+    """
+    from atoll_learner.model import init_params  # noqa: PLC0415  (loads JAX)
+
+    drawn = init_params(model, seed)
+    if initial_model is None:
+        return drawn
+    files = files_of(initial_model)
+    check_beside(files[0], model)
+    return load_safetensors(files, drawn, lambda file, metadata: check_metadata(file, metadata, model))

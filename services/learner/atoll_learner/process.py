@@ -9,7 +9,7 @@ schedule is driven by the *run's* tokens, so learners that come and go, or run a
 rate.
 
 The first SIGTERM or SIGINT lets the present step end, then returns the data, pushes the last pseudo-gradient, says goodbye and
-keeps a checkpoint, all of it within `learner.drain_s` (`keeper`); the second stops at once, as a kill would.
+keeps a checkpoint, all of it within `learner.drain_s` (`checkpoints`); the second stops at once, as a kill would.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ from atoll_learner.data.token_source import SourceFeed, SourceRequest, fingerpri
 from atoll_learner.feed import LeasedFeed
 from atoll_learner.hugging_face import check_tokenizer
 from atoll_learner.model_settings import ModelSettings, model_settings
-from atoll_learner.rate_rule import layer_parameters
 from atoll_learner.schedule import learning_rate
-from atoll_learner.train_settings import TrainSettings, train_settings
+from atoll_learner.train_settings import TrainSettings, layer_parameters, train_settings
 
 if TYPE_CHECKING:
     from atoll_learner.compiling import CompiledAhead
@@ -116,7 +115,7 @@ def train(settings: Settings) -> None:
     )
 
     from atoll_learner.compiling import CompiledAhead, enable_compile_cache  # noqa: PLC0415
-    from atoll_learner.initial_values import first_values  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.export import first_values  # noqa: PLC0415  (after the thread limits are set)
     from atoll_learner.train import make_step, step_arguments  # noqa: PLC0415
 
     cache = settings.learner.compile_cache
@@ -136,7 +135,7 @@ def train(settings: Settings) -> None:
             took_s=round(time.monotonic() - began_s, 2),
             tokens=work.shards.meta.tokens,
             optimizer=work.train.optimizer,
-            rate=work.train.rate,  # said, or what follows from the next number (`rate_rule`)
+            rate=work.train.rate,  # said, or what follows from the next number (`train_settings`)
             layer_parameters=layer_parameters(work.model),
         )
         trainer = Trainer(settings, work, island, interrupt, began_s)
@@ -169,9 +168,8 @@ class Trainer:
     def __init__(
         self, settings: Settings, work: LearnerWork, island: IslandHandle, interrupt: Interrupt, began_s: float
     ) -> None:
-        from atoll_learner.keeper import Keeper  # noqa: PLC0415
+        from atoll_learner.checkpoints import Keeper, recover  # noqa: PLC0415
         from atoll_learner.profiling import StepProfiler  # noqa: PLC0415
-        from atoll_learner.recovery import recover  # noqa: PLC0415
         from atoll_learner.train import init_optimizer  # noqa: PLC0415
 
         self._settings = settings
@@ -191,7 +189,7 @@ class Trainer:
 
     def train(self, compiling: CompiledAhead) -> None:
         """Step until the run is done or the process is told to stop; then leave in good order."""
-        from atoll_learner.keeper import leave  # noqa: PLC0415
+        from atoll_learner.checkpoints import leave  # noqa: PLC0415
 
         island, train = self._island, self._work.train
         params: Any = island.params

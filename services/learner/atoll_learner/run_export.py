@@ -72,7 +72,7 @@ def export_run(settings: Settings, out: Path) -> None:
         limit_threads(settings.learner.threads)
 
         from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
-        from atoll_learner.initial_values import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
+        from atoll_learner.export import first_values  # noqa: PLC0415  (JAX only after the thread limits are set)
         from atoll_learner.train import make_evaluator  # noqa: PLC0415
 
         enable_compile_cache(settings.learner.compile_cache)

@@ -39,12 +39,11 @@ from atoll.model.pytrees import describe
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll.wire.version import SCHEMA_NEWEST
+from atoll_learner.checkpoints import RETURN_SHARE, possible
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
-from atoll_learner.keeper import RETURN_SHARE
 from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
-from atoll_learner.recovery import possible
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import Step, init_optimizer
 from atoll_simulator.liars import Liar, corrupt

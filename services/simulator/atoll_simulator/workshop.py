@@ -145,7 +145,7 @@ def with_data(up: UpPlan, folder: RunFolder, face: RunConsole) -> Settings:
 def compile_shared(settings: Settings, folder: RunFolder):  # type: ignore[no-untyped-def]  # noqa: ANN201
     """Return the parts that all learners share, compiled."""
     from atoll_learner.compiling import enable_compile_cache  # noqa: PLC0415
-    from atoll_learner.initial_values import first_values  # noqa: PLC0415  (loads JAX)
+    from atoll_learner.export import first_values  # noqa: PLC0415  (loads JAX)
     from atoll_learner.train import make_step  # noqa: PLC0415
     from atoll_simulator.learner import SharedParts, warm  # noqa: PLC0415
 

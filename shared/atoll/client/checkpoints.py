@@ -7,10 +7,10 @@
 
     DIR/<run>.<nonce>/<learner>/<incarnation and step as one number>/{state, note}
 
-`LoopCheckpoints` is for a loop of one's own, and `Checkpoints` the files, which the reference learner (`atoll_learner.keeper`)
-uses without it. The step loop pays for one copy to host memory. A thread does the rest: the digest, and Orbax, which writes to
-a temporary folder and renames it, so that a kill at any instant leaves the former checkpoint. The newest few are kept. A save
-that is under way delays the next one.
+`LoopCheckpoints` is for a loop of one's own, and `Checkpoints` the files, which the reference learner
+(`atoll_learner.checkpoints`) uses without it. The step loop pays for one copy to host memory. A thread does the rest: the
+digest, and Orbax, which writes to a temporary folder and renames it, so that a kill at any instant leaves the former
+checkpoint. The newest few are kept. A save that is under way delays the next one.
 
 Checkpoints hold no parameters: the run's heads are the parameters, and a learner that returns adopts them. Steps that its
 former life trained and had not pushed are lost, and counted as lost in that life's account; no checkpoint may bring them back

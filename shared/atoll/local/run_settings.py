@@ -1,9 +1,10 @@
 """The settings of a run of `atoll up`: its own defaults, those of an earlier run (`--like`), and how its children get them.
 
 **Defaults** make a run of about five minutes on two cores. The model is the learner's size "s"; its rate and schedule are the
-learner's (`atoll_learner.rate_rule`). With an interval of a few steps an overwrite would throw away much of the training, so
-adoption carries it over. Few learners that meet so often do better with the mean of their pseudo-gradients than with RDA, which
-makes their noise as long as what they agree on. docs/adr/0056 and 0063 have the tables and where each value comes from.
+learner's (`atoll_learner.train_settings`). With an interval of a few steps an overwrite would throw away much of the
+training, so adoption carries it over. Few learners that meet so often do better with the mean of their pseudo-gradients than
+with RDA, which makes their noise as long as what they agree on. docs/adr/0056 and 0063 have the tables and where each value
+comes from.
 
 The interval follows from the number of learners. All learners share a run's tokens, so twice as many take half of the steps
 each, and with the same interval would meet half as often. The interval is 16 steps divided by the learners, rounded down: with

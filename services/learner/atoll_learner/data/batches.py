@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from atoll.base.errors import DataError, ProtocolMisuse
 from atoll.protocol.data import Key
-from atoll_learner.data.order import mix_order
-from atoll_learner.data.shards import TokenShards
+from atoll_learner.data.shards import TokenShards, mix_order
 
 AHEAD_BATCHES = 8
 LOOKED_UP = 1024

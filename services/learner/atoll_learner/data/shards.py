@@ -1,6 +1,6 @@
 """Token shards as a reader sees them: blocks, held-out text, and the order of an epoch.
 
-An epoch visits every block once, in an order that is a pure function of (seed, epoch): `order.permute`. Any position can be
+An epoch visits every block once, in an order that is a pure function of (seed, epoch): `permute`. Any position can be
 looked up at once, on any learner, without storing or shuffling anything. A mixture (`mixture`) maps the positions of its epoch
 to blocks of its parts.
 
@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -23,9 +24,11 @@ import numpy.typing as npt
 from atoll.base.errors import DataError, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.regular_files import TEXT_BYTES_MAX, opened_file, read_file
-from atoll_learner.data.order import permute
 from atoll_learner.data.prepare import Meta
 from atoll_learner.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, Tokenizer
+
+ROUNDS: Final = 4
+"""Of the Feistel network that permutes an epoch."""
 
 
 class TokenShards:
@@ -174,3 +177,59 @@ def mapped(file: Path, dtype: str, *, is_scattered: bool) -> npt.NDArray[np.inte
     if is_scattered:
         memory.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(memory, dtype=np.dtype(dtype))
+
+
+def permute(
+    positions: npt.NDArray[np.int64], count: int, seed: int, epochs: npt.NDArray[np.int64] | int
+) -> npt.NDArray[np.int64]:
+    """Return the images of `positions`, int64 (n,), under the bijection of `range(count)` of the seed and each one's epoch.
+
+    Every machine and version finds the same, of any size and without a table: a Feistel network over the smallest even-width
+    power of two, walked until it lands in range (Black and Rogaway, 2002), on SplitMix64 (Steele, Lea and Flood, 2014). In
+    arithmetic of arrays: a learner that reads many short windows looks up thousands of places a second, beside its training.
+
+    Raises:
+        DataError: a position is not below `count`.
+    """
+    if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < count:
+        got = f"{positions.min()} to {positions.max()}"
+        raise DataError("no such position in an epoch", got=got, allowed=f"0 to {count - 1}")
+    half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    values = positions.astype(np.uint64)
+    key = _keyed(_hash_of(seed), np.asarray(epochs))
+    keys = [np.broadcast_to(_keyed(key, np.asarray(number)), values.shape) for number in range(ROUNDS)]
+    outside = np.ones(values.shape, dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for each in keys:
+            left, right = right, left ^ (_scrambled(each[outside] ^ right) & mask)
+        values[outside] = (left << half) | right
+        outside = values >= count
+    return values.astype(np.int64)
+
+
+def mix_order(count: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Return the numbers below `count`, int64 (count,), in the order of their hashes under `key`: a table, so it is for few."""
+    return np.argsort(_scrambled(np.arange(count, dtype=np.uint64) ^ _hash_of(*key)), kind="stable")
+
+
+def _hash_of(*parts: int) -> npt.NDArray[np.uint64]:
+    """Return the hash of integers from 0 to 2^64 - 1, uint64 of shape (1,)."""
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        state = _keyed(state, np.asarray(part, dtype=np.uint64))
+    return state
+
+
+def _keyed(state: npt.NDArray[np.uint64], part: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+    """Return the hashes of keys that have one more part, uint64, elementwise."""
+    return _scrambled(state ^ part.astype(np.uint64))
+
+
+def _scrambled(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return SplitMix64 of uint64 values, elementwise; arithmetic wraps."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
