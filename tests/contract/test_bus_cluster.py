@@ -31,12 +31,11 @@ from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
+from support.bus_contract_data import ROOM_BYTES, MakeBus, buses, until
 from support.relayed_cluster import RelayedCluster
 
 pytestmark = [pytest.mark.connected]
 MIB = 1 << 20
-ROOM_BYTES = 16 << 20
 SOON_S = 60.0
 STEADY = 3
 CUT_OFF_S = 6.0
@@ -59,25 +58,14 @@ def turned(url: str, by: int) -> str:
 
 
 @pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
-
-
-@pytest.fixture
 async def make_bus(cluster: LocalCluster, run: str) -> AsyncIterator[MakeBus]:
     """Open buses of one run, each at a node of its own choice."""
-    opened: list[JetStreamBus] = []
 
-    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        url = turned(cluster.url, len(opened))
-        opened.append(await JetStreamBus.open(url, run, name=f"bus-{len(opened)}", options=OPTIONS))
-        await opened[-1].provision(ROOM_BYTES)
-        return opened[-1]
+    def opened(number: int) -> Awaitable[JetStreamBus]:
+        return JetStreamBus.open(turned(cluster.url, number), run, name=f"bus-{number}", options=OPTIONS)
 
-    yield make
-    for bus in opened:
-        await bus.close()
+    async with buses(opened, ROOM_BYTES) as make:
+        yield make
 
 
 @pytest.mark.cluster_faults
@@ -100,13 +88,6 @@ async def open_bus(cluster: LocalCluster, run: str) -> AsyncIterator[OpenBus]:
     yield make
     for bus in opened:
         await bus.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Give way until `true`, at most `SOON_S`."""
-    async with asyncio.timeout(SOON_S):
-        while not true():  # noqa: ASYNC110  # counters of another thread set no event
-            await asyncio.sleep(0.01)
 
 
 async def freeze(pid: int) -> None:

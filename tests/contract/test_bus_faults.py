@@ -24,6 +24,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
+from support.bus_contract_data import until
 from support.links import GreetingServer, LinkProxy
 
 pytestmark = pytest.mark.connected
@@ -60,13 +61,6 @@ async def open_bus(run: str, request: pytest.FixtureRequest) -> AsyncIterator[Op
     yield make
     for bus in opened:
         await bus.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Give way until `true`, at most `SOON_S`."""
-    async with asyncio.timeout(SOON_S):
-        while not true():  # noqa: ASYNC110  # counters of another thread set no event
-            await asyncio.sleep(0.01)
 
 
 async def stream_state(bus: JetStreamBus, stream: str) -> dict[str, int]:

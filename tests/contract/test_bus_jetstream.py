@@ -17,34 +17,21 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.wire.blobs import SMALL_BYTES, Cut, Upload
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
+from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
 
 pytestmark = pytest.mark.connected
-ROOM_BYTES = 16 << 20
 STANDS_S = 30.0
 OPTIONS = BusOptions(full_s=0.3, gone_s=0.2)
-
-
-@pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
 
 
 @pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
 async def make_bus(broker: EmbeddedBroker, run: str, request: pytest.FixtureRequest) -> AsyncIterator[MakeBus]:
     """Open buses of one run on the session's broker, in either kind of loop."""
-    opened: list[JetStreamBus] = []
     options = replace(OPTIONS, own_thread=request.param)
-
-    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        opened.append(await JetStreamBus.open(broker.url, run, name=f"bus-{len(opened)}", options=options))
-        await opened[-1].provision(ROOM_BYTES)
-        return opened[-1]
-
-    yield make
-    for bus in opened:
-        await bus.close()
+    async with buses(
+        lambda number: JetStreamBus.open(broker.url, run, name=f"bus-{number}", options=options), ROOM_BYTES
+    ) as make:
+        yield make
 
 
 class TestJetStreamBus(BusContract):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -15,33 +14,23 @@ from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import BusStats
 from atoll_simulator.links import MESSAGE_BYTES, TOTAL_S, LinkedBus, LinkShape, SimulatedLink
 from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
+from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
 from support.virtual_time import virtually
 
-ROOM_BYTES = 16 << 20
 RUN = "linked"
 SUBJECTS = Subjects(RUN)
 
 
 @pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
-
-
-@pytest.fixture
 async def make_bus(run: str) -> AsyncIterator[MakeBus]:
     """Open buses on one shared broker in memory, each with a link of a millisecond."""
-    shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
+    shared = MemoryBroker(stream_bytes_max=ROOM_BYTES)
 
-    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        bus = LinkedBus(run, shared, SimulatedLink(LinkShape(latency_s=0.001), random.Random(0)))
-        opened.append(bus)
-        return bus
+    async def made(_: int) -> LinkedBus:
+        return LinkedBus(run, shared, SimulatedLink(LinkShape(latency_s=0.001), random.Random(0)))
 
-    yield make
-    for bus in opened:
-        await bus.close()
+    async with buses(made) as make:
+        yield make
 
 
 class TestLinkedBus(BusContract):

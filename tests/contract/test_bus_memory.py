@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,31 +14,20 @@ from atoll.keys.identity import read_identity
 from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
 from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
+from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
 from support.clocks import HandClock
-
-ROOM_BYTES = 16 << 20
-
-
-@pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
 
 
 @pytest.fixture
 async def make_bus(run: str) -> AsyncIterator[MakeBus]:
     """Open buses on one shared broker in memory."""
-    shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
+    shared = MemoryBroker(stream_bytes_max=ROOM_BYTES)
 
-    async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-        bus = MemoryBus(run, shared)
-        opened.append(bus)
-        return bus
+    async def made(_: int) -> MemoryBus:
+        return MemoryBus(run, shared)
 
-    yield make
-    for bus in opened:
-        await bus.close()
+    async with buses(made) as make:
+        yield make
 
 
 class TestMemoryBus(BusContract):
@@ -59,17 +47,14 @@ class TestSignedMemoryBus(BusContract):
     @pytest.fixture
     async def make_bus(self, run: str, tmp_path: Path) -> AsyncIterator[MakeBus]:
         """Open buses on one shared broker, each with the signatures of the operator."""
-        shared, opened = MemoryBroker(stream_bytes_max=ROOM_BYTES), []
+        shared = MemoryBroker(stream_bytes_max=ROOM_BYTES)
         signatures = read_identity(KeyFolder(tmp_path / "keys").create(["127.0.0.1"], 0.0)).signatures()
 
-        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-            bus = SignedBus(MemoryBus(run, shared), run, signatures)
-            opened.append(bus)
-            return bus
+        async def made(_: int) -> SignedBus:
+            return SignedBus(MemoryBus(run, shared), run, signatures)
 
-        yield make
-        for bus in opened:
-            await bus.close()
+        async with buses(made) as make:
+            yield make
 
 
 async def test_ids_and_messages_age_by_the_clock(run: str) -> None:

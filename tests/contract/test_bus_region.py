@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
-from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from support.bus_contract import BusContract
-from support.bus_contract_data import MakeBus
+from support.bus_contract_data import ROOM_BYTES, MakeBus, buses
 from support.regions import hub, region
 from support.regions import leaf as leaf_at
 
 pytestmark = pytest.mark.connected
-ROOM_BYTES = 16 << 20
 OPTIONS = BusOptions(full_s=0.3, gone_s=0.2)
 
 
@@ -29,25 +26,13 @@ def leaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
-
-
 class TestRegionBus(BusContract):
     """The contract, with mirror and outbox."""
 
     @pytest.fixture
     async def make_bus(self, leaf: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
         """Open buses of one run in the region."""
-        opened: list[Bus] = []
-
-        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-            opened.append(await open_bus(leaf.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
-            await opened[-1].provision(ROOM_BYTES)
-            return opened[-1]
-
-        yield make
-        for bus in opened:
-            await bus.close()
+        async with buses(
+            lambda number: open_bus(leaf.url, run, name=f"bus-{number}", options=OPTIONS), ROOM_BYTES
+        ) as make:
+            yield make

@@ -25,13 +25,12 @@ from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import Subjects, fragment_level
 from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
 from support.bus_contract import BusContract
-from support.bus_contract_data import SOON_S, MakeBus
+from support.bus_contract_data import ROOM_BYTES, SOON_S, MakeBus, buses
 from support.command_line import atoll
 from support.founded_run import run_record
 from support.locked_brokers import LockedBroker
 
 OpenBus = Callable[..., Awaitable[Bus]]
-ROOM_BYTES = 16 << 20
 OPTIONS = BusOptions(full_s=0.3, gone_s=0.2, patience_s=2.0, total_s=4.0, try_s=1.0, reconnect_s=0.05)
 
 
@@ -41,12 +40,6 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
         yield running
 
 
-@pytest.fixture
-def full_at_bytes() -> int:
-    """More than the room of a tensor stream."""
-    return ROOM_BYTES
-
-
 class TestSpreadMemoryBus(BusContract):
     """The contract over two brokers in memory."""
 
@@ -54,9 +47,8 @@ class TestSpreadMemoryBus(BusContract):
     async def make_bus(self, run: str) -> AsyncIterator[MakeBus]:
         """Open buses on two shared brokers in memory."""
         brokers = [MemoryBroker(stream_bytes_max=ROOM_BYTES) for _ in range(2)]
-        opened: list[Bus] = []
 
-        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
+        async def made(_: int) -> Bus:
             home = MemoryBus(run, brokers[0])
 
             async def further(address: str) -> Bus:
@@ -65,13 +57,10 @@ class TestSpreadMemoryBus(BusContract):
                 bus.stats = home.stats
                 return bus
 
-            opened.append(SpreadBus(home, run, further))
-            await opened[-1].provision(ROOM_BYTES, ("second",))
-            return opened[-1]
+            return SpreadBus(home, run, further)
 
-        yield make
-        for bus in opened:
-            await bus.close()
+        async with buses(made, ROOM_BYTES, ("second",)) as make:
+            yield make
 
 
 @pytest.mark.connected
@@ -81,16 +70,10 @@ class TestSpreadJetStreamBus(BusContract):
     @pytest.fixture
     async def make_bus(self, broker: EmbeddedBroker, second: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
         """Open buses of one run on two brokers."""
-        opened: list[Bus] = []
-
-        async def make() -> Any:  # noqa: ANN401  # mypy checks the protocol at the contract's own type
-            opened.append(await open_bus(broker.url, run, name=f"bus-{len(opened)}", options=OPTIONS))
-            await opened[-1].provision(ROOM_BYTES, (second.url,))
-            return opened[-1]
-
-        yield make
-        for bus in opened:
-            await bus.close()
+        async with buses(
+            lambda number: open_bus(broker.url, run, name=f"bus-{number}", options=OPTIONS), ROOM_BYTES, (second.url,)
+        ) as make:
+            yield make
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from atoll.keys.identity import HeldIdentity
 from atoll.keys.locked import LockedDoor
 from atoll.keys.roll import KeyFolder
 from atoll.wire.subjects import Subjects
+from support.bus_contract_data import until
 from support.locked_brokers import HOST, LockedBroker
 
 pytestmark = [pytest.mark.connected, pytest.mark.second_tier]
@@ -55,13 +56,6 @@ async def opened(identity: HeldIdentity, url: str) -> AsyncIterator[JetStreamBus
         yield bus
     finally:
         await bus.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Give way until `true`, at most `SOON_S`."""
-    async with asyncio.timeout(SOON_S):
-        while not true():  # noqa: ASYNC110  (a log of another process sets no event)
-            await asyncio.sleep(0.05)
 
 
 async def serves(locked: LockedBroker, identity: HeldIdentity, node: int, shard: JetStreamBus) -> None:

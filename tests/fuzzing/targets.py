@@ -58,6 +58,7 @@ from fuzzing.mutators import Mutator, mutated_arrays, mutated_bytes, mutated_fra
 from support.attacks import beat, manifest
 from support.events import event
 from support.founded_run import run_record
+from support.queued_bytes import QueuedBytes
 from support.shard_owners import FixedOwner
 
 ELEMENTS = 300
@@ -316,27 +317,6 @@ class Scene:
         await self.driver.stop()
         await self.lender.stop()
         await self.intake.close()
-
-
-@dataclass(slots=True)
-class QueuedBytes:
-    """A message in a shard's hands."""
-
-    subject: str
-    data: bytes
-    redelivered: bool = False
-
-    async def ack(self) -> None:
-        """Settle it."""
-
-    async def drop(self) -> None:
-        """Settle it without a word."""
-
-    async def hold(self) -> None:
-        """Keep it."""
-
-    async def release(self) -> None:
-        """Give it back."""
 
 
 def handlers(scene: Scene) -> dict[str, Target]:

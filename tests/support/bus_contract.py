@@ -1,6 +1,6 @@
 """What every `Bus` must do, written once; `test_bus_memory` and `test_bus_jetstream` bind it.
 
-A binding gives the fixtures `make_bus` (opens another bus of the same run and broker) and `full_at_bytes`.
+A binding gives the fixture `make_bus`, which opens another bus of the same run and broker.
 """
 
 from __future__ import annotations

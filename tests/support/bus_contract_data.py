@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,31 @@ MakeBus = Callable[[], Awaitable[Bus]]
 SOON_S = 120.0
 NEVER_S = 0.15
 MIB = 1 << 20
+ROOM_BYTES = 16 * MIB
+"""What the buses of a contract provide: as much as is more than the room of a tensor stream."""
+
+
+@asynccontextmanager
+async def buses(open_one: Callable[[int], Awaitable[Any]], *provided: Any) -> AsyncIterator[MakeBus]:  # noqa: ANN401
+    """Yield what opens another bus, by its number, and has it provide what a run needs; all are closed at the end."""
+    opened: list[Bus] = []
+
+    async def make() -> Bus:
+        opened.append(await open_one(len(opened)))
+        if provided:
+            await opened[-1].provision(*provided)
+        return opened[-1]
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Give way until `true`, at most `SOON_S`."""
+    async with asyncio.timeout(SOON_S):
+        while not true():  # noqa: ASYNC110  # counters of another thread set no event
+            await asyncio.sleep(0.01)
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -160,12 +187,12 @@ class BlobContract:
         with pytest.raises(PeerMisbehaved, match="not a subject"):
             await bus.get_blob(BlobRef(f"{stem[:-2]}.*", 1, 100, ref.digest), 1000)
 
-    async def test_a_full_stream_says_so(self, make_bus: MakeBus, run: str, full_at_bytes: int) -> None:
+    async def test_a_full_stream_says_so(self, make_bus: MakeBus, run: str) -> None:
         bus, subjects = await make_bus(), Subjects(run)
         ref = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), noise(MIB))
 
         with pytest.raises(StorageFull):
-            await bus.put_blob(subjects.contribution_stem("a", 0, 1, 2), bytes(full_at_bytes))
+            await bus.put_blob(subjects.contribution_stem("a", 0, 1, 2), bytes(ROOM_BYTES))
 
         assert noise(MIB) == await bus.get_blob(ref, MIB)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -24,28 +23,8 @@ from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements, read_
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record
+from support.queued_bytes import QueuedBytes
 from support.shard_owners import FixedOwner
-
-
-@dataclass
-class Queued:
-    """A message in a shard's hands."""
-
-    subject: str
-    data: bytes
-    redelivered: bool = False
-
-    async def ack(self) -> None:
-        """Settle it."""
-
-    async def drop(self) -> None:
-        """Settle it without a word."""
-
-    async def hold(self) -> None:
-        """Keep it."""
-
-    async def release(self) -> None:
-        """Give it back."""
 
 
 def rebuilt(run: str) -> RunRecord:
@@ -62,7 +41,7 @@ def rebuilt(run: str) -> RunRecord:
     return msgspec.structs.replace(run_record(run), nonce="second", rebuilt=origin)
 
 
-def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued:
+def contribution(record: RunRecord, run_nonce: str, base_version: int) -> QueuedBytes:
     """Return a queued manifest of learner a."""
     subjects = Subjects(record.run)
     manifest = Contribution(
@@ -80,7 +59,7 @@ def contribution(record: RunRecord, run_nonce: str, base_version: int) -> Queued
         run_nonce=run_nonce,
         blob=BlobRef(subjects.contribution_stem("a", 0, 1, 9, "0" * 16), 1, 10, "d" * 32),
     )
-    return Queued(subjects.contribution(0, 0, "a"), encode(manifest))
+    return QueuedBytes(subjects.contribution(0, 0, "a"), encode(manifest))
 
 
 def test_a_contribution_of_the_lost_founding_is_refused(run: str) -> None:
