@@ -401,7 +401,7 @@ CLAIMS: Final[Mapping[Schema, tuple[ClaimRow, ...]]] = {
     events.WaitingEvent: (every(events.WaitingEvent, "`atoll why`", _SHARD_ONLY, Cost.RUN),),
     events.RefusedEvent: (row("refusals", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.RefusedContribution: (every(events.RefusedContribution, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
-    events.JunkEvent: (row("reasons", "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
+    events.JunkEvent: (every(events.JunkEvent, "report, page, metrics", _SHARD_ONLY, Cost.RUN),),
     events.FilledEvent: (every(events.FilledEvent, "page, `why`", _SHARD_ONLY, Cost.RUN),),
     events.QuarantinedEvent: (every(events.QuarantinedEvent, "status, page, `why`", _SHARD_ONLY, Cost.RUN),),
     events.ServingEvent: (every(events.ServingEvent, "story, page", _SHARD_ONLY, Cost.RUN),),
