@@ -17,6 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from atoll.base import logs
 from atoll.base.clock import SystemClock
 from atoll.base.errors import PeerMisbehaved
+from atoll.base.loop_thread import LoopThread
 from atoll.bus.memory import MemoryBus
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.limits import Info
@@ -114,6 +115,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 def run() -> str:
     """A run id of this test's own."""
     return unique_run()
+
+
+@pytest.fixture
+def home() -> Iterator[LoopThread]:
+    """A thread with an event loop, for islands; it ends with the test."""
+    thread = LoopThread("world")
+    yield thread
+    thread.stop()
 
 
 @pytest.fixture(autouse=True)

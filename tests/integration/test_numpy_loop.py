@@ -181,9 +181,8 @@ def joined(home: LoopThread, params: Any, **changes: Any) -> IslandHandle:  # no
     )
 
 
-def test_only_arrays_that_may_change_in_place_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_arrays_that_may_change_in_place_are_copied(home: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writable NumPy leaves once per step; read-only ones and JAX's never."""
-    home = LoopThread("world")
     fixed = np.ones((3, 2), np.float32)
     with joined(home, {"fixed": fixed, "free": np.ones((5, 2), np.float32), "jax": jnp.ones(4)}) as island:
         params = island.params
@@ -193,7 +192,6 @@ def test_only_arrays_that_may_change_in_place_are_copied(monkeypatch: pytest.Mon
         monkeypatch.setattr(driver, "go_on", lambda snapshot, *_: continued.update(snapshot))
         given = island.step(params, tokens=1)
         monkeypatch.undo()
-    home.stop()
 
     assert all(given[name] is params[name] for name in params), "the loop goes on with its own arrays"
     assert {name for name in params if completed[name] is params[name]} == {"fixed", "jax"}
@@ -201,13 +199,11 @@ def test_only_arrays_that_may_change_in_place_are_copied(monkeypatch: pytest.Mon
     assert continued["free"] is completed["free"], "what was not adopted is copied once"
 
 
-def test_arrays_of_another_framework_are_named_with_what_to_do() -> None:
+def test_arrays_of_another_framework_are_named_with_what_to_do(home: LoopThread) -> None:
     class Tensor:
         dtype, shape = "torch.float32", (3,)
 
-    home = LoopThread("world")
     with pytest.raises(SettingsError, match="Tensor is no array") as refused:
         joined(home, {"w": Tensor()})
-    home.stop()
 
     assert "tensor.numpy()" in str(refused.value)

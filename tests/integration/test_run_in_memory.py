@@ -406,9 +406,9 @@ def test_a_quorum_above_the_learners_is_refused() -> None:
         settings(quorum=5).check(learners=4)
 
 
-def test_an_island_leaves_although_nobody_has_read_its_former_farewells() -> None:
+def test_an_island_leaves_although_nobody_has_read_its_former_farewells(home: LoopThread) -> None:
     """Shards that are away read no farewell, and the broker keeps two of a learner; its silence tells them the rest."""
-    broker, home = MemoryBroker(), LoopThread("alone")
+    broker = MemoryBroker()
     run, protocol = unique_run(), settings(tokens_target=0)
 
     async def opened() -> Bus:
@@ -420,7 +420,6 @@ def test_an_island_leaves_although_nobody_has_read_its_former_farewells() -> Non
                 opened, run=run, learner="a", params=parameters(), protocol=protocol, options=JoinOptions(home=home)
             ):
                 pass
-    home.stop()
 
     assert [line["event"] for line in said].count("learner.left") == 4
     assert "farewell.not_stored" in [line["event"] for line in said]

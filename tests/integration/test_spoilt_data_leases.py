@@ -80,10 +80,10 @@ class LeasingIsland:
             time.sleep(0.005)
 
 
-def test_a_spoilt_record_of_data_leases_is_replaced_and_newcomers_come_in(tmp_path: Path) -> None:
+def test_a_spoilt_record_of_data_leases_is_replaced_and_newcomers_come_in(home: LoopThread, tmp_path: Path) -> None:
     """Behind a locked door, by a key that may write it: the run leases, trains and grows after each of them."""
     run = unique_run()
-    subjects, home = Subjects(run), LoopThread("spoilt leases")
+    subjects = Subjects(run)
     with LockedBroker(tmp_path) as broker:
         broker.add(run, "ada", founds=True)
         for name in ("bob", "mallory"):

@@ -91,9 +91,9 @@ def read(run: str, opener: Opener, home: LoopThread) -> History:
     return home.submit(read_it()).result(240.0)
 
 
-def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) -> None:
+def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(home: LoopThread, run: str) -> None:
     """In memory: log line and event have the same reason, and the chain goes from the call to the adoption."""
-    broker, home = MemoryBroker(), LoopThread("world")
+    broker = MemoryBroker()
 
     async def opener() -> Bus:
         return MemoryBus(run, broker)
@@ -101,7 +101,6 @@ def test_every_round_of_a_run_says_why_it_waited_and_what_caused_it(run: str) ->
     with structlog.testing.capture_logs() as logged:
         trained(run, opener, home)
     history = read(run, opener, home)
-    home.stop()
     committed = {(line["fragment"], line["version"]): line for line in logged if line["event"] == "round.committed"}
     adopted = {line["cause_id"] for line in logged if line["event"] == "fragment.adopted"}
 

@@ -106,9 +106,9 @@ def test_a_reader_is_told_likewise(changes: dict[str, Any]) -> None:
         atoll.read_model(given.pop("broker"), **given)
 
 
-def test_an_island_that_has_left_takes_no_step_and_still_shows_its_model() -> None:
+def test_an_island_that_has_left_takes_no_step_and_still_shows_its_model(home: LoopThread) -> None:
     """It once handed the step to a loop that had ended."""
-    broker, home = MemoryBroker(), LoopThread("world")
+    broker = MemoryBroker()
 
     async def opened() -> Bus:
         return MemoryBus("r", broker)
@@ -127,4 +127,3 @@ def test_an_island_that_has_left_takes_no_step_and_still_shows_its_model() -> No
             use()
         assert "with" in str(refused.value.todo)
     assert island.params["w"].shape == island.merged().params["w"].shape
-    home.stop()

@@ -74,12 +74,10 @@ def adapted(kind: Any = jnp) -> dict[str, Any]:  # noqa: ANN401  (NumPy or JAX)
 
 
 @pytest.mark.parametrize("kind", [np, jnp])
-def test_a_step_that_changes_a_frozen_leaf_is_refused_after_the_first_one(kind: Any) -> None:  # noqa: ANN401
+def test_a_step_that_changes_a_frozen_leaf_is_refused_after_the_first_one(home: LoopThread, kind: Any) -> None:  # noqa: ANN401
     """Its values were compared when the island joined, and never again."""
-    home = LoopThread("world")
     with pytest.raises(SettingsError) as refused, joined(home, adapted(kind), **FROZEN) as island:
         island.step({name: leaf * 0.5 for name, leaf in island.params.items()}, tokens=1)
-    home.stop()
 
     assert "the frozen leaf 'base' has changed" in str(refused.value)
 
@@ -95,18 +93,18 @@ def rewrite_its_base(home: LoopThread) -> None:
 
 @pytest.mark.parametrize(("every", "found"), [(4, 4), (1000, 6)])
 def test_a_frozen_leaf_that_changes_later_is_noticed_later(
-    monkeypatch: pytest.MonkeyPatch, every: int, found: int
+    home: LoopThread, monkeypatch: pytest.MonkeyPatch, every: int, found: int
 ) -> None:
     monkeypatch.setattr(parameters, "FROZEN_EVERY", every)
-    home = LoopThread("world")
     with pytest.raises(SettingsError, match="'base' has changed") as refused:
         rewrite_its_base(home)
-    home.stop()
 
     assert refused.value.got == f"other values at step {found}"
 
 
-def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(
+    home: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that returns new arrays, as a compiled one does, costs a digest now and then."""
     monkeypatch.setattr(parameters, "FROZEN_EVERY", 2)
     read: list[str] = []
@@ -115,7 +113,6 @@ def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: p
         read.append(name)
         return digest_of(name, leaf)
 
-    home = LoopThread("world")
     with joined(home, adapted(), **FROZEN) as island:
         monkeypatch.setattr(parameters, "digest_of", noted)
         step = jax.jit(lambda params: params | {"w": params["w"] * 0.5})
@@ -126,7 +123,6 @@ def test_a_frozen_leaf_costs_no_digest_while_it_is_the_same_array(monkeypatch: p
         for _ in range(4):
             params = island.step(step(params), tokens=1)
         assert read == ["base", "base"]
-    home.stop()
 
 
 def test_a_founder_with_one_fragment_and_statistics_gets_two() -> None:
@@ -159,54 +155,47 @@ def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401
         (lambda p: p | {"count": 3}, "int"),
     ],
 )
-def test_a_step_with_other_parameters_is_refused_by_leaf(change: Any, named: str) -> None:  # noqa: ANN401
+def test_a_step_with_other_parameters_is_refused_by_leaf(home: LoopThread, change: Any, named: str) -> None:  # noqa: ANN401
     """It was accepted, and what travelled was wrong."""
-    home = LoopThread("world")
     with joined(home, given()) as island:
         with pytest.raises(SettingsError) as refused:
             island.step(change(island.params), tokens=1)
         island.step(island.params, tokens=1)
-    home.stop()
 
     assert named in str(refused.value)
 
 
-def test_a_step_that_donates_its_parameters_is_noticed_at_once() -> None:
+def test_a_step_that_donates_its_parameters_is_noticed_at_once(home: LoopThread) -> None:
     """Its pushes were given up one by one, and the program left with 0; with `donated=True` it is fine."""
 
     @partial(jax.jit, donate_argnums=0)
     def step(params: Any) -> Any:  # noqa: ANN401
         return jax.tree.map(lambda leaf: leaf + 1, params)
 
-    home = LoopThread("world")
     with joined(home, given()) as island, pytest.raises(SettingsError, match="donates its parameters") as refused:
         island.step(step(island.params), tokens=1)
     with joined(home, given(), donated=True) as island:
         params = island.params
         for _ in range(3):
             params = island.step(step(params), tokens=1)
-    home.stop()
 
     assert "JoinOptions(donated=True)" in str(refused.value)
 
 
 @pytest.mark.parametrize("tokens", [2.5, float("nan"), -5, 1 << 60, "3", None, jnp.ones(2)])
-def test_tokens_are_counted_in_whole_numbers(tokens: Any) -> None:  # noqa: ANN401
+def test_tokens_are_counted_in_whole_numbers(home: LoopThread, tokens: Any) -> None:  # noqa: ANN401
     """Half a token once lost the whole run in silence: its heartbeats and pushes were junk to the shards."""
-    home = LoopThread("world")
     with joined(home, given()) as island:
         with pytest.raises(SettingsError, match="tokens"):
             island.step(island.params, tokens=tokens)
         for each in (np.int64(4), jnp.int32(3), jnp.ones(5, bool).sum(), True):
             island.step(island.params, tokens=each)  # type: ignore[arg-type]
         assert island.session.driver.failure is None
-    home.stop()
 
 
 def test_numpy_parameters_that_are_changed_in_place_are_snapshots_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    home: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = LoopThread("world")
     with joined(home, {"w": np.zeros(4, np.float32), "j": jnp.zeros(4)}) as island:
         params = island.params
         params["w"] = np.array(params["w"])
@@ -216,24 +205,21 @@ def test_numpy_parameters_that_are_changed_in_place_are_snapshots_all_the_same(
         again = island.step(params, tokens=1)
         monkeypatch.undo()
         params["w"] += 1.0
-    home.stop()
 
     assert again["w"] is params["w"]
     assert seen["w"].tolist() == [1.0] * 4
     assert seen["j"] is params["j"]
 
 
-def test_a_step_is_reported_from_outside_of_compiled_functions() -> None:
+def test_a_step_is_reported_from_outside_of_compiled_functions(home: LoopThread) -> None:
     """A tracer is no array that could travel."""
-    home = LoopThread("world")
     with joined(home, given()) as island, pytest.raises(SettingsError, match="is a tracer"):
         jax.jit(lambda params: island.step(params, tokens=1))(island.params)
-    home.stop()
 
 
-def test_keys_and_counters_do_not_keep_a_model_from_being_read() -> None:
+def test_keys_and_counters_do_not_keep_a_model_from_being_read(home: LoopThread) -> None:
     """They stay with the island: whoever reads without it gets no zeros in their place."""
-    home, broker = LoopThread("world"), MemoryBroker()
+    broker = MemoryBroker()
 
     async def opened() -> Bus:
         return MemoryBus("r", broker)
@@ -242,7 +228,6 @@ def test_keys_and_counters_do_not_keep_a_model_from_being_read() -> None:
     with joined(home, params, broker=broker) as island:
         merged = island.merged()
         read = read_model(opened, run="r", home=home)
-    home.stop()
 
     assert sorted(read.params) == ["b/inner", "w"]
     assert int(merged.params["count"]) == 3
