@@ -627,7 +627,7 @@ MUTANTS: dict[str, ScheduleMutant] = {
         ((FactIntake, "_lived_s", lived_since_read),), CRASHES, FAST | {"storm_s": 60.0}
     ),
     "lost fates": ScheduleMutant(((FragmentLedger, "enter_into", reports_only),), CRASHES),
-    "lost reports": ScheduleMutant(((FragmentLedger, "frozen", reports_forgotten),)),
+    "lost reports": ScheduleMutant(((FragmentLedger, "freeze", reports_forgotten),)),
     "ledger not read at takeover": ScheduleMutant(((ShardStore, "_read", ledger_not_read),), CRASHES),
     "ledger read before the fence": ScheduleMutant(
         ((ShardStore, "_load", load_before_fence),), {**FREEZES, "clock ahead": 12.0, "messages late": 20.0}
