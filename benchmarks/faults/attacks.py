@@ -386,7 +386,7 @@ async def fill(door: AttackedDoor, member: Attacker, for_s: float) -> None:
             async with connected(door.url, door.identity(FILLER), []) as client:
                 while time.monotonic() < until_s:
                     await client.publish(places[number % len(places)], CHUNK[: 24 << 10])
-                    await client.publish(f"{run.subjects.contribution_stem(FILLER, 0, 1, number)}.0", CHUNK)
+                    await client.publish(f"{run.subjects.contribution_stem(FILLER, 0, 1, number, '0' * 16)}.0", CHUNK)
                     number += 1
                     if number % 8 == 0:
                         await client.flush()

@@ -210,7 +210,7 @@ async def pushed(
 
     async def push(name: str, fragment: int, number: int) -> None:
         s = run.subjects
-        stem = s.contribution_stem(name, fragment, 1, number)
+        stem = s.contribution_stem(name, fragment, 1, number, "0" * 16)
         manifest = Contribution(
             learner=name,
             incarnation=1,

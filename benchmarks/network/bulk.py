@@ -44,7 +44,6 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
 from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.results import Figure, write
 
@@ -76,7 +75,6 @@ def record_of(run: str, bulk: Sequence[str]) -> RunRecord:
         layout=layout,
         protocol=protocol,
         bulk=tuple(bulk),
-        schema=SCHEMA_OF_BULK if bulk else SCHEMA,
     )
 
 
@@ -105,7 +103,7 @@ async def _contributing(bus: Bus, run: str, learner: str, lane: int, data: bytes
     """Store one contribution after the other, of the fragments in turn; purge those of before."""
     subjects, stems = Subjects(run), list[str]()
     for push_number in range(lane, 1 << 30, AT_ONCE):
-        stem = subjects.contribution_stem(learner, push_number % FRAGMENTS, 1, push_number)
+        stem = subjects.contribution_stem(learner, push_number % FRAGMENTS, 1, push_number, "0" * 16)
         await bus.put_blob(stem, data)
         stems.append(stem)
         if len(stems) > KEPT:

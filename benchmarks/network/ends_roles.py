@@ -305,5 +305,5 @@ def stem(scene: EndsScene, what: str, number: int) -> str:
     """Return where a bare blob lies: contributions and all else are streams of their own, as in a run."""
     subjects = Subjects(scene.bare)
     if what == "contribution":
-        return subjects.contribution_stem(f"l{number}", 0, 1, 1)
+        return subjects.contribution_stem(f"l{number}", 0, 1, 1, "0" * 16)
     return subjects.global_stem(0, 1, f"{what}{number}")

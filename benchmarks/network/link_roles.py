@@ -92,8 +92,8 @@ async def pushed(bus: Bus, learner: str) -> None:
     data = np.random.default_rng(0).bytes(BLOB_BYTES)
 
     async def one(number: int) -> None:
-        await bus.put_blob(Subjects(RUN).contribution_stem(learner, number % 4, 1, number), data)
-        await bus.purge(f"{Subjects(RUN).contribution_stem(learner, number % 4, 1, number)}.*")
+        await bus.put_blob(Subjects(RUN).contribution_stem(learner, number % 4, 1, number, "0" * 16), data)
+        await bus.purge(f"{Subjects(RUN).contribution_stem(learner, number % 4, 1, number, '0' * 16)}.*")
 
     await _for_ever(_AT_ONCE, one)
 

@@ -156,7 +156,7 @@ async def _writing(url: str, run: str, number: int, result: CutResult, over: asy
         if over.is_set():
             break
         data = np.random.default_rng(push).bytes(PUSH_BYTES)
-        ref = await bus.put_blob(subjects.contribution_stem(learner, 0, 1, push), data)
+        ref = await bus.put_blob(subjects.contribution_stem(learner, 0, 1, push, "0" * 16), data)
         # A fragment of its own for each: the queue keeps two of a learner and fragment.
         subject = subjects.contribution(0, push, learner)
         await bus.publish(subject, encode(ref), msg_id=f"{learner}-{push}")

@@ -63,7 +63,7 @@ async def test_ids_and_messages_age_by_the_clock(run: str) -> None:
     bus, subjects = MemoryBus(run, MemoryBroker(clock=clock)), Subjects(run)
     await bus.publish(subjects.event("a", "b"), b"1", msg_id="m")
     await bus.publish(subjects.contribution(0, 0, "a"), b"1", msg_id="m")
-    stored = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), b"1")
+    stored = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1, "0" * 16), b"1")
 
     clock.now_s = 601.0
     await bus.publish(subjects.event("a", "b"), b"2", msg_id="m")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.base.errors import BrokerUnavailable, PeerMisbehaved, RunReplaced, SettingsError
+from atoll.base.errors import BrokerUnavailable, RunReplaced, SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.nats.bus import JetStreamBus
@@ -21,9 +21,8 @@ from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.spread import SpreadBus
 from atoll.keys.locked import LockedDoor
-from atoll.wire.messages import RunRecord, decode, encode
+from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects, fragment_level
-from atoll.wire.version import SCHEMA, SCHEMA_OF_BULK
 from support.bus_contract import BusContract
 from support.bus_contract_data import ROOM_BYTES, SOON_S, MakeBus, buses
 from support.command_line import atoll
@@ -110,7 +109,7 @@ def test_a_subject_says_with_which_fragment_it_is_kept(tail: str, level: str | N
 
 def spread_record(run: str, *bulk: str) -> RunRecord:
     """Return the record of a run whose fragments lie on several brokers."""
-    return msgspec.structs.replace(run_record(run), bulk=bulk, schema=SCHEMA_OF_BULK)
+    return msgspec.structs.replace(run_record(run), bulk=bulk)
 
 
 @pytest.fixture
@@ -228,13 +227,6 @@ async def test_a_broker_that_lost_the_run_says_so(opened: OpenBus, second: Embed
     with pytest.raises(RunReplaced):
         await bus.get_record(s.head(1))
     assert await bus.get_record(s.head(0)) is None
-
-
-def test_a_record_that_old_readers_would_misread_is_refused(run: str) -> None:
-    """They pass over a field that they do not know, so its wire version must tell them."""
-    text = encode(spread_record(run, "nats://b:4222")).replace(b'"schema":%d' % SCHEMA_OF_BULK, b'"schema":%d' % SCHEMA)
-    with pytest.raises(PeerMisbehaved, match="several brokers"):
-        decode(RunRecord, text)
 
 
 async def test_signed_messages_travel_over_several_locked_brokers(tmp_path: Path, run: str) -> None:

@@ -539,7 +539,7 @@ async def test_a_run_with_fewer_copies_than_are_wanted(deployed: Deployed) -> No
 async def test_fragments_on_other_brokers_than_we_know(broker: EmbeddedBroker, run: str, tmp_path: Path) -> None:
     gone = f"nats://127.0.0.1:{free_port()}"
     with EmbeddedBroker(tmp_path / "bulk") as bulk:
-        spread = msgspec.structs.replace(run_record(run), bulk=(bulk.url,), schema=2)
+        spread = msgspec.structs.replace(run_record(run), bulk=(bulk.url,))
         await founded_openly(broker.url, run, encode(spread))
         here = [f"run={run}", f"broker.url={broker.url}"]
         well = await faults(seat_of_file(None, here))

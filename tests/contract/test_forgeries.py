@@ -174,7 +174,7 @@ async def test_a_forged_core_message_is_not_believed(subject: str, forging: list
 
 async def test_chunks_cannot_be_exchanged(forging: list[Bus], honest: dict[str, Bus]) -> None:
     """The reference that a signed message holds has a digest that nobody can meet with other bytes."""
-    ref = await honest["ada"].put_blob(S.contribution_stem("ada", 0, 1, time.time_ns() % 10**6), b"x" * 100)
+    ref = await honest["ada"].put_blob(S.contribution_stem("ada", 0, 1, time.time_ns() % 10**6, "0" * 16), b"x" * 100)
     assert len(ref.digest) == 64
     assert await forging[0].purge(f"{ref.stem}.*") == 1
     await forging[0].put_record(f"{ref.stem}.0", b"y" * 100, expected=None)

@@ -139,7 +139,7 @@ async def test_a_learner_does_its_work(locked: LockedBroker) -> None:
     """It contributes, leases data, keeps its record, beats, hears calls and heads, and reads the model."""
     learner = await locked.bus(RUN, locked.identity(RUN, WORKER))
     shard = await locked.bus(RUN, locked.identity(RUN, "shard"))
-    blob = await learner.put_blob(S.contribution_stem(WORKER, 0, 1, 1), b"x" * (3 * MIB))
+    blob = await learner.put_blob(S.contribution_stem(WORKER, 0, 1, 1, "0" * 16), b"x" * (3 * MIB))
     queue = await shard.consume(S.contributions_of(0), durable="shard-0")
     await learner.publish(S.contribution(0, 0, WORKER), b"manifest", msg_id="m1", info={"fragment": 0})
     delivery = await queue.next(SOON_S)
@@ -222,7 +222,7 @@ async def test_a_bus_says_at_once_what_is_refused(locked: LockedBroker) -> None:
     with pytest.raises(AccessDenied):
         await bus.publish(S.contribution(0, 0, VICTIM), b"", msg_id="x")
     with pytest.raises(AccessDenied):
-        await bus.purge(f"{S.contribution_stem(VICTIM, 0, 1, 1)}.*")
+        await bus.purge(f"{S.contribution_stem(VICTIM, 0, 1, 1, '0' * 16)}.*")
     with pytest.raises(AccessDenied):
         await bus.replay(S.event("*", "*"))
     with pytest.raises(AccessDenied):

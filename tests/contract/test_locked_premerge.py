@@ -91,7 +91,7 @@ async def test_chunks_stay_at_the_leaf_and_their_sum_goes_to_the_hub(there: Lock
     """A region reads what its learner keeps there; a shard has that sent, and then dropped, by the keeper."""
     s, shard = Subjects(there.run), await opened("shard", there.hub)
     learner, region = await opened("a", there.leaf), await opened(EU, there.leaf)
-    stem = s.contribution_stem("a", 0, 1, 1)
+    stem = s.contribution_stem("a", 0, 1, 1, "0" * 16)
     before = there.link.carried_bytes["up"]
     kept = await learner.put_blob(stem, noise(2 * MIB))
     assert await region.get_blob(kept, 2 * MIB) == noise(2 * MIB)

@@ -87,7 +87,7 @@ async def test_learners_of_a_locked_region_read_and_contribute_through_a_cut(
     for teller, subject, feed, word in ((shard, s.call(0), calls, b"call"), (learner, s.beat("a"), beats, b"beat")):
         assert await told_until_heard(teller, subject, feed, word) == word
     await asyncio.to_thread(there.cut)
-    ref = await learner.put_blob(s.contribution_stem("a", 0, 1, 1), noise(2 * MIB))
+    ref = await learner.put_blob(s.contribution_stem("a", 0, 1, 1, "0" * 16), noise(2 * MIB))
     await learner.publish(s.contribution(0, 0, "a"), b"manifest", msg_id="m")
     there.heal()
     consumer = await shard.consume(s.contributions_of(0), durable="shard")
@@ -141,7 +141,7 @@ async def test_a_region_writes_for_its_own_learners_alone(placed: LockedRelayed)
     def subjects_of(learner: str, number: int = 1) -> list[str]:
         return [
             s.contribution(0, number, learner),
-            f"{s.contribution_stem(learner, 0, 1, number)}.0",
+            f"{s.contribution_stem(learner, 0, 1, number, '0' * 16)}.0",
             s.member(learner),
             s.event("joined", learner),
         ]

@@ -93,7 +93,9 @@ class Regional:
 
     async def push(self, bus: RegionBus, number: int) -> BlobRef:
         """Contribute as learners do: chunks, and then a manifest."""
-        ref = await bus.put_blob(self.subjects.contribution_stem("a", number, 1, number), noise(2 * MIB, number))
+        ref = await bus.put_blob(
+            self.subjects.contribution_stem("a", number, 1, number, "0" * 16), noise(2 * MIB, number)
+        )
         await bus.publish(self.subjects.contribution(0, number, "a"), b"%d" % number, msg_id=f"push-{number}")
         return ref
 
@@ -139,7 +141,7 @@ async def test_a_full_link_is_not_taken_for_a_cut_one(regional: Regional) -> Non
     await regional.push(learners[0], 0)  # the keeper is there
     before = dict(regional.link.carried_bytes)
     ref = await regional.frame(writer, 0)
-    stems = [regional.subjects.contribution_stem(f"l{number}", 0, 1, 1) for number in range(4)]
+    stems = [regional.subjects.contribution_stem(f"l{number}", 0, 1, 1, "0" * 16) for number in range(4)]
     await asyncio.gather(
         *(bus.put_blob(stem, noise(4 * MIB)) for bus, stem in zip(learners, stems, strict=True)),
         *(bus.get_blob(ref, FRAME_BYTES) for bus in learners),
@@ -183,7 +185,7 @@ async def test_who_has_something_in_the_outbox_sends_nothing_past_it(regional: R
     learner = await regional.learner()
     await regional.push(learner, 0)
     await regional.link.cut()
-    ref = await learner.put_blob(regional.subjects.contribution_stem("a", 1, 1, 1), noise(16 * MIB))
+    ref = await learner.put_blob(regional.subjects.contribution_stem("a", 1, 1, 1, "0" * 16), noise(16 * MIB))
     shard = await regional.bus(regional.hub)
     regional.link.heal()
     await learner.publish(regional.subjects.contribution(0, 1, "a"), b"1", msg_id="push-1")
@@ -196,7 +198,7 @@ async def test_what_the_hub_has_already_does_not_hold_up_the_outbox(regional: Re
     shard = await regional.begin()
     learner = await regional.learner()
     await regional.push(learner, 0)
-    stem = regional.subjects.contribution_stem("a", 1, 1, 1)
+    stem = regional.subjects.contribution_stem("a", 1, 1, 1, "0" * 16)
     ref = await shard.put_blob(stem, noise(2 * MIB, 1))
     await regional.link.cut()
     await learner.put_blob(stem, noise(2 * MIB, 2))

@@ -20,7 +20,7 @@ async def test_revoking_removes_what_was_stored(tmp_path: Path) -> None:
         ada, mallory = [await locked.bus(run, locked.identity(run, name)) for name in ("ada", "mallory")]
         await ada.provision(64 << 20)
         for bus, name in ((ada, "ada"), (mallory, "mallory")):
-            await bus.put_blob(s.contribution_stem(name, 0, 1, 1), b"x")
+            await bus.put_blob(s.contribution_stem(name, 0, 1, 1, "0" * 16), b"x")
             await bus.publish(s.contribution(0, 0, name), b"{}", msg_id=name)
         await mallory.close()
 
@@ -29,7 +29,7 @@ async def test_revoking_removes_what_was_stored(tmp_path: Path) -> None:
         operator = await locked.bus(run, locked.operator)
         left = [await operator.count_stored(f"{s.prefix}.up.{kind}.>", more_than=0) for kind in ("c", "m")]
         assert [list(one.by_subject) for one in left] == [
-            [f"{s.contribution_stem('ada', 0, 1, 1)}.0"],
+            [f"{s.contribution_stem('ada', 0, 1, 1, '0' * 16)}.0"],
             [s.contribution(0, 0, "ada")],
         ]
         await operator.close()

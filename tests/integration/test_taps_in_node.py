@@ -32,7 +32,7 @@ pytestmark = pytest.mark.second_tier
 
 READER = Path(__file__).parents[1] / "taps_reader"
 GOLDEN: dict[str, str] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "messages-1.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "golden" / "messages.json").read_text(encoding="utf-8")
 )
 NO_REGISTRY = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENOTCACHED")
 EXPECTED = {

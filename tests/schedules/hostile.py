@@ -89,8 +89,7 @@ class HostilePeers:
             }
             return HostileMessage(s.beat(LIAR), beat(run, LIAR, **changes))
         fragment, push = dice.randrange(run.protocol.fragments), next(self._numbers)
-        nonce = f"{push:016x}" if run.first_writer_wins else ""
-        stem = s.contribution_stem(LIAR, fragment, 1, push, nonce)
+        stem = s.contribution_stem(LIAR, fragment, 1, push, f"{push:016x}")
         blob = {"stem": stem, "chunks": 1, "size_bytes": 64, "digest": "0" * 32}
         known = self.world.safety.versions.get(fragment)
         version = (0 if known is None else known.number) + dice.choice((-2, 0, 0, 1, 1 << 40))

@@ -24,7 +24,6 @@ from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe, gather
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import Supply
 from schedules import values
@@ -41,8 +40,6 @@ BATCH = 2
 RECOVER_S = 5.0
 DRAIN_S = 90.0
 CHECKPOINT_STEPS = 5
-RELEASES = (SCHEMA, SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_NEWEST)
-"""Runs are founded in turn as by these releases: the first stored outer state with every version, the third no frame inline."""
 LOOK_S = 0.2
 
 
@@ -116,7 +113,6 @@ class Learner:
             protocol=world.settings,
             data="corpus",
             seed=world.seed,
-            schema=RELEASES[world.seed % len(RELEASES)],
         )
         options = JoinOptions(data_blocks=world.data_blocks, encode="host", region=world.region_of(self.name))
         return JoinRequest(self.name, record, origin, options)

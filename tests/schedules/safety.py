@@ -28,7 +28,6 @@ from atoll.run.delta_chain import frames_of
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Head, Included, Lease, Member, RunRecord, decode
 from atoll.wire.subjects import SUM, Subjects
-from atoll.wire.version import SCHEMA_OF_DERIVED_STATE
 from schedules import values
 from schedules.broker import ScheduleBroker
 from schedules.hostile import HOSTILE
@@ -275,8 +274,7 @@ class Safety:
         """Return whether the run derives its outer state; what that rests on is said here once more."""
         assert self.run is not None
         protocol = self.run.protocol
-        told = protocol.codec_down != KEYFRAME and protocol.outer == "nesterov" and not protocol.average_versions
-        return told and self.run.schema >= SCHEMA_OF_DERIVED_STATE
+        return protocol.codec_down != KEYFRAME and protocol.outer == "nesterov" and not protocol.average_versions
 
     def _see_first(self, head: Head) -> None:
         """A founder's version 0, or what an archive held: then what was merged stays merged."""

@@ -79,7 +79,7 @@ def manifest(run: RunRecord, learner: str, **changes: Any) -> HostileMessage:  #
         "layout": run.layout.fingerprint,
         "run_nonce": run.nonce,
         "blob": {
-            "stem": run.subjects.contribution_stem(learner, 0, 1, 1, "0" * 16 if run.first_writer_wins else ""),
+            "stem": run.subjects.contribution_stem(learner, 0, 1, 1, "0" * 16),
             "chunks": 1,
             "size_bytes": 100,
             "digest": "0" * 32,

@@ -111,16 +111,16 @@ class BlobContract:
         """What a sender has stored is counted by subject, and all but the newest of it removed; a few are not even named."""
         bus, s = await make_bus(), Subjects(run)
         for push in range(1, 6):
-            await bus.put_blob(s.contribution_stem("m", 0, 1, push), noise(9, push))
+            await bus.put_blob(s.contribution_stem("m", 0, 1, push, "0" * 16), noise(9, push))
         everything = f"{s.prefix}.up.c.>"
 
         stored = await bus.count_stored(everything, more_than=4)
-        assert stored.by_subject == {f"{s.contribution_stem('m', 0, 1, push)}.0": 1 for push in range(1, 6)}
+        assert stored.by_subject == {f"{s.contribution_stem('m', 0, 1, push, '0' * 16)}.0": 1 for push in range(1, 6)}
         assert 0 < stored.size_bytes < stored.bytes_max
         assert (await bus.count_stored(everything, more_than=5)).by_subject == {}
         assert await bus.purge(f"{s.prefix}.up.c.m.0.>", keep=2) == 3
         assert set((await bus.count_stored(everything, more_than=0)).by_subject) == {
-            f"{s.contribution_stem('m', 0, 1, push)}.0" for push in (4, 5)
+            f"{s.contribution_stem('m', 0, 1, push, '0' * 16)}.0" for push in (4, 5)
         }
 
     async def test_streams_are_narrowed_to_the_places_of_the_run(self, make_bus: MakeBus, run: str) -> None:
@@ -138,7 +138,7 @@ class BlobContract:
             assert delivery is not None
             assert expected == delivery.data
             await delivery.ack()
-        await bus.put_blob(s.contribution_stem("m", 1, 1, 1), b"x")
+        await bus.put_blob(s.contribution_stem("m", 1, 1, 1, "0" * 16), b"x")
         await bus.put_blob(s.partial_stem("eu", 1, 1, "n"), b"x")
         with pytest.raises(ProtocolMisuse):
             await bus.publish(s.contribution(0, 0, "m"), noise(1 << 16), msg_id="3")
@@ -146,7 +146,11 @@ class BlobContract:
     async def test_the_first_writer_of_a_chunk_of_a_contribution_wins(self, make_bus: MakeBus, run: str) -> None:
         """Other bytes change nothing, the same ones sent again are stored, and where it was removed others may lie."""
         bus, other = await make_bus(), await make_bus()
-        stem, data, foreign = Subjects(run).contribution_stem("a", 0, 1, 1), noise(2 * MIB), noise(2 * MIB, seed=9)
+        stem, data, foreign = (
+            Subjects(run).contribution_stem("a", 0, 1, 1, "0" * 16),
+            noise(2 * MIB),
+            noise(2 * MIB, seed=9),
+        )
         ref = await bus.put_blob(stem, data)
 
         await other.put_blob(stem, foreign)
@@ -159,7 +163,7 @@ class BlobContract:
 
     async def test_in_a_run_of_an_earlier_version_the_newest_chunk_counts(self, make_bus: MakeBus, run: str) -> None:
         """Its stems may be given out again, with other bytes: whoever serves it has the streams replace them, or not."""
-        bus, stem, refs = await make_bus(), Subjects(run).contribution_stem("a", 0, 1, 1), []
+        bus, stem, refs = await make_bus(), Subjects(run).contribution_stem("a", 0, 1, 1, "0" * 16), []
         for written, (keeps_first, there) in enumerate(((False, 0), (False, 1), (True, 1), (False, 3))):
             await bus.fit(Places((0,), 1, keeps_first=keeps_first))
             refs.append(await bus.put_blob(stem, noise(100, seed=written)))
@@ -189,10 +193,10 @@ class BlobContract:
 
     async def test_a_full_stream_says_so(self, make_bus: MakeBus, run: str) -> None:
         bus, subjects = await make_bus(), Subjects(run)
-        ref = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1), noise(MIB))
+        ref = await bus.put_blob(subjects.contribution_stem("a", 0, 1, 1, "0" * 16), noise(MIB))
 
         with pytest.raises(StorageFull):
-            await bus.put_blob(subjects.contribution_stem("a", 0, 1, 2), bytes(ROOM_BYTES))
+            await bus.put_blob(subjects.contribution_stem("a", 0, 1, 2, "0" * 16), bytes(ROOM_BYTES))
 
         assert noise(MIB) == await bus.get_blob(ref, MIB)
 

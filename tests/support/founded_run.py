@@ -20,6 +20,7 @@ from atoll.client.founding import publish_origin
 from atoll.client.membership import claim
 from atoll.codec import pack_arrays
 from atoll.merge.outer import make_outer
+from atoll.merge.round_merge import update_of
 from atoll.model.layout import TensorSpec, plan_layout
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import Commit, PushKey, Share
@@ -27,12 +28,11 @@ from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
-from atoll.run.outer_state import read_version, update_in
+from atoll.run.outer_state import read_version
 from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Head, Lease, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA, SCHEMA_NEWEST
 from atoll_synchronizer.archivist import Archivist
 from atoll_synchronizer.store import ShardStore
 from support.links import unique_run
@@ -87,7 +87,7 @@ class BrokenObjectStore:
             self.inner.remove([path])
 
 
-def one_fragment_run(size: int, *, schema: int = SCHEMA, **protocol: Any) -> RunRecord:  # noqa: ANN401  (its settings)
+def one_fragment_run(size: int, **protocol: Any) -> RunRecord:  # noqa: ANN401  (its settings)
     """Return the record of a run of its own of one fragment of so many numbers, and one shard."""
     return RunRecord(
         run=unique_run(),
@@ -96,7 +96,6 @@ def one_fragment_run(size: int, *, schema: int = SCHEMA, **protocol: Any) -> Run
         founded_at_s=0.0,
         layout=plan_layout([TensorSpec("w", (size,), "float32")], 1),
         protocol=ProtocolSettings(fragments=1, shards=1, interval_steps=4, **protocol).check(),
-        schema=schema,
     )
 
 
@@ -114,7 +113,6 @@ def run_record(run: str) -> RunRecord:
         layout=layout,
         protocol=protocol,
         data="d",
-        schema=SCHEMA_NEWEST,
     )
 
 
@@ -236,7 +234,7 @@ class FoundedRun:
         outer = make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum, protocol.outer)
         found = {}
         for fragment, head in (await read_heads(bus, self.record)).items():
-            update = update_in(self.record, fragment, outer)
+            update = update_of(self.record.protocol, fragment, outer)
             read = await read_version(bus, self.record, head, update)
             ledger = head.fragment_ledger
             kept = b"" if ledger is None else await bus.get_blob(ledger, 1 << 20)

@@ -164,7 +164,7 @@ class Attacker:
         )
         first, *others = [bytes(encoder.piece(number)) for number in range(len(encoder))]
         upload = Upload(Segments([spoil(first) if spoil else first, *others]))
-        nonce = secrets.token_hex(PUSH_NONCE_BYTES) if run.first_writer_wins else ""
+        nonce = secrets.token_hex(PUSH_NONCE_BYTES)
         stem = run.subjects.contribution_stem(self.name, fragment, self.member.incarnation, push, nonce)
         frame = b""
         if is_inline(run, fragment) and not self.stores:
@@ -764,7 +764,7 @@ def _all_of(there: DataLedger, attacker: Attacker) -> tuple[DataGrant, ...]:
 
 
 def _chunk(attacker: Attacker, number: int = 0) -> str:
-    return f"{attacker.run.subjects.contribution_stem(attacker.name, 0, attacker.member.incarnation, 1 + number)}.0"
+    return f"{attacker.run.subjects.contribution_stem(attacker.name, 0, attacker.member.incarnation, 1 + number, '0' * 16)}.0"
 
 
 def _queued(attacker: Attacker, number: int = 0) -> str:

@@ -407,19 +407,6 @@ def test_a_learner_that_claims_lives_has_a_bounded_number_of_accounts(order: int
     assert settle(desk.read(), FRAGMENTS).exact
 
 
-def test_a_run_of_a_former_wire_version_keeps_its_accounts() -> None:
-    """A shard of a former release would pass over the sums of former lives."""
-    desk = LivesDesk()
-    desk.shards = [Shard(desk.settings, 0, dict.fromkeys(range(FRAGMENTS), 0), folds=False)]
-    for _ in range(6):
-        desk.interval(*FEW)
-    for number in range(100):
-        desk.beat("again", number + 1, TRAINED)
-
-    assert len(desk.shards[0].ledger.accounts) == 1 + 6 * len(FEW) + 100
-    assert not desk.shards[0].ledger.former.lives
-
-
 def test_the_learners_that_are_named_are_the_last_ones() -> None:
     """Of one that fell out nobody can say here whether it was folded, so its record has to."""
     former = FormerLives()

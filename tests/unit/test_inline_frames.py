@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from atoll.run.inline_frames import is_inline
 from atoll.run.stream_room import places_of
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import Contribution, Member, RunRecord, decode
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_DERIVED_STATE, SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import REPLACED, PendingContribution, check_manifest, read_contribution
 from support.clocks import HandClock
 from support.founded_run import one_fragment_run
@@ -28,9 +29,9 @@ NEIGHBOURS = (("b", 1, 1), ("a", 2, 1), ("a", 1, 2), ("a", 1, 11))
 """Learner, incarnation and push of contributions that are not learner a's first."""
 
 
-def founded(codec: str = "f32", size: int = SIZE, schema: int = SCHEMA_NEWEST) -> RunRecord:
+def founded(codec: str = "f32", size: int = SIZE) -> RunRecord:
     """Return the record of a run of one fragment."""
-    return one_fragment_run(size, schema=schema, codec_up=codec)
+    return one_fragment_run(size, codec_up=codec)
 
 
 def drawn(seed: int, size: int = SIZE) -> Vector:
@@ -63,9 +64,10 @@ async def read(run: RunRecord, bus: MemoryBus, manifest: Contribution) -> Pendin
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int4"])
 async def test_an_inline_contribution_is_the_one_that_would_have_been_stored(codec: str) -> None:
     """The same numbers and norms, the same counters; nothing is stored beside the manifest, and nothing has to be read."""
-    theta, inline, stored = drawn(2), founded(codec), founded(codec, schema=SCHEMA_OF_DERIVED_STATE)
+    theta, inline, stored = drawn(2), founded(codec), founded(codec)
     buses = {run.run: MemoryBus(run.run, MemoryBroker()) for run in (inline, stored)}
-    manifests = {run.run: await pushed(run, buses[run.run], theta) for run in (inline, stored)}
+    regions = {inline.run: "", stored.run: "north"}
+    manifests = {run.run: await pushed(run, buses[run.run], theta, regions[run.run]) for run in (inline, stored)}
     inside, beside = manifests[inline.run], manifests[stored.run]
     assert (len(inside.frame), len(beside.frame)) == (inside.blob.size_bytes, 0)
     assert inside.blob.size_bytes == beside.blob.size_bytes
@@ -84,12 +86,11 @@ async def test_an_inline_contribution_is_the_one_that_would_have_been_stored(cod
 
 
 def test_the_longest_frame_of_a_fragment_decides() -> None:
-    """One number more than fits, and the fragment's frames are stored; in a run of an earlier version all are."""
+    """One number more than fits, and the fragment's frames are stored."""
     most = max(size for size in range(900, 1100) if frame_bytes(size, "f32") <= INLINE_BYTES_MAX)
     assert is_inline(founded(size=most), 0)
     assert not is_inline(founded(size=most + 1), 0)
     assert is_inline(founded("int4", size=7 * most), 0)
-    assert not is_inline(founded(size=most, schema=SCHEMA_OF_DERIVED_STATE), 0)
 
 
 async def test_frames_stay_in_a_region_that_adds_up() -> None:
@@ -125,10 +126,10 @@ async def test_an_inline_frame_that_is_not_what_its_manifest_says_is_refused() -
 
 async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> None:
     """Whoever runs a broker can write where others' chunks lie: three such bytes isolated an honest learner."""
-    run = founded(schema=SCHEMA_OF_DERIVED_STATE)
+    run = founded()
     bus = MemoryBus(run.run, MemoryBroker())
-    await bus.fit(places_of(run))
-    manifest = await pushed(run, bus, drawn(2))
+    await bus.fit(replace(places_of(run), keeps_first=False))
+    manifest = await pushed(run, bus, drawn(2), region="north")
     honest = bytes(await bus.get_blob(manifest.blob, manifest.blob.size_bytes))
     assert not isinstance(await read_contribution(bus, run, manifest), str)
 
@@ -138,17 +139,16 @@ async def test_nobody_is_blamed_for_bytes_that_its_manifest_does_not_name() -> N
     assert REPLACED not in OFFENCES
 
 
-@pytest.mark.parametrize("schema", [SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES])
-async def test_a_manifest_names_the_chunks_of_its_own_push_alone(schema: int) -> None:
-    """With the nonce that its learner drew, and in a run of an earlier version without one."""
-    run, theta = founded(schema=schema), drawn(2)
+async def test_a_manifest_names_the_chunks_of_its_own_push_alone() -> None:
+    """With the nonce that its learner drew."""
+    run, theta = founded(), drawn(2)
     first, again = [await pushed(run, MemoryBus(run.run, MemoryBroker()), theta) for _ in range(2)]
-    own = run.subjects.contribution_stem("a", 0, 1, 1)
-    assert (first.blob.stem == again.blob.stem == own) == (schema < SCHEMA_NEWEST)
+    assert first.blob.stem != again.blob.stem
     nonce = "0123456789abcdef"
+    own = run.subjects.contribution_stem("a", 0, 1, 1, nonce).removesuffix(f"-{nonce}")
     foreign = [f"{own}-", f"{own}-{nonce[:-1]}", f"{own}-{nonce.upper()}", f"{own}-{nonce}-1"]
     foreign += [run.subjects.contribution_stem(who, 0, life, push, nonce) for who, life, push in NEIGHBOURS]
-    foreign += [f"{own}-{nonce}" if schema < SCHEMA_NEWEST else own]
+    foreign += [own]
     for stem in foreign:
         blob = msgspec.structs.replace(first.blob, stem=stem)
         with pytest.raises(PeerMisbehaved, match="foreign chunks"):
@@ -156,11 +156,10 @@ async def test_a_manifest_names_the_chunks_of_its_own_push_alone(schema: int) ->
 
 
 async def test_a_frame_where_none_is_inline_is_no_manifest() -> None:
-    """In a fragment of long frames, or in a run of an earlier version, no correct peer writes one."""
+    """In a fragment of long frames no correct peer writes one."""
     manifest = await pushed(run := founded(), MemoryBus(run.run, MemoryBroker()), drawn(2))
-    older = msgspec.structs.replace(run, schema=SCHEMA_OF_DERIVED_STATE)
-    stem = run.subjects.contribution_stem("a", 0, 1, 1)
+    long = msgspec.structs.replace(founded(size=20 * SIZE), run=run.run)
     with pytest.raises(PeerMisbehaved, match="carries a frame"):
-        check_manifest(msgspec.structs.replace(manifest, blob=msgspec.structs.replace(manifest.blob, stem=stem)), older)
+        check_manifest(msgspec.structs.replace(manifest, layout=long.layout.fingerprint), long)
     with pytest.raises(PeerMisbehaved):
         decode(Contribution, msgspec.json.encode(msgspec.structs.replace(manifest, frame=bytes(INLINE_BYTES_MAX + 1))))

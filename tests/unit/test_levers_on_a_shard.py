@@ -59,7 +59,7 @@ class LeveredShard:
         version = self.store.holdings[0].head.version
         for number, pseudo_gradient in enumerate(pseudo_gradients(version)):
             key = PushKey(f"l{number}", 1, 0, version + 1)
-            stem = self.desk.subjects.contribution_stem(key.learner, 0, 1, key.push)
+            stem = self.desk.subjects.contribution_stem(key.learner, 0, 1, key.push, "0" * 16)
             manifest = Contribution(
                 learner=key.learner,
                 incarnation=1,

@@ -9,9 +9,8 @@ import pytest
 
 from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import BlobGone
-from atoll.merge.outer import MOMENTUM
+from atoll.merge.outer import MOMENTUM, derivable
 from atoll.protocol.settings import ProtocolSettings
-from atoll.wire.version import SCHEMA, SCHEMA_OF_DERIVED_STATE
 from atoll_synchronizer import region_service
 from atoll_synchronizer.region_service import MOMENTA_KEPT, OuterMomenta
 from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
@@ -19,14 +18,12 @@ from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
 DELTAS = {"codec_down": "int4", "outer_momentum": 0.9, "keyframe_versions": 4}
 
 
-@pytest.fixture(params=[SCHEMA, SCHEMA_OF_DERIVED_STATE], ids=["stored", "derived"])
+@pytest.fixture(params=[{"average_versions": 4}, {}], ids=["stored", "derived"])
 async def founded(request: pytest.FixtureRequest, run: str, tmp_path: Path) -> FoundedRun:
     """A run at version 0."""
     record = run_record(run)
-    asked = msgspec.structs.asdict(record.protocol) | DELTAS
-    record = msgspec.structs.replace(
-        record, protocol=msgspec.convert(asked, ProtocolSettings).check(), schema=request.param
-    )
+    asked = msgspec.structs.asdict(record.protocol) | DELTAS | request.param
+    record = msgspec.structs.replace(record, protocol=msgspec.convert(asked, ProtocolSettings).check())
     found = FoundedRun(record, FolderArchive(tmp_path), TurnedClock())
     await found.found()
     return found
@@ -61,7 +58,7 @@ async def test_what_is_derived_is_read_once(founded: FoundedRun) -> None:
     before = bus.stats.frame_bytes_down
     assert await of_shard(founded, momenta, 0)
     newest = founded.stores[0].holdings[0].head.deltas[-1]
-    assert bus.stats.frame_bytes_down - before == (newest.size_bytes if founded.record.derives_state else 0)
+    assert bus.stats.frame_bytes_down - before == (newest.size_bytes if derivable(founded.record.protocol) else 0)
 
 
 async def test_as_many_momenta_are_kept_as_there_is_room_for(founded: FoundedRun) -> None:
@@ -78,7 +75,7 @@ async def test_a_head_that_never_comes_is_said(founded: FoundedRun, monkeypatch:
     monkeypatch.setattr(region_service, "HEAD_LOOK_S", 0.001)
     await founded.commit(0)
     momenta = OuterMomenta(founded.bus, founded.record)
-    if founded.record.derives_state:
+    if derivable(founded.record.protocol):
         with pytest.raises(BlobGone, match="not here"):
             await momenta.of(0, 5, None)
     else:

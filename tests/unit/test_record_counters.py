@@ -18,7 +18,7 @@ from atoll.protocol.data import DataGrant, DataLedger
 from atoll.wire.messages import RECORDS, Head, Lease, Member, decode, encode
 from support.founded_run import run_record
 
-GOLDEN: Final = json.loads((Path(__file__).parents[1] / "golden" / "messages-1.json").read_text(encoding="utf-8"))
+GOLDEN: Final = json.loads((Path(__file__).parents[1] / "golden" / "messages.json").read_text(encoding="utf-8"))
 NUMBERS: Final = (
     "epoch",
     "version",

@@ -18,7 +18,6 @@ from atoll.codec.arrays import pack_arrays
 from atoll.wire.blobs import BlobRef, Upload
 from atoll.wire.messages import Contribution, RunRecord, decode, encode
 from atoll.wire.premerge import RegionAnswer, RegionAsk, WeighedPush
-from atoll.wire.version import SCHEMA
 from atoll_synchronizer import region_service
 from atoll_synchronizer.aggregator import PendingContribution, read_contribution
 from atoll_synchronizer.region_service import RegionService
@@ -70,14 +69,14 @@ class AskedRegion:
 
 @pytest.fixture
 async def region(run: str) -> AsyncIterator[AskedRegion]:
-    """A region that serves a run with one contribution; the run stores its outer state with every version."""
-    record, broker = msgspec.structs.replace(run_record(run), schema=SCHEMA), MemoryBroker()
+    """A region that serves a run with one contribution."""
+    record, broker = run_record(run), MemoryBroker()
     bus, theirs = MemoryBus(run, broker), MemoryBus(run, broker)
     elements, slices = record.layout.fragment_sizes()[0], record.layout.slices(0)
     encoder = FrameEncoder(
         Framing(elements, record.protocol.codec_up), lambda start, stop: np.ones(stop - start, np.float32), slices
     )
-    blob = await bus.put_blob(record.subjects.contribution_stem("a", 0, 1, 1), Upload(encoder))
+    blob = await bus.put_blob(record.subjects.contribution_stem("a", 0, 1, 1, "0" * 16), Upload(encoder))
     manifest = Contribution(
         learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=10, steps=2, trained_tokens=10, loss=None,
         norms=tuple(encoder.norms()), layout=record.layout.fingerprint, run_nonce=record.nonce, blob=blob,
@@ -96,7 +95,7 @@ async def test_what_no_learner_of_the_run_can_have_sent_is_not_read(region: Aske
     blob = region.manifest.blob
     for changes in (
         {"blob": BlobRef("other.stream.x", blob.chunks, blob.size_bytes, blob.digest)},
-        {"blob": BlobRef(region.run.subjects.contribution_stem("b", 0, 1, 1), 1, 8, blob.digest)},
+        {"blob": BlobRef(region.run.subjects.contribution_stem("b", 0, 1, 1, "0" * 16), 1, 8, blob.digest)},
         {"run_nonce": "another"},
         {"layout": "0" * 16},
         {"fragment": 99},

@@ -88,7 +88,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
         manifest = Contribution(
             learner="a", incarnation=1, fragment=0, push=1, base_version=0, tokens=1, steps=1, trained_tokens=1, loss=None,
             norms=(1.0,) * len(slices) if norms is None else norms, layout=run.layout.fingerprint, run_nonce=run.nonce,
-            blob=BlobRef(run.subjects.contribution_stem("a", 0, 1, 1), 1, 8, DIGEST),
+            blob=BlobRef(run.subjects.contribution_stem("a", 0, 1, 1, "0" * 16), 1, 8, DIGEST),
         )  # fmt: skip
         reader = RegionReader(ShardContext(bus, run, 0, clock), Aggregator(bus, run), GarbageCollector(bus), owner)
         return RegionDesk(bus, reader, manifest, facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse
@@ -13,7 +12,6 @@ from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.run.stream_room import SHARE, ChunkShares
 from atoll.wire.events import FilledEvent, event_of, fields_of
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OF_FORMER_LIVES
 from atoll_simulator.loop import LoopClock
 from atoll_synchronizer.garbage_collector import LOOK_S, ShareKeeper
 from atoll_synchronizer.shard_context import EventLog, ShardContext
@@ -21,10 +19,12 @@ from support.founded_run import FRAGMENTS, one_fragment_run, run_record
 from support.links import unique_run
 from support.virtual_time import in_virtual_time
 
+NONCE = "0" * 16
 
-def made(schema: int = SCHEMA_NEWEST) -> tuple[MemoryBus, RunRecord, ShareKeeper]:
+
+def made() -> tuple[MemoryBus, RunRecord, ShareKeeper]:
     """Return a bus, its run and who keeps its shares."""
-    run = msgspec.structs.replace(run_record(unique_run()), schema=schema)
+    run = run_record(unique_run())
     bus, clock = MemoryBus(run.run, MemoryBroker()), LoopClock(asyncio.get_running_loop())
     context = ShardContext(bus, run, 0, clock)
     return bus, run, ShareKeeper(context, EventLog(bus, run.subjects, context.name, clock))
@@ -40,16 +40,16 @@ async def test_of_what_fills_the_stream_a_share_stays() -> None:
     """The newest stay, the others' stay, and the event log says on whose subjects it was."""
     bus, run, keeper = made()
     subjects = run.subjects
-    await bus.put_blob(subjects.contribution_stem("ada", 0, 1, 1), b"x")
+    await bus.put_blob(subjects.contribution_stem("ada", 0, 1, 1, NONCE), b"x")
     for push in range(1, 100):
-        await bus.put_blob(subjects.contribution_stem("mallory", 0, 1, push), b"x")
+        await bus.put_blob(subjects.contribution_stem("mallory", 0, 1, push, NONCE), b"x")
     keeping = asyncio.create_task(keeper.keep())
     await asyncio.sleep(2 * LOOK_S)
     keeping.cancel()
 
     assert await held(bus, run, "mallory") == SHARE
     assert await held(bus, run, "ada") == 1
-    assert await bus.get_record(f"{subjects.contribution_stem('mallory', 0, 1, 99)}.0") is not None
+    assert await bus.get_record(f"{subjects.contribution_stem('mallory', 0, 1, 99, NONCE)}.0") is not None
     [entry] = await bus.replay(subjects.event("filled", "*"))
     told = fields_of(event_of(entry.subject, entry.data), FilledEvent)
     assert told == FilledEvent(subjects_of="mallory", removed=99 - SHARE)
@@ -60,7 +60,7 @@ async def test_what_an_honest_learner_gave_up_is_removed_without_a_word() -> Non
     """It may have abandoned some pushes; nobody calls it a filler."""
     bus, run, keeper = made()
     for push in range(1, SHARE + 3):
-        await bus.put_blob(run.subjects.contribution_stem("ada", 1, 1, push), b"x")
+        await bus.put_blob(run.subjects.contribution_stem("ada", 1, 1, push, NONCE), b"x")
 
     assert await keeper.look()
     assert not await keeper.look()
@@ -74,7 +74,7 @@ async def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
     bus, run, keeper = made()
     subjects = run.subjects
     for push in range(1, 9):
-        await bus.put_blob(subjects.contribution_stem("mallory", 77, 1, push), b"x")
+        await bus.put_blob(subjects.contribution_stem("mallory", 77, 1, push, NONCE), b"x")
     keeping = asyncio.create_task(keeper.keep())
     await asyncio.sleep(2 * LOOK_S)
     keeping.cancel()
@@ -88,27 +88,26 @@ async def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
         with pytest.raises(BrokerUnavailable):
             await bus.publish(subject, b"{}", msg_id=subject)
     with pytest.raises(BrokerUnavailable):
-        await bus.put_blob(subjects.contribution_stem("mallory", FRAGMENTS, 1, 1), b"x")
+        await bus.put_blob(subjects.contribution_stem("mallory", FRAGMENTS, 1, 1, NONCE), b"x")
     with pytest.raises(ProtocolMisuse):  # a share of the queue is so many messages, and of so many bytes
         await bus.publish(subjects.contribution(0, 0, "m"), b"x" * (1 << 16), msg_id="large")
     await bus.publish(subjects.contribution(0, 0, "m"), b"{}", msg_id="small")
 
 
-@pytest.mark.parametrize("schema", [SCHEMA_OF_FORMER_LIVES, SCHEMA_NEWEST])
 @in_virtual_time
-async def test_a_chunk_is_written_once_unless_the_run_is_of_an_earlier_version(schema: int) -> None:
-    """There learners draw no nonce, and a rebuilt run may give a stem out again."""
-    bus, run, keeper = made(schema)
+async def test_a_chunk_is_written_once() -> None:
+    """Whoever writes it first writes it for good."""
+    bus, run, keeper = made()
     keeping = asyncio.create_task(keeper.keep())
     await asyncio.sleep(2 * LOOK_S)
     keeping.cancel()
-    stem = run.subjects.contribution_stem("ada", 0, 1, 1)
+    stem = run.subjects.contribution_stem("ada", 0, 1, 1, NONCE)
     for written in (b"first", b"second"):
         await bus.put_blob(stem, written)
 
     chunk = await bus.get_record(f"{stem}.0")
     assert chunk is not None
-    assert chunk.data == (b"first" if schema == SCHEMA_NEWEST else b"second")
+    assert chunk.data == b"first"
 
 
 def test_a_region_has_a_share_of_its_own() -> None:

@@ -317,8 +317,8 @@ async def test_a_signed_blob_has_a_digest_that_nobody_can_forge(office: SigningO
     broker = MemoryBroker()
     plain = MemoryBus(RUN, broker)
     signed = SignedBus(MemoryBus(RUN, broker), RUN, office.signatures("boss", "operator"))
-    strong = await signed.put_blob(S.contribution_stem("me", 0, 1, 1), b"x" * 100)
-    quick = await plain.put_blob(S.contribution_stem("me", 0, 1, 2), b"x" * 100)
+    strong = await signed.put_blob(S.contribution_stem("me", 0, 1, 1, "0" * 16), b"x" * 100)
+    quick = await plain.put_blob(S.contribution_stem("me", 0, 1, 2, "0" * 16), b"x" * 100)
     assert (len(strong.digest), len(quick.digest)) == (64, 32)
     for bus in (plain, signed):
         assert await bus.get_blob(strong, 100) == await bus.get_blob(quick, 100) == b"x" * 100

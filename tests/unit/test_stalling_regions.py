@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +17,6 @@ from atoll.protocol.events import Fact, PushKey
 from atoll.wire.blobs import Upload
 from atoll.wire.messages import Contribution, decode, encode
 from atoll.wire.premerge import RegionAsk
-from atoll.wire.version import SCHEMA
 from atoll_simulator.loop import LoopClock
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.garbage_collector import GarbageCollector
@@ -70,7 +68,7 @@ class StalledRun:
     async def work(self) -> None:
         """Push for four hours, and count what the machine heard of later than an interval after it had come."""
         run, broker, loop = (
-            msgspec.structs.replace(run_record(unique_run()), schema=SCHEMA),
+            run_record(unique_run()),
             MemoryBroker(),
             asyncio.get_running_loop(),
         )
@@ -85,7 +83,7 @@ class StalledRun:
             encoder = FrameEncoder(
                 Framing(elements, run.protocol.codec_up), lambda start, stop: np.ones(stop - start, np.float32), slices
             )
-            blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, number), Upload(encoder))
+            blob = await bus.put_blob(run.subjects.contribution_stem("a", 0, 1, number, "0" * 16), Upload(encoder))
             manifest = Contribution(
                 learner="a", incarnation=1, fragment=0, push=number, base_version=number, tokens=10, steps=2,
                 trained_tokens=10, loss=None, norms=tuple(encoder.norms()), layout=run.layout.fingerprint,

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +20,6 @@ from atoll.client.founding import publish_origin
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import State, make_outer
-from atoll.merge.values import KEPT
 from atoll.model.layout import Layout, TensorSpec, plan_layout
 from atoll.protocol.events import PushKey
 from atoll.protocol.fragment_ledger import FragmentLedger
@@ -230,21 +228,6 @@ class Cramped(MemoryBus):
         ref = await super().put_blob(stem, payload)
         self.stored += [stem] if incomplete else []
         return ref
-
-
-async def test_a_state_from_before_there_was_a_memory_has_an_empty_one() -> None:
-    desk = StoreDesk()
-    protocol = msgspec.structs.replace(desk.run.protocol, value_fragments=1)
-    by_value = msgspec.structs.replace(LAYOUT, by_value=tuple(tensor.name for tensor in LAYOUT.tensors))
-    desk.run = msgspec.structs.replace(desk.run, layout=by_value, protocol=protocol)
-    await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
-    former = await desk.owner(1)
-    former.holdings[0].state = {}
-    await former.commit(one_commit(0), STEP)
-    heir = await desk.owner(2)
-
-    assert heir.holdings[0].values.tobytes() == (-STEP).tobytes()
-    assert heir.holdings[0].state["weights"].tolist() == [0.0] * KEPT
 
 
 async def test_a_commit_that_failed_goes_on_where_it_was(desk: StoreDesk, monkeypatch: pytest.MonkeyPatch) -> None:

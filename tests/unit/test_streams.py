@@ -53,7 +53,7 @@ def test_taps_lead_to_a_tree_no_stream_keeps(*, bodies: bool) -> None:
 def test_no_tap_covers_tensors_or_leases() -> None:
     s = Subjects("r")
     stems = (
-        s.global_stem(0, 1, "1.n"), s.delta_stem(0, 1, "1.n"), s.contribution_stem("a", 0, 1, 1),
+        s.global_stem(0, 1, "1.n"), s.delta_stem(0, 1, "1.n"), s.contribution_stem("a", 0, 1, 1, "0" * 16),
         s.state_stem(0, 1, "1.n"), s.ledger_stem(0, "1.n"), s.lent_stem("a", 1, "n"),
     )  # fmt: skip
     for subject in (*(f"{stem}.0" for stem in stems), s.lease(0), s.data):

@@ -57,7 +57,7 @@ def test_every_subject_lies_in_the_run_and_core_messages_in_no_stream() -> None:
     """Durable subjects belong to exactly one stream; calls, beats, commands and taps to none."""
     subjects, plans = Subjects("r"), stream_plan("r")
     durable = [
-        subjects.contribution_stem("a", 0, 1, 2) + ".0",
+        subjects.contribution_stem("a", 0, 1, 2, "0" * 16) + ".0",
         subjects.partial_stem("eu", 0, 1, "n") + ".0",
         subjects.contribution(0, 1, "a"),
         subjects.run_record,

@@ -24,7 +24,7 @@ from support.clocks import HandClock
 from support.events import event
 
 GOLDEN: dict[str, str] = json.loads(
-    (Path(__file__).parents[1] / "golden" / "messages-1.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "golden" / "messages.json").read_text(encoding="utf-8")
 )
 S = Subjects("r")
 

@@ -38,7 +38,6 @@ from atoll.client.step_hook import StepHook, plan_origin
 from atoll.model.pytrees import describe
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA_NEWEST
 from atoll_learner.checkpoints import RETURN_SHARE, possible
 from atoll_learner.data.batches import BatchReader
 from atoll_learner.feed import LOOK_S, Supply
@@ -163,7 +162,6 @@ class SimulatedLearner:
             model=work.model.describe(),
             data=work.shards.meta.fingerprint,
             seed=settings.seed,
-            schema=SCHEMA_NEWEST,
         )
         options = replace(
             JoinOptions.of(settings.learner),

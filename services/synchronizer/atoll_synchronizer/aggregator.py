@@ -76,10 +76,9 @@ def check_manifest(manifest: Contribution, run: RunRecord) -> None:
         raise PeerMisbehaved("a manifest of another founding of the run", got=manifest.run_nonce, allowed=run.nonce)
     if manifest.layout != run.layout.fingerprint:
         raise PeerMisbehaved("another layout", got=manifest.layout, allowed=run.layout.fingerprint)
-    own = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push)
-    named, allowed = manifest.blob.stem, f"{own}-<nonce>" if run.first_writer_wins else own
-    if not (is_push_nonce(named.removeprefix(f"{own}-")) if run.first_writer_wins else named == own):
-        raise PeerMisbehaved("a manifest that names foreign chunks", got=named, allowed=allowed)
+    own = run.subjects.contribution_stem(manifest.learner, manifest.fragment, manifest.incarnation, manifest.push, "")
+    if not is_push_nonce(manifest.blob.stem.removeprefix(own)):
+        raise PeerMisbehaved("a manifest that names foreign chunks", got=manifest.blob.stem, allowed=f"{own}<nonce>")
     if manifest.frame and not is_inline(run, manifest.fragment):
         raise PeerMisbehaved(
             "a manifest that carries a frame", got=len(manifest.frame), allowed="chunks, in this fragment"
@@ -122,8 +121,7 @@ async def read_contribution(
 async def _is_as_signed(bus: Bus, manifest: Contribution) -> bool:
     """Return whether the bytes of a contribution are those that its manifest names; nobody is to blame for others.
 
-    The broker's operator can write others, and in runs below wire version 6 also that of a region's.
-    Bytes that end in the middle of a frame were never compared.
+    The broker's operator can write others. Bytes that end in the middle of a frame were never compared.
     """
     if not manifest.frame:
         with contextlib.suppress(BlobGone, PeerMisbehaved):

@@ -33,9 +33,10 @@ from atoll.merge.fold import FragmentFold, PartialMerge
 from atoll.merge.global_update import GlobalUpdate
 from atoll.merge.outer import MOMENTUM, State, make_outer
 from atoll.merge.partial import PartialShape, is_partial, partial_codec
+from atoll.merge.round_merge import update_of
 from atoll.protocol.events import PushKey
 from atoll.run.heads import read_head
-from atoll.run.outer_state import StatedVersion, read_outer_state, read_version, update_in
+from atoll.run.outer_state import StatedVersion, read_outer_state, read_version
 from atoll.run.push_keys import key_of
 from atoll.run.record import read_run, recorded_progress
 from atoll.wire.blobs import BlobRef, Upload
@@ -294,7 +295,9 @@ class OuterMomenta:
         if correction_of(protocol.of(fragment)) is None:
             return None
         # A run that corrects has our own optimizer; another one is neither installed nor named here.
-        update = update_in(self._run, fragment, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum))
+        update = update_of(
+            self._run.protocol, fragment, make_outer(protocol.outer, protocol.outer_lr, protocol.outer_momentum)
+        )
         async with self._reading.setdefault(fragment, asyncio.Lock()):
             kept = self._kept.get(fragment)
             if update.derived:

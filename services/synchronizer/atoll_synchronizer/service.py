@@ -59,7 +59,6 @@ from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
 from atoll.wire.events import LedgerEvent, ServingEvent
 from atoll.wire.messages import Call, Contribution, Head, RunRecord, encode
-from atoll.wire.version import SCHEMA_OF_FORMER_LIVES
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist, Retention
 from atoll_synchronizer.garbage_collector import ShareKeeper
@@ -212,7 +211,6 @@ class ShardService:
             versions,
             fragment_ledger=self.store.copied_ledgers(),
             ledger=former,
-            folds=self.run.schema >= SCHEMA_OF_FORMER_LIVES,
         )
         recorder = FactRecorder(self.context.name, machine)
         fact_dumps.keep(recorder)

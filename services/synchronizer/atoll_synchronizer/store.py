@@ -54,13 +54,14 @@ from atoll.codec import EncodedFrame, PackedArrays
 from atoll.merge.global_update import GlobalUpdate, UpdatedFragment
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
+from atoll.merge.round_merge import update_of
 from atoll.protocol.events import Commit
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger, close_together
 from atoll.protocol.ledger import Ledger
 from atoll.run.delta_chain import continued, digest_of_values, frames_of, keyframe_of
 from atoll.run.heads import head_info, head_nonce, went_back
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.outer_state import read_version, update_in
+from atoll.run.outer_state import read_version
 from atoll.run.record import the_run
 from atoll.wire.blobs import BlobRef, Cut, Upload
 from atoll.wire.messages import Delta, Head, Included, RunRecord, decode, encode
@@ -195,7 +196,7 @@ class ShardStore:
 
     def update_of(self, fragment: int) -> GlobalUpdate:
         """Return the rules for a fragment's values."""
-        return update_in(self._run, fragment, self._outer)
+        return update_of(self._run.protocol, fragment, self._outer)
 
     async def _begin(
         self, command: Commit, held: Holding, pseudo_gradient: Vector, state: State, *, compress: bool
@@ -392,7 +393,7 @@ class ShardStore:
             ),
             tokens_counted=at_most(
                 RUN_TOKENS_MAX,
-                (former.tokens_counted or former.tokens_merged) + sum(share.credit for share in command.shares),
+                former.tokens_counted + sum(share.credit for share in command.shares),
             ),
             tokens_merged=at_most(RUN_TOKENS_MAX, former.tokens_merged + sum(share.tokens for share in command.shares)),
             cause_id=command.cause_id,

@@ -32,13 +32,12 @@ from atoll.codec.arrays import unpack_arrays
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
 from atoll.merge.norms import validated_norms
 from atoll.merge.outer import OuterOptimizer, State, make_outer
-from atoll.merge.round_merge import RoundMerge
+from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.protocol.events import Commit, Fold, PushKey, Unfold
 from atoll.protocol.recorder import Replay
 from atoll.protocol.settings import NESTEROV
 from atoll.run.delta_chain import digest_of_values
 from atoll.run.heads import head_nonce
-from atoll.run.outer_state import update_in
 from atoll.run.push_keys import key_of
 from atoll.wire.blobs import digest_of
 from atoll.wire.messages import Included, RunRecord
@@ -158,7 +157,7 @@ class RunReplay:
         return values
 
     def _update(self, fragment: int) -> GlobalUpdate:
-        return update_in(self.run, fragment, self._outer)
+        return update_of(self.run.protocol, fragment, self._outer)
 
     def _replayed(
         self, name: RoundName, made: RetainedRound | None, fault: Difference, standing: _Standing

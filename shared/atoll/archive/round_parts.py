@@ -20,9 +20,8 @@ from atoll.base.parallel import parts
 from atoll.codec import Encoded
 from atoll.merge.norms import l2_norm
 from atoll.merge.outer import OuterOptimizer, State
-from atoll.merge.round_merge import RoundMerge
+from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.protocol.events import Fold
-from atoll.run.outer_state import update_in
 from atoll.run.push_keys import key_of
 from atoll.wire.messages import RunRecord
 
@@ -97,7 +96,7 @@ class OpenRound:
         result = merge.result(self.state, self.made.head.version)
         state = self.state | (result.memory or {})
         direction = result.pseudo_gradient.copy()
-        return direction, update_in(self.run, fragment, self.outer).step(self.values, direction, state).values
+        return direction, update_of(self.run.protocol, fragment, self.outer).step(self.values, direction, state).values
 
     def parts(self) -> list[RoundPart]:
         """Return every learner's part, by name."""

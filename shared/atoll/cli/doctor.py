@@ -153,9 +153,9 @@ def _check_broker(url: str) -> Finding:
 def version_verb() -> None:
     """Print the version, and the wire versions of the runs that it can join."""
     from atoll import __version__  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST  # noqa: PLC0415
+    from atoll.wire.version import spoken  # noqa: PLC0415
 
-    say(f"atoll {__version__}, wire {SCHEMA_OLDEST} to {SCHEMA_NEWEST}")
+    say(f"atoll {__version__}, wire {spoken()}")
 
 
 def health_verb(

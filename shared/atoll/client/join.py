@@ -66,7 +66,6 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.events import RecoveredEvent
 from atoll.wire.messages import RunRecord, decode, encode
 from atoll.wire.subjects import token
-from atoll.wire.version import SCHEMA_NEWEST
 
 log = get(__name__)
 
@@ -156,7 +155,6 @@ def _plan_run(  # noqa: PLR0913, PLR0917  (what `join` is given)
         seed=options.seed,
         frozen=frozen_leaves(ParameterShape(params).leaves(params), rules),
         bulk=tuple(options.bulk),
-        schema=SCHEMA_NEWEST,
     )
     _check_offer(record)
     return record, origin

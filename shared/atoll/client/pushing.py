@@ -198,7 +198,7 @@ class Pusher:
 
     def _stem(self, action: Push) -> str:
         """Return where the chunks of a push go, once for each: nobody is to know before."""
-        member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES) if self._run.first_writer_wins else ""
+        member, nonce = self._member, self._nonce(PUSH_NONCE_BYTES)
         return self._subjects.contribution_stem(member.learner, action.fragment, member.incarnation, action.push, nonce)
 
     async def _store(self, action: Push, upload: Upload, kept: Any) -> SentFrame:  # noqa: ANN401  (as in `_keep`)

@@ -51,7 +51,7 @@ from atoll.settings import LoadedSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
+from atoll.wire.version import spoken
 
 Grade = Literal["ok", "note", "FAIL"]
 WAIT_S: Final = 4.0
@@ -545,7 +545,7 @@ async def read_record(bus: Bus, run: str) -> tuple[RunRecord | None, list[Findin
         return None, [
             Finding("note", "run", f"{run} is not founded yet: its first learner with the right to it does that")
         ]
-    said = f"{run}, founded by {record.founder}, wire version {record.schema} (we speak {SCHEMA_OLDEST} to {SCHEMA_NEWEST})"
+    said = f"{run}, founded by {record.founder}, wire version {record.schema} (we speak {spoken()})"
     return record, [Finding("ok", "run", said)]
 
 

@@ -99,13 +99,13 @@ class DownlinkQuantiser:
 class GlobalUpdate:
     """The rules of a run for its global values; pure, as the outer optimizer it wraps.
 
-    `derived`: the outer state follows from the values, where these tell it; a run says so (`RunRecord.derives_state`).
+    `derived`: its outer state follows from the values of versions (`atoll.merge.outer.derivable`).
     """
 
-    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings, *, derived: bool = False) -> None:
+    def __init__(self, outer: OuterOptimizer, settings: ProtocolSettings) -> None:
         self._outer = outer
         self._elementwise = outer if isinstance(outer, ElementwiseOuter) else None
-        self._derivable = outer if derived and isinstance(outer, DerivableOuter) and derivable(settings) else None
+        self._derivable = outer if isinstance(outer, DerivableOuter) and derivable(settings) else None
         self._downlink = DownlinkQuantiser(settings.codec_down)
         self._average_versions = settings.average_versions
         self.derived = self._derivable is not None

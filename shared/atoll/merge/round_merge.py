@@ -27,15 +27,9 @@ from atoll.protocol.events import Fold
 from atoll.protocol.settings import ProtocolSettings
 
 
-def update_of(
-    protocol: ProtocolSettings, fragment: int, outer: OuterOptimizer, *, derived: bool = False
-) -> GlobalUpdate:
-    """Return the rules for a fragment's values: the run's outer optimizer, unless the fragment is merged by value.
-
-    `derived`: the run derives its outer state from its values where it can (`RunRecord.derives_state`).
-    """
-    merged_by = MeanOfValues() if protocol.by_value(fragment) else outer
-    return GlobalUpdate(merged_by, protocol.of(fragment), derived=derived)
+def update_of(protocol: ProtocolSettings, fragment: int, outer: OuterOptimizer) -> GlobalUpdate:
+    """Return the rules for a fragment's values: the run's outer optimizer, unless the fragment is merged by value."""
+    return GlobalUpdate(MeanOfValues() if protocol.by_value(fragment) else outer, protocol.of(fragment))
 
 
 class RoundMerge:

@@ -78,8 +78,7 @@ class FragmentLedger(msgspec.Struct):
     """The ledger of one fragment; keys are `learner/incarnation`. `lengths`: the measure of each learner.
 
     `former`: the part of this fragment in lives whose accounts are folded. `tokens_counted`: the tokens merged, as far as they
-    count towards the run's target; `run_tokens`: those of the run, as its owner knew them. A ledger of a former release has no
-    former lives, no `tokens_counted` (there all that was merged counts), and other measures, which count no more.
+    count towards the run's target; `run_tokens`: those of the run, as its owner knew them.
     """
 
     settled: dict[AccountKey, SettledPushes] = msgspec.field(default_factory=dict)
@@ -90,12 +89,6 @@ class FragmentLedger(msgspec.Struct):
     run_tokens: RunTokens = msgspec.field(default=0, name="told_tokens")
     former: FormerLives = msgspec.field(default_factory=FormerLives)
     tokens_counted: RunTokens = 0
-
-    def __post_init__(self) -> None:
-        """Count what a former release has merged."""
-        self.tokens_counted = self.tokens_counted or at_most(
-            RUN_TOKENS_MAX, sum(each.merged + each.merged_late for each in self.settled.values())
-        )
 
     def knows(self, key: PushKey) -> bool:
         """Return whether a contribution has a fate, or comes of a life that is folded."""

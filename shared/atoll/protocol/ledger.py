@@ -187,12 +187,10 @@ def share_of(total: int, part: Collection[int], fragments: int) -> int:
 class EndedLives:
     """The lives that have ended, by account, on their way into `FormerLives`: when each is ready, and which are next.
 
-    Nothing is folded unless it `folds`: not in runs that shards of releases before wire version 5 may serve. `noted` has the
-    turn of the queue at which each was seen to have ended. `batch` is folded as soon as each fragment's ledger has been written
-    as often as `writes_due` says.
+    `noted` has the turn of the queue at which each was seen to have ended. `batch` is folded as soon as each fragment's ledger
+    has been written as often as `writes_due` says.
     """
 
-    folds: bool = True
     turns: int = 0
     noted: dict[str, int] = field(default_factory=dict)
     batch: list[str] = field(default_factory=list)
@@ -205,7 +203,7 @@ class EndedLives:
         """
         self.turns = turns
         self.noted = {name: self.noted.get(name, turns) for name in over}
-        if not self.folds or self.batch or len(self.noted) <= KEPT_LIVES:
+        if self.batch or len(self.noted) <= KEPT_LIVES:
             return
         ready = [name for name, since in self.noted.items() if turns - since >= TURNS]
         self.batch = list(_first_of(ready[: len(self.noted) - KEPT_LIVES], self.noted))

@@ -320,9 +320,8 @@ class Shard:
         *,
         fragment_ledger: dict[int, FragmentLedger] | None = None,
         ledger: Ledger | None = None,
-        folds: bool = True,
     ) -> None:
-        """Start with one resting round per owned fragment; lives that are over are folded if it `folds`."""
+        """Start with one resting round per owned fragment."""
         self.settings = settings
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
@@ -338,7 +337,7 @@ class Shard:
         self.quorum, self.sync = MovingAverage(settings.average_decay), MovingAverage(settings.average_decay)
         self.draining = self.finished = False
         self.connected = ConnectedTime(settings.silence_s)
-        self.ended = EndedLives(folds)
+        self.ended = EndedLives()
         self.commits = 0
         self.over_s: float | None = None
         self.looked_s: float | None = None
@@ -604,7 +603,7 @@ class Shard:
         own = [
             int(number) for who, _, number in (key.rpartition("/") for key in self.ledger.accounts) if who == learner
         ]
-        if len(own) < LIVES_MAX or not self.ended.folds:
+        if len(own) < LIVES_MAX:
             return True
         oldest = f"{learner}/{min(own)}"
         if incarnation < min(own) or any(oldest in slot.lives_in_hand() for slot in self.slots.values()):

@@ -13,13 +13,10 @@ from __future__ import annotations
 from atoll.codec import Framing
 from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.messages import RunRecord
-from atoll.wire.version import SCHEMA_OF_INLINE_FRAMES
 
 
 def is_inline(run: RunRecord, fragment: int) -> bool:
     """Return whether contributions of a fragment travel inside their manifests."""
-    if run.schema < SCHEMA_OF_INLINE_FRAMES:
-        return False
     return fits(Framing(run.layout.fragment_sizes()[fragment], run.protocol.of(fragment).codec_up))
 
 

@@ -21,9 +21,7 @@ from atoll.base.parallel import off_loop
 from atoll.bus.interface import Bus
 from atoll.codec import ArraysDecoder
 from atoll.merge.global_update import GlobalUpdate, state_bytes_max
-from atoll.merge.outer import OuterOptimizer, State
-from atoll.merge.round_merge import update_of
-from atoll.merge.values import MEMORY
+from atoll.merge.outer import State
 from atoll.run.delta_chain import read_values
 from atoll.wire.blobs import BlobRef, Download
 from atoll.wire.messages import Head, RunRecord
@@ -36,11 +34,6 @@ class StatedVersion:
     version: int
     values: Vector
     state: State
-
-
-def update_in(run: RunRecord, fragment: int, outer: OuterOptimizer) -> GlobalUpdate:
-    """Return the rules for the values of a run's fragment, whose outer state may be derived from them."""
-    return update_of(run.protocol, fragment, outer, derived=run.derives_state)
 
 
 async def read_version(
@@ -91,10 +84,7 @@ async def _stored(bus: Bus, ref: BlobRef | None, update: GlobalUpdate, values: V
     wanted = update.stored(update.init(values))
     if ref is None:
         return wanted
-    stored = await read_outer_state(bus, ref, values.size)
-    if MEMORY.isdisjoint(stored):  # of a version without a memory: it begins empty
-        stored |= {name: wanted[name] for name in MEMORY & wanted.keys()}
-    return fitting(stored, wanted)
+    return fitting(await read_outer_state(bus, ref, values.size), wanted)
 
 
 def fitting(state: State, wanted: State) -> State:

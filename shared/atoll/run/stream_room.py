@@ -55,7 +55,7 @@ def places_of(run: RunRecord) -> Places:
     fragments = range(len(layout.fragment_sizes()))
     slices = max(len(layout.slices(fragment)) for fragment in fragments)
     shards = tuple(protocol.shard_of(fragment) for fragment in fragments)
-    return Places(shards, slices, keeps_first=run.first_writer_wins)
+    return Places(shards, slices, keeps_first=True)
 
 
 @dataclass(frozen=True, slots=True)

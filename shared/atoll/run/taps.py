@@ -40,7 +40,7 @@ from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Contribution, Event, Head, Member, Presence, RunRecord, decode
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects, matches
-from atoll.wire.version import SCHEMA_NEWEST, SCHEMA_OLDEST
+from atoll.wire.version import SCHEMA_NEWEST, oldest_of, spoken
 
 TAPS_VERSION: Final = 1
 DEPTH_MAX: Final = 32
@@ -470,8 +470,8 @@ def asyncapi() -> dict[str, Any]:
             "version": f"{TAPS_VERSION}.0.0",
             "description": (
                 "What a run of Atoll stores, as it happens: read-only, without tensors. Fields and kinds may be added in any "
-                f"release, so pass over those that you do not know. Wire versions {SCHEMA_OLDEST} to {SCHEMA_NEWEST} (`schema` "
-                f"of each message). {SIGNATURE_NOTE}"
+                f"release, so pass over those that you do not know. Runs of wire version {spoken()} (`schema` "
+                f"of the run record). {SIGNATURE_NOTE}"
             ),
             "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
@@ -526,9 +526,9 @@ def schemas(ref_template: str) -> dict[str, dict[str, Any]]:
     _, found = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=ref_template)
     # In the dialect of schemas a pattern cannot name all that ours refuses.
     components: dict[str, dict[str, Any]] = json.loads(json.dumps(found).replace(json.dumps(UNSEEN_BEYOND)[1:-1], ""))
-    for schema in components.values():
+    for name, schema in components.items():
         if "schema" in (properties := schema.get("properties", {})):
-            properties["schema"] |= {"minimum": SCHEMA_OLDEST, "maximum": SCHEMA_NEWEST}
+            properties["schema"] |= {"minimum": oldest_of(name), "maximum": SCHEMA_NEWEST}
     envelope = components.pop("Event")
     fields_of_events = {}
     for tap in TAPS:

@@ -52,13 +52,7 @@ from atoll.wire.limits import INLINE_BYTES_MAX
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING, LinkTraffic
-from atoll.wire.version import (
-    SCHEMA,
-    SCHEMA_OF_BULK,
-    SCHEMA_OF_DERIVED_STATE,
-    SCHEMA_OF_FIRST_WRITERS,
-    check_spoken,
-)
+from atoll.wire.version import SCHEMA, SCHEMA_NEWEST, check_spoken
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 NORMS_MAX: Final = 1 << 16
@@ -92,9 +86,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The record that makes a run: its founder, or the process that rebuilds it, writes it; every joiner reads it.
 
     `nonce` tells foundings of one run id apart: messages of another founding are refused. `closing` says that the run's
-    broker is about to end, so learners leave; it may go on later. `data_blocks` are those of its leased text (0: there is none,
-    or an earlier release has founded the run). `frozen` are leaves that all islands hold and nobody sends.
-    `bulk` are further brokers that keep fragments (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.version`).
+    broker is about to end, so learners leave; it may go on later. `data_blocks` are those of its leased text, 0 for none.
+    `frozen` are leaves that all islands hold and nobody sends. `bulk` are further brokers that keep fragments
+    (`atoll.bus.spread`). `schema` says what all do (`atoll.wire.version`).
     """
 
     run: PeerId
@@ -111,12 +105,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rebuilt: Rebuilt | None = None
     closing: bool = False
     bulk: Addresses = ()
-    schema: int = SCHEMA
+    schema: int = SCHEMA_NEWEST
 
     def fault(self) -> str:
         """Return why no founder writes this record, or the empty string."""
-        if self.bulk and self.schema < SCHEMA_OF_BULK:
-            return f"fragments on several brokers under wire version {self.schema}, which does not know them"
         try:
             self.protocol.check()
         except SettingsError as error:
@@ -127,16 +119,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if there != agreed:
             return f"{there} fragments merged by value in the layout and {agreed} in the protocol"
         return self.layout.fault()
-
-    @property
-    def derives_state(self) -> bool:
-        """Return whether outer state is derived from values where these tell it."""
-        return self.schema >= SCHEMA_OF_DERIVED_STATE
-
-    @property
-    def first_writer_wins(self) -> bool:
-        """Return whether the chunks of each push have a nonce, and whoever writes a chunk first writes it for good."""
-        return self.schema >= SCHEMA_OF_FIRST_WRITERS
 
     @cached_property
     def subjects(self) -> Subjects:
@@ -173,7 +155,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     Its values are those of `keyframe`, at `key_version`, plus the `deltas` after it (`atoll.run.delta_chain`); `digest`
     is theirs. `state` is the outer-optimizer state that belongs to them, None for that in which a run begins; where the run
-    derives it from the values (`RunRecord.derives_state`), it is the state of the keyframe. `superseded` are frames that the
+    derives it from the values (`atoll.merge.outer`), it is the state of the keyframe. `superseded` are frames that the
     head before this one named; they stay until the next commit, for readers that still read them. `cause_id` is what made its
     round end (`atoll.protocol.waits`). Of `tokens_merged`, `tokens_counted` count towards the run's target. `fragment_ledger`
     says which contributions of the fragment have a fate. An owner may write the same version again with a newer ledger, and a
@@ -203,8 +185,8 @@ class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of a learner on a push, for people: how long things took on its side. No rule of the protocol reads it.
 
     The shard copies the notes into the `round` event (`atoll.wire.events`), and `atoll story` puts them into words. They
-    are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. A
-    learner of an earlier release has none, and zeros stand for "not noted".
+    are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. Zeros
+    stand for "not noted".
 
     Attributes:
         adopted_at_s: when the learner began its local interval on the base version, in seconds since the Unix epoch.

@@ -57,7 +57,7 @@ class RegionAsk(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's request: to `read` a manifest's contribution, to `fold` `pushes` of one fragment and base, or to `drop` some.
 
     `version` is the version that they are merged into, and `state` its outer state, where the run corrects by its momentum.
-    Where the run derives its state from the values (`RunRecord.derives_state`), the region follows the fragment itself.
+    Where the run derives its state from the values (`atoll.merge.outer.derivable`), the region follows the fragment itself.
     """
 
     verb: Literal["read", "fold", "drop"]

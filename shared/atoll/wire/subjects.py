@@ -2,7 +2,7 @@
 
 All subjects of run R begin with `atoll.R`. Tokens (run, learner, nonce) hold letters, digits, `-` and `_`, and begin with no
 `-`. A dot would open a new level, and the broker would refuse a space or wildcard, so `token` checks them once at the border.
-A nonce is two levels where a shard's owner writes, `<epoch>.<hash>`, one where a founder does, and `rebuilt.<founding>` of old.
+A nonce is two levels where a shard's owner writes, `<epoch>.<hash>`, and one where a founder does.
 
     up.c.<learner>.<fragment>.<life>-<push>-<nonce>.<chunk>  contribution chunks          stream UPC
     up.c.sum.<fragment>.<region>.<base>-<nonce>.<chunk>      chunks of a region's sum      stream UPC
@@ -126,13 +126,9 @@ class Subjects:
         """Refuse a run id that cannot be a subject token."""
         object.__setattr__(self, "prefix", f"atoll.{token(self.run, 'run id')}")
 
-    def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int, nonce: str = "") -> str:
-        """Return where the chunks of one contribution go.
-
-        Its learner draws the `nonce`, so that nobody else can write there first. Runs below wire version 6 have none.
-        """
-        stem = f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}"
-        return f"{stem}-{nonce}" if nonce else stem
+    def contribution_stem(self, learner: str, fragment: int, incarnation: int, push: int, nonce: str) -> str:
+        """Return where the chunks of one contribution go; its learner draws the `nonce`, so nobody can write there first."""
+        return f"{self.prefix}.up.c.{learner}.{fragment}.{incarnation}-{push}-{nonce}"
 
     def partial_stem(self, region: str, fragment: int, base_version: int, nonce: str) -> str:
         """Return where the chunks of a region's sum go: nobody else may write below its name there."""

@@ -16,30 +16,31 @@ from typing import Final
 from atoll.base.errors import PeerMisbehaved
 
 SCHEMA: Final = 1
-"""The version of a message that names none, and of all messages in the beginning."""
-SCHEMA_OF_BULK: Final = 2
-"""A run record that spreads fragments over several brokers; all other messages are as in version 1."""
-SCHEMA_OF_DERIVED_STATE: Final = 3
-"""A run record whose shards store outer state with keyframes alone (`Head.state`); fragments may be spread, too."""
-SCHEMA_OF_INLINE_FRAMES: Final = 4
-"""A run record whose manifests carry small frames (`atoll.run.inline_frames`)."""
-SCHEMA_OF_FORMER_LIVES: Final = 5
-"""A run record whose shards fold the accounts of lives that are over (`atoll.protocol.ledger`)."""
-SCHEMA_OF_FIRST_WRITERS: Final = 6
-"""A run record whose learners draw a nonce for the chunks of each push, where the first writer wins (`RunRecord`)."""
-SCHEMA_NEWEST: Final = SCHEMA_OF_FIRST_WRITERS
-"""The newest version that it speaks, in which it founds runs."""
-SCHEMA_OLDEST: Final = 1
-"""The oldest version that it speaks."""
+"""The version of all messages but the run record, and of one that names none: none has changed its meaning so far."""
+SCHEMA_NEWEST: Final = 6
+"""The newest version of a run record that it speaks, in which it founds runs."""
+SCHEMA_OLDEST: Final = 6
+"""The oldest version of a run record that it speaks."""
+
+
+def spoken() -> str:
+    """Return the versions of the runs that it can join, for people."""
+    return f"{SCHEMA_NEWEST}" if SCHEMA_OLDEST == SCHEMA_NEWEST else f"{SCHEMA_OLDEST} to {SCHEMA_NEWEST}"
+
+
+def oldest_of(kind: str) -> int:
+    """Return the oldest version that it speaks of a kind of message."""
+    return SCHEMA_OLDEST if kind == "RunRecord" else SCHEMA
 
 
 def check_spoken(kind: str, schema: int) -> None:
     """Raise `PeerMisbehaved` if a message is of a version that this process does not speak."""
-    if not SCHEMA_OLDEST <= schema <= SCHEMA_NEWEST:
+    oldest = oldest_of(kind)
+    if not oldest <= schema <= SCHEMA_NEWEST:
         newer = schema > SCHEMA_NEWEST
         raise PeerMisbehaved(
             f"a {kind} of a wire version that this Atoll does not speak",
             got=schema,
-            allowed=f"{SCHEMA_OLDEST} to {SCHEMA_NEWEST}",
+            allowed=f"{oldest} to {SCHEMA_NEWEST}",
             todo="upgrade this process" if newer else "upgrade who wrote it, or found the run anew",
         )
