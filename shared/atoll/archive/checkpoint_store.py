@@ -7,7 +7,7 @@ They must be so old that no writer can still be about to name them. While a mani
 Atoll can read, no object is removed.
 
 A manifest of a locked run is signed for its name by a shard, and a reader with an identity takes no other. It names its objects
-by BLAKE2b-256, so whoever has the store can remove a checkpoint, and not change one. What cannot be read, or is not believed,
+by BLAKE2b-256, so whoever has the store can remove a checkpoint, and not change one. One that is unreadable, or not believed,
 counts for nothing: not for the numbers of checkpoints, not for what is complete, and not for what is old. It is told once.
 Every call here may block.
 """
@@ -86,7 +86,7 @@ class CheckpointStore:
         return {CheckpointObject(digest, name.size_bytes) for digest, name in self._stored(shard)}
 
     def _stored(self, shard: int) -> list[tuple[str, Name]]:
-        """Return what we may have written for a shard: digests and names. Whatever else is there is not ours."""
+        """Return what we may have written for a shard: digests and names. Nothing else there is ours."""
         folder = f"{self.run}/shard-{shard}/"
         found = [(name.path.removeprefix(folder), name) for name in self.object_store.names(folder[:-1])]
         return [(digest, name) for digest, name in found if _DIGEST.fullmatch(digest)]
@@ -217,7 +217,6 @@ class CheckpointStore:
             return Look(part, self._objects_of_refused(part), error) if part.path in there else None
 
     def _objects_of(self, part: Part) -> frozenset[str]:
-        """Return the digests that a part names; raise `CheckpointError` if it does not count."""
         if not part.opened:
             return frozenset(self.read(part).objects)
         if self._seals.locked:
@@ -330,7 +329,6 @@ class CheckpointStore:
 
 
 def _tell(refused: list[Look]) -> None:
-    """Log why parts do not count: the first of them one by one, and how many more there are."""
     for seen in refused[:REFUSED_TOLD]:
         log.warning(
             "archive.manifest_unreadable",

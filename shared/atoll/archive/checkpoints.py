@@ -80,7 +80,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one shard archived at one checkpoint, with everything else that a rebuilt run needs.
+    """The part of one shard in one checkpoint, with everything else that a rebuilt run needs.
 
     `ledger` holds what learners had reported (no fates: those are in the ledgers), `tokens` their sum. `closed`: the ledgers
     were closed for good, at the run's token target.
@@ -267,7 +267,7 @@ def retired(parts: list[Part], shard: int, keep: int, origin: str, refused: Iter
     """Return which manifests of `shard` may go: older than the `keep` newest complete checkpoints, and part of none of them.
 
     If another shard writes no parts, no checkpoint is complete: then the newest `keep + INCOMPLETE_MAX` of this shard stay.
-    Foundings that sort after `origin` (the one being archived) are ignored. What is `refused` counts for nothing; it goes
+    Foundings that sort after `origin` (the one being archived) are ignored. A `refused` one counts for nothing; it goes
     once it is older than everything that is kept.
     """
     parts = [part for part in parts if part.founding <= origin]

@@ -77,7 +77,6 @@ class FolderArchive:
     """An archive in a folder of this machine's file systems. The folder may be a symbolic link; nothing below it may."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the folder; the first `put` makes it."""
         self.where = str(folder)
         self._folder = folder.absolute()
         self._links_told: set[str] = set()
@@ -130,7 +129,6 @@ class FolderArchive:
         return sorted(found, key=lambda name: name.path)
 
     def _named(self, file: Path) -> list[Name]:
-        """Return the name of one entry of a folder if it is an object."""
         there, path = file.lstat(), file.relative_to(self._folder).as_posix()
         if stat.S_ISLNK(there.st_mode) and path not in self._links_told:
             self._links_told.add(path)
@@ -171,7 +169,6 @@ class S3Archive:
     """An archive in an object store; a store's own `put` is whole or not at all, and durable when it returns."""
 
     def __init__(self, store: ObjectStore, where: str) -> None:
-        """Use a store whose root is the archive's."""
         self.where = where
         self._store = store
 
@@ -288,7 +285,6 @@ def _s3(url: str) -> ArchiveStore:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames in `folder` durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -63,7 +63,7 @@ REBUILDER = "rebuilt"
 
 @dataclass(frozen=True, slots=True)
 class RebuildOutcome:
-    """What was done: the run record on the broker, and whether anything had to be rebuilt."""
+    """The outcome: the run record on the broker, and whether anything had to be rebuilt."""
 
     record: RunRecord
     rebuilt: bool
@@ -165,7 +165,6 @@ async def _say_it_stands(store: CheckpointStore, there: RunRecord) -> None:
 
 
 def _record(checkpoint: RunCheckpoint, manifests: list[Manifest], now_s: float) -> RunRecord:
-    """Return the run record that names the checkpoint being rebuilt."""
     run = manifests[0].run
     generation = 0 if run.rebuilt is None else run.rebuilt.generation
     rebuilt = Rebuilt(
@@ -193,7 +192,6 @@ async def _claim(bus: Bus, record: RunRecord) -> RunRecord:
 
 
 def _named_by(store: CheckpointStore, record: RunRecord) -> list[Manifest]:
-    """Return the manifests of the checkpoint that a run record names."""
     rebuilt = record.rebuilt
     for checkpoint in store.checkpoints():
         if (
@@ -287,14 +285,13 @@ def _fault_of(data: DataLedger) -> str:
 
 
 def _reach(data: DataLedger) -> tuple[int, int]:
-    """Return how far into the corpus leases have been granted."""
     return data.epoch, data.next_position
 
 
 async def _settle(bus: Bus, subject: str, record: T, behind: Callable[[T, T], bool]) -> None:
     """Write a record where none exists, or where the existing one is `behind` this one.
 
-    One that cannot be read may lie over that of a later owner or incarnation. Who takes it next counts on from the broker's
+    One that cannot be read may lie over that of a later owner or incarnation. The next taker counts on from the broker's
     numbers, so it stays; only the data ledger has nobody who would replace it with more than we know.
     """
     while True:
@@ -315,7 +312,6 @@ def _replaceable(there: Record, ours: T, behind: Callable[[T, T], bool]) -> bool
 
 
 async def _restore_piece(bus: Bus, run: RunRecord, store: CheckpointStore, shard: int, piece: Piece) -> None:
-    """Store the blobs that a head names, then the head; skip a fragment that has a head."""
     subjects, head = run.subjects, piece.head
     subject, nonce = subjects.head(head.fragment), f"{REBUILDER}.{run.nonce}"
     reconnects = bus.reconnects(subject)

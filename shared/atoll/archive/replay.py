@@ -223,7 +223,6 @@ class RunReplay:
         )
 
     def _computed(self, made: RetainedRound, merge: RoundMerge, standing: _Standing) -> list[Difference]:
-        """Take the outer step and move `standing` on; return in what the head says otherwise."""
         head, values, found = made.head, standing.values, []
         if values is None:
             return []
@@ -265,7 +264,6 @@ class RunReplay:
         return values, unpack_arrays(state, state_bytes_max(elements))
 
     def _contribution(self, fold: RetainedFold) -> tuple[Encoded, list[float]]:
-        """Return a contribution and its norms, validated as the shard does; raise what is wrong with it."""
         manifest = fold.manifest
         if fold.frame is None:
             raise FrameRejected("missing", "it was not retained")
@@ -361,7 +359,6 @@ class Difference:
     due: object = None
 
     def __str__(self) -> str:
-        """Return it as words."""
         whose = "" if self.push is None else f"push {self.push.push} of {self.push.learner}/{self.push.incarnation}: "
         values = [f"{word} {value}" for word, value in (("got", self.got), ("due", self.due)) if value is not None]
         return f"{whose}{self.what} ({', '.join(values)})" if values else f"{whose}{self.what}"

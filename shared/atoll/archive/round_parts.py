@@ -2,8 +2,8 @@
 
 The parts are exact, because all of each contribution is there; the cosines in the event log are of samples
 (`atoll.merge.alignment`). Without a learner the round is merged anew by the same rules: shares of weight grow for the others,
-lengths and judgements are taken anew. What later rounds would have become is not told: learners would have gone on from other
-values.
+lengths and judgements are taken anew. It tells nothing of later rounds: learners would have gone on
+from other values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What shards retain of their rounds, so that each round can be made once more: `atoll.archive.replay` reads it.
+"""The rounds that shards retain, so that each round can be made once more: `atoll.archive.replay` reads it.
 
     RUN/rounds/FOUNDING/run.json                                    the run record
     RUN/rounds/FOUNDING/fragment-P/VERSION.EPOCH.DIGEST.json        the round that made VERSION, whose values have DIGEST;
@@ -90,7 +90,6 @@ class RoundStore:
     """The retained rounds of one founding of a run; every call may block."""
 
     def __init__(self, object_store: ArchiveStore, run: str, origin: str, signatures: Signatures | None = None) -> None:
-        """Read nothing yet; `origin` is the founding (`checkpoints.founding`)."""
         self.object_store = object_store
         self.origin = origin
         self._folder = f"{run}/rounds/{origin}"

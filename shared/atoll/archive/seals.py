@@ -18,7 +18,6 @@ class Seals:
     """Writes and opens the texts of one run; with `signatures` they are signed, and those that nobody signed are refused."""
 
     def __init__(self, object_store: ArchiveStore, run: str, signatures: Signatures | None = None) -> None:
-        """Read nothing yet."""
         self._object_store = object_store
         self._subjects = Subjects(run)
         self._signatures = signatures

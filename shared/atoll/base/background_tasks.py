@@ -13,7 +13,6 @@ class BackgroundTasks:
     """Tasks and timers on the running loop; `on_failure` hears the exception of a task that failed."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Begin with nothing to do."""
         self._on_failure = on_failure
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began

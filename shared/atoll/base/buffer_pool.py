@@ -85,7 +85,6 @@ def _keep(memory: mmap.mmap) -> None:
 
 
 def _take(size: int) -> mmap.mmap:
-    """Return `size` bytes from the pool, or new ones."""
     for _ in range(len(_spent)):
         try:
             memory = _spent.popleft()

@@ -197,7 +197,7 @@ class RunLost(EnvironmentFault):
 
 
 class BusError(AtollError):
-    """What one bus call can answer besides its result."""
+    """An answer of one bus call besides its result."""
 
 
 class RecordConflict(BusError):

@@ -81,7 +81,6 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        """Take both over."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -203,7 +202,6 @@ def last_kind_in(line: str) -> str:
 
 
 def _last_word(line: str) -> dict[str, Any]:
-    """Return the fields of the line that tells why a process ended; none of any other line."""
     try:
         told = json.loads(line)
     except (ValueError, RecursionError):
@@ -219,7 +217,6 @@ def _speaks_json() -> bool:
 
 
 def _tell(error: AtollError) -> None:
-    """Say what ends this program: a text on standard error, or one more line where its log is JSON."""
     if _speaks_json():
         log.error("process.failed", kind=type(error).__name__, exit_code=exit_code_of(error), **error.parts())
     else:

@@ -70,7 +70,6 @@ def missing_extra(error: ModuleNotFoundError) -> UserError | None:
 
 
 def _packages(trace: TracebackType | None) -> list[str]:
-    """Return the packages whose code was at work, the outermost first."""
     found = []
     while trace is not None:
         found.append(str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0])

@@ -26,7 +26,6 @@ class FairQueue(Generic[E]):
     def __init__(
         self, weight_max: int, sender_of: Callable[[E], str], weight_of: Callable[[E], int] = lambda _: 1
     ) -> None:
-        """Begin empty."""
         self.weight_max = weight_max
         self._sender_of, self._weight_of = sender_of, weight_of
         self._entries: OrderedDict[int, E] = OrderedDict()
@@ -74,11 +73,9 @@ class FairQueue(Generic[E]):
         self._weight += weight
 
     def __len__(self) -> int:
-        """Return how many entries there are."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[E]:
-        """Iterate from the oldest entry to the newest."""
         return iter(self._entries.values())
 
     @property

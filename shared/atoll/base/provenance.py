@@ -43,7 +43,6 @@ def machine() -> str:
 
 
 def _of_checkout(package: Path) -> str:
-    """Return the commit of the checkout that holds `package`, empty if none does."""
     head = _git(package, "rev-parse", "HEAD")
     top = _git(package, "rev-parse", "--show-toplevel")
     # An installed package may lie in somebody else's repository: only our own tree counts.
@@ -53,7 +52,6 @@ def _of_checkout(package: Path) -> str:
 
 
 def _git(where: Path, *words: str) -> str:
-    """Return what git answers, empty when there is none."""
     command = ["git", "-C", str(where), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)  # noqa: S603  # fixed words

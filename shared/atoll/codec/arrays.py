@@ -45,7 +45,6 @@ class PackedArrays(Cut):
     """Named arrays as the pieces of a blob, in the bytes of `pack_arrays`; they must not change while they are sent."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Plan the pieces of the arrays: views of them."""
         entries = [ArrayEntry(name, array.dtype.name, array.shape) for name, array in arrays.items()]
         foreign = [entry.dtype for entry in entries if entry.dtype not in DTYPES]
         if foreign:
@@ -73,7 +72,6 @@ class ArraysDecoder:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Expect `size_bytes` bytes in all."""
         self._size_bytes = size_bytes
         self._early: dict[int, bytes] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
@@ -98,7 +96,6 @@ class ArraysDecoder:
         return self._arrays
 
     def _begin(self, piece: Buffer) -> None:
-        """Read the header, which must fit in the first piece, and allocate what it announces."""
         view = memoryview(piece)
         length = _header_bytes(view, min(self._size_bytes, len(view)))
         at = 8 + length
@@ -115,7 +112,6 @@ class ArraysDecoder:
         self._places.append((at, np.empty(0, dtype=np.uint8)))
 
     def _put(self, number: int, piece: Buffer) -> None:
-        """Copy a piece into the arrays that it overlaps."""
         data, start = np.frombuffer(piece, dtype=np.uint8), number * CHUNK_BYTES
         for at, place in self._places:
             low, high = max(start, at), min(start + data.size, at + place.size)
@@ -151,7 +147,6 @@ def _header_bytes(data: memoryview, size_bytes: int) -> int:
 
 
 def _entries(header: bytes) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Return name, dtype and shape of every array that a header announces."""
     try:
         entries = parsed(header, list[ArrayEntry])
     except msgspec.MsgspecError as error:

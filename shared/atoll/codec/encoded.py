@@ -168,7 +168,6 @@ class Encoded(msgspec.Struct, frozen=True, eq=False):
         lanes: Lanes | None = None,
         factors: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> None:
-        """Go over the elements within `bounds`; do nothing if there are none."""
         start, stop = self._checked(bounds, others, acc)
         if start < stop:
             sums = np.empty(BLOCK) if lanes is None else lanes

@@ -36,7 +36,6 @@ class _Measured:
     """A frame whose segments are measured in any order: the L2 norms of its vector's slices, or of all of it."""
 
     def __init__(self, framing: Framing, slices: Sequence[FragmentSlice]) -> None:
-        """Begin with nothing measured."""
         self.framing = framing
         self._bounds = [tensor_slice.bounds for tensor_slice in slices] or [(0, framing.elements)]
         self._ends = [stop for _, stop in self._bounds]
@@ -48,11 +47,9 @@ class _Measured:
         return self.framing.size_bytes
 
     def __len__(self) -> int:
-        """Return the number of segments."""
         return self.framing.segments
 
     def _measure(self, number: int, segment: Encoded) -> None:
-        """Measure a segment; raise `FrameRejected` `not_finite` unless all of it is."""
         first, last = self.framing.bounds(number)
         here: list[tuple[int, int]] = []
         index = bisect_right(self._ends, first)
@@ -125,7 +122,6 @@ class EncodedFrame:
         return self.framing.size_bytes
 
     def __len__(self) -> int:
-        """Return the number of segments."""
         return self.framing.segments
 
     def piece(self, number: int) -> bytearray:
@@ -168,7 +164,6 @@ class StoredFrame:
         self.size_bytes_max = len(data)
 
     def __len__(self) -> int:
-        """Return the number of segments."""
         return len(self._segments)
 
     def piece(self, number: int) -> memoryview:
@@ -180,7 +175,6 @@ class FrameDecoder(_Measured):
     """A frame on its way in: `elements` numbers in `codec`. `slices` are to be measured on the way."""
 
     def __init__(self, elements: int, codec: str, slices: Sequence[FragmentSlice] = ()) -> None:
-        """Allocate what an honest frame needs."""
         super().__init__(Framing(elements, codec), slices)
         self.vector = Encoded.blank(self.framing.format, elements)
         """What has arrived; whole once all segments are here."""

@@ -24,7 +24,7 @@ Array = jax.Array
 
 @dataclass(frozen=True, slots=True)
 class EncodingPlan:
-    """What a program is compiled for.
+    """The key of a compiled program.
 
     Attributes:
         form: the format.
@@ -87,7 +87,6 @@ def blended(leaf: Array, rows: Array, start: int, keep: np.float32, take: np.flo
 
 
 def _rows(shape: tuple[int, ...], parts: Sequence[Array], start: int, corners: Sequence[tuple[int, ...]]) -> Array:
-    """Return rows of this shape, cut from a single part or put together from several."""
     if not corners:
         return lax.dynamic_slice_in_dim(parts[0], start, shape[0], axis=0) if shape else parts[0]
     rows = jnp.zeros(shape, parts[0].dtype)

@@ -57,7 +57,6 @@ class Framing:
     """The length of all segments, uncompressed; none of their frames is longer."""
 
     def __post_init__(self) -> None:
-        """Find the format, and what follows from it."""
         form = format_of(self.codec)
         width = (CHUNK_BYTES - HEADER.size) // form.size(BLOCK) * BLOCK
         segments = max(1, -(-self.elements // width))

@@ -182,7 +182,6 @@ def _x509_name(name: str) -> x509.Name:
 
 
 def _key_of(certified: Certified) -> PrivateKeyTypes:
-    """Return the key of a certificate; raise `ValueError` if one of them is none, or they do not fit each other."""
     certificate = x509.load_pem_x509_certificate(certified.certificate.encode())
     try:
         key = serialization.load_pem_private_key(certified.key.encode(), password=None)
@@ -200,7 +199,6 @@ def _public_bytes(key: PublicKeyTypes) -> bytes:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """Return a name or an address as a certificate holds it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

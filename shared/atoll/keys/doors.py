@@ -11,7 +11,7 @@ without an answer.
 
 Streams are in the account `core`, with synchronizers and operators, which are trusted with a whole run.
 
-A region has an account of its own at the hub, one for each of its keys. What others tell reaches it from `core`: a leaf
+A region has an account of its own at the hub, one for each of its keys. Messages of others reach it from `core`: a leaf
 does hear what came into an account as a service. The names by which JetStream is called from behind a leaf are mapped there in
 words: what the server maps by itself when a leaf connects is lost when it reads its configuration again. Nor does it end the
 connection of a leaf whose account is gone (`atoll.keys.locked`).
@@ -335,5 +335,4 @@ def _list(subjects: Iterable[str]) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a string of the configuration; JSON's are valid in its syntax."""
     return json.dumps(str(value))

@@ -4,7 +4,7 @@
     INTO/broker/roll.json, broker.pem, broker.key, authority.pem   all that a broker needs of the operator's folder
     INTO/<region>/identity.toml, and the same four names           all that the leaf of a region needs
 
-The certificate of a region is its own. Whoever has the key of the hub's is a node of the hub's cluster (`doors.routes`) and can
+The certificate of a region is its own. A holder of the key of the hub's is a node of the hub's cluster (`doors.routes`) and can
 pass for the hub, so it goes to no region.
 
 The operator's folder stays where it is, on no other program's mount: it has the root key and everybody's identity. The copies
@@ -140,7 +140,6 @@ def hand_out_region_door(folder: KeyFolder, name: str, hosts: Sequence[str], int
 
 
 def _serves(door: KeyFolder, hosts: Sequence[str]) -> bool:
-    """Return whether a door has a certificate for these hosts that holds for some time."""
     try:
         return set(hosts_of(door.shown(time.time() + RENEWED_S).certificate)) == set(hosts)
     except AtollError:
@@ -148,7 +147,6 @@ def _serves(door: KeyFolder, hosts: Sequence[str]) -> bool:
 
 
 def _copy(source: Path, folder: Path) -> list[Path]:
-    """Copy a file that is no secret into a folder if the copy there differs; return the copy if it was made."""
     copy = folder / source.name
     if not _differs(source, copy):
         return []

@@ -58,7 +58,6 @@ def new_key() -> KeyPair:
 
 
 def _public_of(seed: str) -> str:
-    """Return the public half of a seed; raise whatever nkeys raises if it is none."""
     pair = nkeys.from_seed(bytearray(seed.encode()))
     public: bytes = pair.public_key
     return public.decode()

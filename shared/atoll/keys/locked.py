@@ -147,7 +147,6 @@ class LockedDoor:
         return cuts_off
 
     def _region_keys(self) -> set[str]:
-        """Return the keys with which leaves may connect here now."""
         if self.leaves is None:
             return set()
         return {key for one in self._entrants if one.kind == "region" for key in one.keys}
@@ -166,7 +165,6 @@ class LockedDoor:
         return bool(self._refused) and now_s - self._refused_s >= REFUSED_S
 
     def _look(self, now_s: float) -> None:
-        """Take over what the folder holds, as far as it can be used."""
         try:
             self._roll = self._checked_roll()
         except AtollError as error:
@@ -178,7 +176,6 @@ class LockedDoor:
             log.warning("keys.unreadable", reason=on_one_line(str(error)), holds="the former certificate")
 
     def _checked_roll(self) -> Roll:
-        """Return the roll; raise `SettingsError` if it cannot be read, or the server could not take it over."""
         roll = self._folder.read()
         # At no moment are there more entrants than if no key ended.
         check_entrants(roll.entrants(0.0))
@@ -250,7 +247,6 @@ class LockedDoor:
 
 
 def _belongs(one: Entrant, region: str) -> bool:
-    """Return whether an identity of its run is let in at the leaf of a region."""
     if one.kind == "premerger":
         return premerged(one.name) == region
     return one.may_be_in(region) if one.kind == "learner" else one.kind in ISOLATED

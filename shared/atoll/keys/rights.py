@@ -332,5 +332,4 @@ def _streams(run: str) -> tuple[str, ...]:
 
 
 def _stream(run: str, kind: str) -> str:
-    """Return the name of one stream of a run."""
     return next(name for name in _streams(run) if name.endswith(f"_{kind}"))

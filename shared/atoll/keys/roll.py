@@ -204,7 +204,6 @@ class KeyFolder:
     """The operator's folder; see the module."""
 
     def __init__(self, path: Path) -> None:
-        """Refer to a folder; nothing is read yet."""
         self.path = path
         self.certificate_path = path / "broker.pem"
         self.key_path = path / "broker.key"
@@ -438,7 +437,6 @@ class KeyFolder:
         write_whole(self.path / f"{name}.pem", certified.certificate.encode())
 
     def _authority(self) -> str:
-        """Return the authority's certificate, which goes into identities."""
         text = self._text(self.authority_path.name)
         try:
             check_authority(text)
@@ -452,7 +450,6 @@ class KeyFolder:
         return text
 
     def _text(self, name: str) -> str:
-        """Return the text of a file of the folder; raise `SettingsError` if it is not there or not a text."""
         path = self.path / name
         try:
             return read_text(path)
@@ -493,7 +490,6 @@ class KeyFolder:
 
 @contextmanager
 def _disk_faults(path: Path) -> Iterator[None]:
-    """Raise what the disk refuses as `EnvironmentFault`."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,7 @@ voucher what the broker asks of a connection (`atoll.keys.rights`): one table sa
 The key that signs is not the key that opens the broker's door, but derived from it. At the door an identity signs a number that
 the broker chooses. A broker that chooses a message as its number must not get a signature of that message.
 
-A voucher may have an end. The broker lets nobody in after it, and readers believe nothing that is said then. What is stored was
+A voucher may have an end. The broker lets nobody in after it, and readers believe nothing that is said then. A stored one was
 let in before, and stays true: the record of a run must outlive the key of its founder.
 
 Limits of signatures: they do not hide anything; a reader without memory can be shown an old head; a key that is revoked is

@@ -58,7 +58,7 @@ SMALL = 128
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the others of its round make of a contribution (`atoll.merge.robust`), slice by slice.
+    """The verdict of the others of its round on a contribution (`atoll.merge.robust`), slice by slice.
 
     `clips` are the factors by which slices are shortened, 1 for none; `heard` says in which slices it counts at all.
     """
@@ -116,7 +116,7 @@ class Corrections:
 
 
 class SliceLength(NamedTuple):
-    """What RDA keeps of a slice beside the mean of its directions.
+    """The numbers that RDA keeps of a slice beside the mean of its directions.
 
     A direction is `unit` long in that mean, 0 while nothing has a direction; `radial` is the mean length, and `heard` the share
     of all weight that has a direction.
@@ -134,7 +134,7 @@ class SliceLength(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartialMerge:
-    """What a fold has folded so far, for another fold to enter: sums of some of a round's contributions.
+    """The sums of a fold, for another fold to enter: sums of some of a round's contributions.
 
     `total` is the running mean (layout order), in each slice as `lengths` say; `values` are the mean values of small slices by
     number. `weight_sum`, `count` and `freshest` are the weights that counted, the number of contributions and their largest
@@ -163,9 +163,11 @@ class FragmentFold:
     """
 
     def __init__(self, slices: Sequence[FragmentSlice], method: Method = "mean") -> None:
-        """Start empty."""
         self._slices = tuple(slices)
         self._radially = tuple(method == "rda" and not tensor_slice.direct for tensor_slice in self._slices)
+        self._keeps_values = tuple(
+            radial and one.size <= SMALL for radial, one in zip(self._radially, self._slices, strict=True)
+        )
         self._pass = BatchedAccumulation(self._slices)
         self._elements: int | None = None
         self._freshest = 0.0
@@ -190,8 +192,7 @@ class FragmentFold:
         `norms` are its L2 norms per slice (`slice_norms`). The staleness weight is 1 for a timely contribution; one with 0
         is ignored. A `judgement` shortens slices, after their correction, and leaves out those that are not heard.
         """
-        if self._spent:
-            raise ProtocolMisuse("this fold has given its result already")
+        self._refuse_if_spent()
         if not (0.0 < weight < math.inf and 0.0 <= staleness_weight <= 1.0):
             raise ProtocolMisuse(
                 "a contribution needs a positive finite weight and a staleness weight from 0 to 1",
@@ -206,29 +207,22 @@ class FragmentFold:
         self.weight_sum += weight
         # With judgements, what a contribution outweighs may still be all that is heard in a slice.
         anew = weight / self.weight_sum == 1.0 if judgement is None else weight == self.weight_sum
+        momentum = None if corrections is None else corrections.momentum
+        by_slice = _corrections_of(corrections, norms, judgement)
         steps: list[AccumulateStep | None] = []
-        for number, tensor_slice in enumerate(self._slices):
+        for number, correction in enumerate(by_slice):
             if judgement is not None and not judgement.heard[number]:
                 steps.append(AccumulateStep(0.0, 0.0) if anew else None)
                 continue
             self._weights[number] += weight
             share = weight / self._weights[number]
-            correction = None if corrections is None else corrections.by_slice[number]
-            if judgement is not None and judgement.clips[number] != 1.0:
-                correction = (correction or SliceCorrection(1.0, 0.0, norms[number])).times(judgement.clips[number])
             length = SliceLength.of(norms[number] if correction is None else correction.norm)
             take = self._share(number, length, share)
-            if self._radially[number] and tensor_slice.size <= SMALL:
-                values = pseudo_gradient.part(*tensor_slice.bounds)
-                self._keep(number, self._corrected(number, values, corrections, correction), share)
-            if correction is not None:
-                added = take * correction.add if correction.add else None
-                steps.append(AccumulateStep(1.0 - share, take * correction.keep, added))
-            else:
-                steps.append(None if anew else AccumulateStep(1.0 - share, take))
-        self._pass.enter(
-            AccumulateEntry(pseudo_gradient, steps, None if corrections is None else corrections.momentum, anew)
-        )
+            if self._keeps_values[number]:
+                values = pseudo_gradient.part(*self._slices[number].bounds)
+                self._keep(number, self._corrected(number, values, momentum, correction), share)
+            steps.append(_step_of(share, take, correction, anew=anew))
+        self._pass.enter(AccumulateEntry(pseudo_gradient, steps, momentum, anew))
 
     def enter(self, partial: PartialMerge) -> None:
         """Fold in what another fold of the same slices and method has folded.
@@ -236,8 +230,7 @@ class FragmentFold:
         The result is that of its contributions one by one, but for the rounding of sums in another order. The memory of
         `partial` must not change until the result is there.
         """
-        if self._spent:
-            raise ProtocolMisuse("this fold has given its result already")
+        self._refuse_if_spent()
         self.count += partial.count
         self._freshest = max(self._freshest, partial.freshest)
         self._elements = partial.total.elements
@@ -288,10 +281,12 @@ class FragmentFold:
         for_each(scale, pieces, merged.size)
         return MergeResult(merged, self.weight_sum, self.count)
 
-    def _spend(self) -> Vector:
-        """Return the sum of everything; nothing can be folded in any more."""
+    def _refuse_if_spent(self) -> None:
         if self._spent:
             raise ProtocolMisuse("this fold has given its result already")
+
+    def _spend(self) -> Vector:
+        self._refuse_if_spent()
         if self._elements is None:
             raise ProtocolMisuse("nothing was folded")
         self._spent = True
@@ -310,19 +305,16 @@ class FragmentFold:
         return share * unit / length.unit
 
     def _corrected(
-        self, number: int, values: Vector, corrections: Corrections | None, correction: SliceCorrection | None
+        self, number: int, values: Vector, momentum: Vector | None, correction: SliceCorrection | None
     ) -> Vector:
-        """Return the values of a small slice as they enter."""
         if correction is None:
             return values
         corrected: Vector = np.float32(correction.keep) * values
-        if corrections is not None and corrections.momentum is not None and correction.add:
-            bounds = self._slices[number].bounds
-            corrected = corrected + np.float32(correction.add) * corrections.momentum[slice(*bounds)]
+        if momentum is not None and correction.add:
+            corrected = corrected + np.float32(correction.add) * momentum[slice(*self._slices[number].bounds)]
         return corrected
 
     def _keep(self, number: int, values: Vector, share: float) -> None:
-        """Enter a small slice into the mean of its values."""
         before = self._values.get(number)
         if before is not None and share != 1.0:
             values = np.float32(1.0 - share) * before + np.float32(share) * values
@@ -359,6 +351,25 @@ class AccumulateEntry:
     anew: bool
 
 
+def _corrections_of(
+    corrections: Corrections | None, norms: Sequence[float], judgement: Judgement | None
+) -> Sequence[SliceCorrection | None]:
+    """Return the correction of each slice of a contribution with these norms, shortened as it was judged."""
+    by_slice: Sequence[SliceCorrection | None] = [None] * len(norms) if corrections is None else corrections.by_slice
+    if judgement is None:
+        return by_slice
+    return [
+        each if clip == 1.0 else (each or SliceCorrection(1.0, 0.0, norm)).times(clip)
+        for each, norm, clip in zip(by_slice, norms, judgement.clips, strict=True)
+    ]
+
+
+def _step_of(share: float, take: float, correction: SliceCorrection | None, *, anew: bool) -> AccumulateStep | None:
+    if correction is not None:
+        return AccumulateStep(1.0 - share, take * correction.keep, take * correction.add if correction.add else None)
+    return None if anew else AccumulateStep(1.0 - share, take)
+
+
 class BatchedAccumulation:
     """A sum over these slices, and the entries that wait for it.
 
@@ -371,7 +382,6 @@ class BatchedAccumulation:
     """
 
     def __init__(self, slices: Sequence[FragmentSlice]) -> None:
-        """Begin without a sum."""
         self._slices = tuple(slices)
         self._waiting: list[AccumulateEntry] = []
         self._total: Vector | None = None

@@ -9,7 +9,7 @@ optimizer works on the values as they would be without rounding. A delta is sent
 
 R' is what learners compute from R and q, to the bit, so it is also the shard's own truth, and only the shard knows e.
 It is part of the outer state (`CARRY`, bfloat16). It is within half a step of the quantiser; its own rounding loses a
-thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'. What is stored of all this: `atoll.merge.outer`.
+thousandth of that. With `codec_down` "f32" there is no e: R' is Theta'. `atoll.merge.outer` says which of this is stored.
 
 **Average.** With `average_versions` N the shard keeps, beside the values, an exponential average of the values of all
 versions since the first. The weight that versions before the first lack is divided out:

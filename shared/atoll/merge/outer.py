@@ -171,7 +171,7 @@ def derivable(settings: ProtocolSettings) -> bool:
     Such a state is not stored with every version. Momentum and what rounding took are six bytes per parameter, and a delta of
     four bits is half a byte. So the momentum is *defined* by the values sent. Rounding's error is in it, as a difference of
     two residues, and a share of mu^2 / (1 + mu) of it (0.07 at mu = 0.3) enters the next step, where the residue takes it
-    back. A keyframe is stored with its momentum. Who reads it and the deltas after it has the momentum of the newest version
+    back. A keyframe is stored with its momentum. A reader of it and the deltas after it has the momentum of the newest version
     to the bit (`atoll.run.outer_state`). The residue stays with the owner of a shard. The next one begins with none, so at
     most half a quantiser's step of each parameter is lost with an owner. Where the state says more than the values do (an
     average, an optimizer of optax), it is stored with every version, residue included.
@@ -305,7 +305,6 @@ def _step(
     next_values: Vector,
     next_momentum: Vector,
 ) -> None:
-    """Do one step, a stretch after the other; compiled."""
     for start in range(0, values.size, STRETCH):
         now, delta = values[start : start + STRETCH], pseudo_gradient[start : start + STRETCH]
         then, lost = next_values[start : start + STRETCH], carry[start : start + STRETCH]
@@ -329,6 +328,5 @@ def _step(
 def _derive(
     momentum: Vector, before: Vector, after: Vector, mu: float, per_lr: float, share: float, kept: Vector
 ) -> None:
-    """Derive the momentum after a version from its values and those before it; compiled."""
     for i in range(momentum.size):
         kept[i] = (mu * momentum[i] + (before[i] - after[i]) * per_lr) * share

@@ -1,13 +1,13 @@
 r"""Pre-merge: some contributions of a round are folded where they are, and only their sum travels.
 
-What a fold keeps (`FragmentFold`) is a mean over weights, so the mean over all follows from the means over parts:
+A fold keeps a mean over weights (`FragmentFold`), so the mean over all follows from the means over parts:
 
 .. math::
 
     \bar x = \tfrac{W_a \bar x_a + W_b \bar x_b}{W_a + W_b}
 
 for the sum of values, of directions :math:`w\,\varphi(v)` and of lengths :math:`w \lVert v \rVert` alike. A region sends one
-vector in place of one for each of its learners. What decides (which contributions, in which order, with which weights) is the
+vector in place of one for each of its learners. The decisions (which contributions, in which order, with which weights) are the
 shard's, as ever; a region only adds up.
 
 **What travels.** One frame: the running mean, then the mean values of small slices (`atoll.merge.fold.SMALL`), in the run's
@@ -70,7 +70,7 @@ class RegionShare:
 
 @dataclass(frozen=True, slots=True)
 class PartialShape:
-    """What travels of a fragment: its slices, then the values of the `small` ones; `measured` are the slices of both.
+    """The part of a fragment that travels: its slices, then the values of the `small` ones; `measured` are the slices of both.
 
     `radial` says which slices are merged by direction and length.
     """
@@ -140,7 +140,6 @@ class PartialShape:
         shares: Sequence[RegionShare],
         weights: Sequence[float],
     ) -> None:
-        """Raise `FrameRejected` unless these lengths can be those of a partial sum of the shares."""
         if len(lengths) != len(self.slices):
             raise FrameRejected(CLAIM, "lengths of another layout", got=len(lengths), allowed=len(self.slices))
         whole = sum(weights) or 1.0

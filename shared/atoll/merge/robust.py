@@ -69,7 +69,6 @@ class CollectedFold:
     """The merge of one fragment's round in which all contributions are judged together, when the round ends."""
 
     def __init__(self, slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> None:
-        """Start empty."""
         self._slices = tuple(slices)
         self._settings = settings
         self._waiting: list[_Waiting] = []

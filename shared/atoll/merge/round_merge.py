@@ -36,7 +36,6 @@ class RoundMerge:
     """The running merge of one round of `fragment`, which has these `slices`; `protocol` are the settings of the run."""
 
     def __init__(self, protocol: ProtocolSettings, fragment: int, slices: Sequence[FragmentSlice]) -> None:
-        """Start empty."""
         self._slices, self._settings = slices, protocol.of(fragment)
         self._fold: FragmentFold | CollectedFold | ValuesFold
         self._variances = variances_in(slices) if protocol.by_value(fragment) else ()

@@ -83,7 +83,7 @@ class MeanOfValues(OuterOptimizer):
 
 @dataclass(frozen=True, slots=True)
 class LastValues:
-    """What a learner had: a digest of its id, the values, their weight, and the version that they were merged into."""
+    """The last values of a learner: a digest of its id, values, their weight, and the version that they were merged into."""
 
     learner: int
     values: Vector
@@ -95,7 +95,6 @@ class ValuesFold:
     """The merge of one round of a fragment that is merged by value; all contributions of the round wait for its end."""
 
     def __init__(self, slices: Sequence[FragmentSlice], settings: ProtocolSettings) -> None:
-        """Start empty."""
         self._slices = len(slices)
         self._variances = variances_in(slices)
         self._settings = settings
@@ -167,7 +166,6 @@ def digest_of(learner: str) -> int:
 
 
 def _by_learner(waiting: Iterable[tuple[int, Vector, float]], version: int) -> Iterable[LastValues]:
-    """Yield what each learner of a round has, in the order in which they came."""
     theirs: dict[int, list[tuple[Vector, float]]] = {}
     for learner, values, weight in waiting:
         theirs.setdefault(learner, []).append((values, weight))
@@ -200,7 +198,6 @@ def _mean(parts: Sequence[tuple[Vector, float]]) -> Vector:
 
 
 def _medians(vectors: Sequence[Vector]) -> Vector:
-    """Return the median of each element; of an even number, the mean of the two in the middle."""
     size = vectors[0].size
     found = np.empty(size, dtype=np.float32)
     for start in range(0, size, _PART):

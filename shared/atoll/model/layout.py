@@ -1,4 +1,4 @@
-"""How a model is divided into fragments: which rows of which tensor travel together.
+"""The division of a model into fragments: which rows of which tensor travel together.
 
 The tensors are laid out on a line, in their order, and the line is cut into P parts of equal length, each cut at the
 nearest row: every fragment is as large as the others to within a row, and holds as few slices as it can, one more than
@@ -10,7 +10,7 @@ Everything is a pure function of the tensors' names, shapes and order: every pro
 fingerprint is part of every message.
 
 Tensors that are merged *by value* (running statistics, say) come after all others on the line and have the last fragments for
-themselves, because other settings hold for those (`atoll.protocol.settings`). What is not merged at all is not in a layout.
+themselves, because other settings hold for those (`atoll.protocol.settings`). A leaf that is never merged is in no layout.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class FragmentSlice:
 class Layout(msgspec.Struct, frozen=True, dict=True):
     """The division of a model: tensors in pytree order, slices by fragment.
 
-    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do. What follows from
-    these is kept: every message asks for it, and even to hash a layout takes as long as it has tensors.
+    `direct` names the tensors whose pseudo-gradients take the plain mean, `by_value` those whose values do. All that follows
+    from these is kept: every message asks for it, and even to hash a layout takes as long as it has tensors.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -114,19 +114,17 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         return self._fault_of_slices() or self._fault_of_kinds()
 
     def _fault_of_slices(self) -> str:
-        line = [number for number, _ in on_the_line(self.tensors, self.by_value)]
-        at = row = 0
-        for piece in (piece for inside in self.fragments for piece in inside):
-            while at < len(line) and row == self.tensors[line[at]].rows and piece.tensor != line[at]:
-                at, row = at + 1, 0
-            due = line[at] if at < len(line) else len(line)
-            if (piece.tensor, piece.start) != (due, row) or not row <= piece.stop:
-                return f"a slice begins at row {piece.start} of tensor {piece.tensor}, not at row {row} of {due}"
-            if due == len(line) or piece.stop > self.tensors[due].rows:
-                return f"a slice ends at row {piece.stop} of tensor {piece.tensor}"
-            row = piece.stop
-        whole = not line or (at == len(line) - 1 and row == self.tensors[line[at]].rows)
-        return "" if whole else f"no slice holds row {row} of tensor {line[min(at, len(line) - 1)]}"
+        pieces = iter(piece for inside in self.fragments for piece in inside)
+        piece = next(pieces, None)
+        for number, _ in on_the_line(self.tensors, self.by_value):
+            row, rows = 0, self.tensors[number].rows
+            while piece is not None and piece.tensor == number:
+                if piece.start != row or not row <= piece.stop <= rows:
+                    return f"rows {piece.start} to {piece.stop} of tensor {number}, where row {row} of {rows} is due"
+                row, piece = piece.stop, next(pieces, None)
+            if row < rows:
+                return f"no slice holds row {row} of tensor {number}"
+        return "" if piece is None else f"a slice of tensor {piece.tensor} is not in order"
 
     def _fault_of_kinds(self) -> str:
         named = self._numbers_by_value()
@@ -246,7 +244,7 @@ def _fragments_by_value(trained: Line, valued: Line, fragments: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What is not cut off yet: elements and rows, and fragments to fill; `target` is the fair size of the next one."""
+    """The rest of a line: its elements and rows, and the fragments to fill; `target` is the fair size of the next one."""
 
     elements: int
     rows: int
@@ -258,7 +256,6 @@ class _Rest:
 
 
 def _cut(tensors: Line, fragments: int) -> Iterator[list[Slice]]:
-    """Yield the slices of each fragment, from the left end of the line to the right."""
     line = _Rest(sum(tensor.size for _, tensor in tensors), sum(tensor.rows for _, tensor in tensors), fragments)
     inside: list[Slice] = []
     taken = filled = 0

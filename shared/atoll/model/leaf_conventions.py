@@ -10,7 +10,7 @@ state dict of PyTorch has its path in one key (`1.running_var`). A row fits a le
 `TYPES` reads the nodes of a pytree: an NNX variable says by its class what it is, and a state of Equinox has no names. A type
 decides before a name does.
 
-What such a leaf becomes is one of two: `mean`, the values of all islands are averaged; `local`, it stays with its island.
+Such a leaf becomes one of two: `mean`, the values of all islands are averaged; `local`, it stays with its island.
 `looks_untrained` finds leaves that may be such ones and that no row knows.
 
 The `hidden` sums of Haiku's averages are local and not averaged: Haiku divides them by how far their own counter has come, so

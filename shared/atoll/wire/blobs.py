@@ -101,7 +101,6 @@ class Cut:
         return sum(len(part) for parts in self._pieces for part in parts)
 
     def __len__(self) -> int:
-        """Return the number of pieces: 0 for no bytes."""
         return len(self._pieces)
 
     def piece(self, number: int) -> Buffer:
@@ -114,7 +113,6 @@ class Upload:
     """A blob on its way to the broker."""
 
     def __init__(self, source: Pieces) -> None:
-        """Begin with nothing stored."""
         self._source = source
         self.is_small = source.size_bytes_max <= SMALL_BYTES
         self._made_at_once = self.is_small or isinstance(source, Cut)

@@ -484,7 +484,6 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        """Have read nothing."""
         self._newest: dict[str, deque[bytes]] = {}
 
     def repeats(self, subject: str, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What a format is: its facts, and its arithmetic in three forms.
+"""A format: its facts, and its arithmetic in three forms.
 
 A vector is cut into blocks of 128 elements, counted from its first one. Sums run in as many lanes, so that their order
 does not depend on the vector length of a machine. A number becomes a *code* of `bits` bits. A format with scales first

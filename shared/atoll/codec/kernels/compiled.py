@@ -410,7 +410,6 @@ def _settle(form: Format, mark: int) -> Callable[..., float]:
 
 
 def _load_whole(rows: Rows, row: int, _: int, i: int, __: int) -> Any:  # noqa: ANN401  (of any type)
-    """Return a code that is stored as it is."""
     return rows[row, i]
 
 
@@ -435,7 +434,6 @@ def _pack_whole(_: Rows, __: int, ___: Rows, ____: int) -> None:
 
 
 def _pack(rows: Rows, row: int, codes: Rows, bits: int) -> None:
-    """Write the codes of a block, cut into fields, to a row."""
     _pack_field(rows, row, codes, 0, bits & 4)
     _pack_field(rows, row, codes, bits & 4, bits & 2)
     _pack_field(rows, row, codes, bits & 6, bits & 1)
@@ -455,7 +453,6 @@ def _pack_field(rows: Rows, row: int, codes: Rows, at: int, width: int) -> None:
 
 @njit(inline="always")
 def _padded(vector: Vector, start: int, stop: int) -> Rows:
-    """Return elements `start` to `stop`, of one block, in their places in a row that is zero elsewhere."""
     out = np.zeros((1, BLOCK), np.float32)
     if vector.size:
         low = start % BLOCK

@@ -105,7 +105,6 @@ def _scales(largest: Array, levels: int) -> Array:
 
 
 def _inverses(scales: Array) -> Array:
-    """Return one over each scale, zero for a zero."""
     significand = (scales >> 16 & 0x7F | 0x80).astype(jnp.uint32)
     quotient = _nearest(jnp.full_like(significand, 1 << 31), significand).astype(jnp.int32)
     inverse = (253 - (scales >> 23) << 23) + (quotient - HIDDEN)

@@ -61,7 +61,6 @@ def _over(
     take: float,
     add: float,
 ) -> None:
-    """Do `operation` with elements `start` to `stop`."""
     # A hostile payload or scale may overflow here: the caller checks that all is finite.
     with np.errstate(over="ignore", invalid="ignore"):
         for at in range(start // BLOCK * BLOCK, stop, STRETCH):
@@ -118,7 +117,6 @@ def _squares_of_whole_numbers(form: Format, payload: Bytes, scales: Vector, star
 
 
 def _quantise(form: Format, vector: Vector, payload: Bytes, scales: Vector) -> float:
-    """Write the codes and the scales of a vector; return its largest magnitude."""
     codes, largest = payload.view(form.code), np.float32(0.0)
     for at in range(0, vector.size, STRETCH):
         part, first = vector[at : at + STRETCH], at // BLOCK
