@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.archive.replay import RunReplay
-from atoll.archive.round_parts import OpenRound, RoundPart
+from atoll.archive.replay import OpenRound, RoundPart, RunReplay
 from atoll.archive.rounds import RoundStore
 from atoll.base.buffer_pool import Vector
 from atoll.base.wording import counted
