@@ -42,9 +42,9 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print a line per run, in the order given."""
-    from atoll.report.comparison import compared, read_report, told_apart  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.report.comparison import comparison_row, read_report, with_distinct_names  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
-    rows = told_apart([compared(*read_report(path)) for path in runs])
+    rows = with_distinct_names([comparison_row(*read_report(path)) for path in runs])
     if json:
         sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
     else:

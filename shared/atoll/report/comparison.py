@@ -29,11 +29,11 @@ Figure = Annotated[float, Meta(ge=0.0, le=2.0**63)]
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """What is compared of a run.
+    """The figures of a run that are compared.
 
     Attributes:
         path: the report that was read; empty for a run that was not read from one.
-        run: the name of the run; `told_apart` makes it differ from those of the others.
+        run: the name of the run; `with_distinct_names` makes it differ from those of the others.
         ended: how it ended, or its state while it goes on.
         bits_per_byte: of the merged model at the end, on held-out text.
         goodput: share of the learners' time spent stepping, 0..1.
@@ -70,19 +70,19 @@ class ComparedRun:
 
 
 class Validation(msgspec.Struct):
-    """What is compared of the merged model's evaluation."""
+    """The compared figure of the merged model's evaluation."""
 
     final_bits_per_byte: Figure | None = None
 
 
 class Moved(msgspec.Struct):
-    """What is compared of the links' ledger."""
+    """The compared figure of the links' ledger."""
 
     bytes_per_token: Figure | None = None
 
 
 class ComparedSettings(msgspec.Struct):
-    """What is compared of the settings."""
+    """The compared settings."""
 
     size: Name | None = msgspec.field(default=None, name="model.size")
     layers: Count | None = msgspec.field(default=None, name="model.layers")
@@ -100,7 +100,7 @@ class ComparedSettings(msgspec.Struct):
 
 
 class ReportFigures(msgspec.Struct):
-    """What is compared of a `report.json`, within bounds: the file may be anybody's."""
+    """The compared part of a `report.json`, within bounds: the file may be anybody's."""
 
     tokens_trained: Count
     run: Name = ""
@@ -148,7 +148,7 @@ def read_report(path: Path) -> tuple[Path, ReportFigures]:
         ) from error
 
 
-def told_apart(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
+def with_distinct_names(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Return the rows with names that differ: runs of one name are called by their folders, and where those agree by paths.
 
     Every simulated run is called `sim`, and so are most runs that were tried one after the other.
@@ -167,7 +167,7 @@ def _renamed(rows: Sequence[ComparedRun], names: Sequence[str], others: Sequence
     ]
 
 
-def compared(path: Path, report: ReportFigures) -> ComparedRun:
+def comparison_row(path: Path, report: ReportFigures) -> ComparedRun:
     """Return the row of a report."""
     settings = report.settings or ComparedSettings()
     return ComparedRun(

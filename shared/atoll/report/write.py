@@ -34,7 +34,7 @@ DOUBTS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """What the report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
+    """Facts that a report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
 
     `data_hash` is the fingerprint of the token shards. `fragment_ledger` is the ledger from the fragments' heads, for a run in
     which a shard did not close its own. `history` is the event log as stories read it.
