@@ -99,8 +99,9 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(run_dir: Path, corpus: P
     assert (run_dir / "sample.txt").read_text(encoding="utf-8").startswith("def ")
     check_ledger(report)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
-    assert "times less than data-parallel" in page
-    assert "of the rounds' time" in page
+    frames = json.loads(page.partition('id="frames">')[2].partition("</script>")[0])
+    assert frames["report"]["moved"] == report["moved"]
+    assert "rounds" in {part["of"] for part in frames["causes"]["slow"]}
     curves = report["curves"]
     assert isinstance(curves, dict)
     assert [len(one["at_s"]) > 1 for one in curves["learners"]] == [True, True]
