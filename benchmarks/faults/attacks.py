@@ -40,9 +40,9 @@ from atoll.bus.options import BusOptions
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import Kind
 from atoll.keys.roll import KeyFolder
+from atoll.run.history import History
 from atoll.run.record import read_run
 from atoll.story.findings import exceeded_shares
-from atoll.story.history import History
 from atoll.wire.subjects import Subjects
 from benchmarks.faults.chaos import FOLDER, prepare
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command

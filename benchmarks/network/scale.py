@@ -142,7 +142,9 @@ def large(lasting_s: float) -> list[Figure]:
         Figure("large fragments: merging and storing", took[len(took) // 2], "s", "", None, "median of a commit"),
         *flat_figures(memory, began_s, ended_s, warm_s),
     ]
-    return figures + fate_figures("large fragments", history.ledgers.values(), history.rounds, LARGE_FRAGMENTS)
+    return figures + fate_figures(
+        "large fragments", (each.ledger for each in history.ledgers.values()), history.rounds, LARGE_FRAGMENTS
+    )
 
 
 # -- what they share --------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def crowd(name: str, plan: FleetPlan, measured_s: float) -> tuple[CrowdUse, list
     )
     say(f"{use.commits} commits of {use.contributions} contributions in {use.lasted_s:.0f} s")
     fragments = plan.request.protocol.fragments
-    return use, fate_figures(name, history.ledgers.values(), history.rounds, fragments)
+    return use, fate_figures(name, (each.ledger for each in history.ledgers.values()), history.rounds, fragments)
 
 
 def counted(before: FleetMoment, after: FleetMoment) -> dict[str, float]:

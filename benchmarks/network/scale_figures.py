@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.protocol.ledger import Ledger
-from atoll.run.view import RoundLine
+from atoll.run.history import RoundLine
 from benchmarks.lib.results import Figure
 
 RATIO_MAX: Final = 1.25

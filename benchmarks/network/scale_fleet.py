@@ -34,7 +34,7 @@ from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.run_settings import without_settings
 from atoll.local.run_store import close_run
-from atoll.story.history import History
+from atoll.run.history import History
 from atoll.wire.subjects import Subjects
 from benchmarks.network.scale_host import HostRequest
 from support.regions import free_port

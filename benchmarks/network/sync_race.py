@@ -40,7 +40,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.codec import frame_bytes
 from atoll.local.run_settings import without_settings
 from atoll.protocol.settings import ProtocolSettings
-from atoll.story.history import History, RoundMoments
+from atoll.run.history import History, RoundMoments
 from atoll.wire.subjects import Subjects
 from benchmarks.lib.peer_environments import HERE, environment
 from benchmarks.lib.results import Figure

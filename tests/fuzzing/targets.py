@@ -43,10 +43,9 @@ from atoll.protocol.quarantine import Measure
 from atoll.protocol.recorder import FactRecorder, Replay
 from atoll.protocol.shard import Shard
 from atoll.run.heads import GlobalFragment
+from atoll.run.history import History
 from atoll.run.ledger import closing_ledger, read_fragment_ledger
-from atoll.run.view import RunView
 from atoll.settings import ArchiveSettings
-from atoll.story.history import History
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord, decode, encode
@@ -85,7 +84,7 @@ def decoders(run: RunRecord) -> dict[str, Target]:
     found["fragment ledger"] = Target(read_fragment_ledger, (_fragment_ledger(),))
     found["manifest of an archive"] = _manifest(run)
     found["dump of facts"] = _dump(run)
-    found["event log, live view"] = Target(lambda data: RunView().on_event(decode(messages.Event, data)), _events(run))
+    found["event log, live view"] = Target(lambda data: History().on_event(decode(messages.Event, data)), _events(run))
     found["event log, rounds"] = Target(lambda data: History().take(_stored(data), data), _events(run))
     found["event log, closing ledger"] = Target(
         lambda data: closing_ledger([decode(messages.Event, data)]), _events(run)[-1:]

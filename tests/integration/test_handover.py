@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.run.history import History
 from atoll.run.links import byte_ledger
-from atoll.run.view import RunView
 from support.islands import DEADLINE_S, IslandProcess, end, unforked
 
 pytestmark = pytest.mark.second_tier
@@ -46,7 +46,7 @@ async def test_shards_are_shared_with_who_comes_and_handed_over_by_who_leaves(is
     assert sorted(serving(island, "first")) == [0, 1]
     assert sorted(serving(island, "second")) == [0, 1]
     assert [line["reason"] for line in island.lines("first", "shard.given_up")] == ["handed over"]
-    view = RunView()
+    view = History()
     for one in [*await island.events("moved"), *await island.events("hosted")]:
         view.on_event(one)
     links = {link.name: link for link in byte_ledger(view, 1).links}

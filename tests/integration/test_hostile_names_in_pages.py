@@ -24,7 +24,7 @@ from atoll.report.collect import Facts, collect
 from atoll.report.page import page_with
 from atoll.report.write import page_frames
 from atoll.run.folder import RunFile
-from atoll.story.history import History
+from atoll.run.history import History
 from atoll_monitor.dashboard import Feed
 from atoll_monitor.http_server import allowed_hosts, application, listening_socket, serve
 from atoll_monitor.monitored_run import MonitoredRun

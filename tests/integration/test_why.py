@@ -30,7 +30,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
 from atoll.protocol.waits import Names, RoundNeeds, id_of
 from atoll.run.decisions import describe_wait
-from atoll.story.history import History
+from atoll.run.history import History
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run

@@ -32,7 +32,7 @@ from atoll.protocol.fragment_ledger import close_together
 from atoll.protocol.invariants import InvariantBroken, require
 from atoll.protocol.ledger import Ledger, settle
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.timeline import TimedView
+from atoll.run.history import History
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
 from atoll_synchronizer.process import wait_for_run
@@ -433,13 +433,13 @@ class World:
     async def stand_still(self) -> None:
         """Look at the run as `atoll status` does; it must not be said to train, and who gives nothing must be named."""
         process, bus, _ = self._process("observer")
-        view = TimedView()
+        view = History()
         watch = Watch(bus, RUN, view, process)
         process.spawn(watch.follow())
         began_s = process.monotonic()
         await self._until(lambda: self.loop.now_s > self.plan.storm_s + LOOKS_S, LOOKS_S + 1.0)
         picture = ConsolePicture(view, RUN, self.settings, began_s, process.monotonic())
-        status = status_of(TopMoment(picture, view.timeline, process.wall()), "")
+        status = status_of(TopMoment(picture, process.wall()), "")
         self.note("world", "is told", status)
         told = "; ".join(status.waits_for)
         self.check(not self.tally["commits"], "nothing is merged of who counts no token", self.tally["commits"])

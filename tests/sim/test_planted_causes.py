@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.main import build
+from atoll.run.history import History
 from atoll.story.findings import RunFinding, findings
-from atoll.story.history import History
 from support.planted_runs import BY_KIND, TOKENS, WIDE, planted
 from support.simulated_runs import Simulate
 

@@ -37,8 +37,8 @@ from atoll.keys.identity import HeldIdentity
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import PANELS, TopMoment, heading, numbers
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.history import History
 from atoll.run.watch import Watch
-from atoll.story.history import History
 from atoll.wire.subjects import Subjects
 from atoll_monitor import metrics
 from atoll_monitor.monitored_run import MonitoredRun
@@ -451,7 +451,7 @@ async def read_all(bus: Bus, run: str) -> LogRead:
     await Watch(bus, run, watched.view, clock).catch_up()
     history = History()
     await history.read(bus, Subjects(run))
-    moment = TopMoment(ConsolePicture(watched.view, run, ProtocolSettings(), 0.0, 1.0), scene.timeline, clock.wall())
+    moment = TopMoment(ConsolePicture(watched.view, run, ProtocolSettings(), 0.0, 1.0), clock.wall())
     panels = [dataclasses.asdict(panel(moment)) for panel in PANELS.values()]
     scene.tick()
     told = [

@@ -19,8 +19,8 @@ from atoll.bus.interface import Bus
 from atoll.protocol.claims import BATCHES_MAX, INTERVALS_MAX, Claim, claim_fault, lived_since_s, steps_possible
 from atoll.protocol.fragment_ledger import LEDGER_BYTES_MAX, FragmentLedger
 from atoll.run.heads import read_heads
+from atoll.run.history import History
 from atoll.run.ledger import read_fragment_ledger
-from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.wire.messages import Head, Included, RunRecord
 
@@ -137,7 +137,7 @@ def harm_in(looks: list[RunLook], run: RunRecord) -> str:
 
 async def unbelievable_lives(bus: Bus, run: RunRecord) -> list[str]:
     """Return the lives of which a reader of the event log shows more steps or tokens than there can be by now."""
-    clock, view = SystemClock(), RunView()
+    clock, view = SystemClock(), History()
     await Watch(bus, run.subjects.run, view, clock).catch_up()
     steps_max = steps_possible(run.protocol, lived_since_s(run.founded_at_s, clock.wall()))
     shown = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from atoll.story.history import History, notes
+from atoll.run.history import History, notes
 from atoll.wire.messages import encode
 from support.events import event
 

@@ -12,12 +12,12 @@ from atoll.base.clock import SystemClock
 from atoll.local import console as console_module
 from atoll.local.console import WIDE, ConsolePicture, LastingConsole, PlainConsole, draw, status_line
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.view import RunView
+from atoll.run.history import History
 from atoll.wire.messages import Beat, Presence
 from atoll.wire.traffic import LinkTraffic
 
 
-def drawn(view: RunView, now_s: float, width: int) -> list[str]:
+def drawn(view: History, now_s: float, width: int) -> list[str]:
     """Return the lines of the picture."""
     console = Console(width=width)
     with console.capture() as capture:
@@ -25,9 +25,9 @@ def drawn(view: RunView, now_s: float, width: int) -> list[str]:
     return capture.get().splitlines()
 
 
-def running() -> RunView:
+def running() -> History:
     """Return a learner and a shard that were heard at 1 and 2 s."""
-    view = RunView()
+    view = History()
     for second in (1, 2):
         moved = LinkTraffic(wire_up=1000 * second, wire_down=500_000 * second)
         told = Beat(

@@ -10,7 +10,8 @@ import pytest
 from atoll.bus.server import EmbeddedBroker
 from atoll.report.page_data import NodeSeen
 from atoll_monitor import polling
-from atoll_monitor.scenes import HISTORY_ROUNDS, JUDGED_S, RunScene
+from atoll_monitor.monitored_run import ROUNDS_KEPT
+from atoll_monitor.scenes import JUDGED_S, RunScene
 from support.deployments import free_port
 from support.events import event
 from support.watched_runs import full, take_round, watched_run
@@ -86,12 +87,12 @@ def test_causes_of_a_run_that_goes_on_are_those_of_its_newest_rounds() -> None:
     """However long it lasts, a monitor keeps so many rounds; a command names this very run, and no secret."""
     watched, _ = watched_run()
     scene = RunScene(watched, "r", reached_by="--run r --broker nats://h:1", broker="nats://me:secret@h:1")
-    for version in range(1, HISTORY_ROUNDS + 20):
+    for version in range(1, ROUNDS_KEPT + 20):
         take_round(watched, 0, version, 100.0 + version, hindered={"full": 1.5})
     causes = scene.causes()
     [found] = [each for each in causes["findings"] if each["cause"] == "disk was full"]
 
-    assert causes["rounds"] == HISTORY_ROUNDS
+    assert causes["rounds"] == ROUNDS_KEPT
     assert found["command"] == "atoll doctor --broker nats://***@h:1"
     assert all(
         part["command"].endswith("--run r --broker nats://h:1") for part in causes["slow"] if part["what"] != "broker"

@@ -10,10 +10,8 @@ import pytest
 
 from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
-from atoll.run.timeline import Timeline
-from atoll.run.view import RunView
+from atoll.run.history import History
 from atoll.story.goodput import goodput_of
-from atoll.story.history import History
 from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
 from support.events import event
@@ -26,17 +24,11 @@ class ToldRun:
     """A run as its event log and its heartbeats tell it; the wall clock is 1000 s ahead of the one of arrivals."""
 
     def __init__(self) -> None:
-        self.view, self.history = RunView(), History()
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.history.timeline
+        self.view = History()
 
     def log(self, kind: str, who: str, at_s: float, **fields: object) -> None:
         """Write an event, `at_s` after the beginning."""
-        told = event(kind, who, BEGAN_S + at_s, **fields)
-        self.view.on_event(told)
-        self.history.on_event(told)
+        self.view.on_event(event(kind, who, BEGAN_S + at_s, **fields))
 
     def sample(self, who: str, at_s: float, step: int, *, incarnation: int = 1, state: str = "training") -> None:
         """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens."""
@@ -78,7 +70,7 @@ class ToldRun:
 
     def state(self, at_s: float, *, founded: bool = True, answered: bool = True) -> dict[str, Any]:
         """Return the page's state at a time; it is JSON."""
-        made = state_of(self.view, self.timeline, self.facts(at_s, founded=founded, answered=answered))
+        made = state_of(self.view, self.facts(at_s, founded=founded, answered=answered))
         told: dict[str, Any] = json.loads(json.dumps(made, allow_nan=False))
         return told
 
@@ -150,7 +142,7 @@ def test_a_shard_that_has_finished_is_not_silent(told: ToldRun, *, closed: bool,
     if closed:
         told.log("ledger", "shard-0", 9.0, ledger={}, reason="finished")
     facts = replace(told.facts(60.0), over=over)
-    state = state_of(told.view, told.timeline, facts)
+    state = state_of(told.view, facts)
 
     assert [one["state"] for one in state["hosts"]] == hosts
 
@@ -178,11 +170,11 @@ def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
     """It is presence without steps; and the figure of the whole run is that of the report."""
     told.log("joined", "b", 20.0, incarnation=2)
     told.sample("b", 22.0, 4, incarnation=2)
-    curves = curves_of(told.view, told.history, told.facts(23.0))
+    curves = curves_of(told.view, told.facts(23.0))
 
     # Both are present from half a second before they had joined to the newest event. a stepped for 7 s, b for 7 s and 2 s.
     assert curves["goodput"]["whole"] == pytest.approx((7.0 + 9.0) / (21.5 + 21.5), abs=1e-3)
-    assert curves["goodput"]["whole"] == pytest.approx(goodput_of(told.history).share, abs=1e-4)
+    assert curves["goodput"]["whole"] == pytest.approx(goodput_of(told.view).share, abs=1e-4)
     assert sum(each is not None for each in curves["rates"]["goodput"]) == len(curves["rates"]["at_s"])
     assert min(curves["rates"]["goodput"]) < 0.5
     assert [each["learner"] for each in curves["losses"]] == ["a", "b"]
@@ -192,7 +184,7 @@ def test_goodput_counts_the_gap_between_two_lives(told: ToldRun) -> None:
 
 def goodputs(run: ToldRun, facts: PageFacts) -> tuple[float | None, list[float | None]]:
     """Return the goodput of the last minute, and that of the newest bins of time."""
-    made = curves_of(run.view, run.history, facts)
+    made = curves_of(run.view, facts)
     return made["goodput"]["now"], made["rates"]["goodput"][-3:]
 
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.fair_queue import FairQueue
 from atoll.bus.interface import CoreMessage
 from atoll.bus.subscriptions import BYTES_MAX, BufferedSubscription
-from atoll.story import history as histories
+from atoll.run import history as histories
 from atoll.story.goodput import presences
 from atoll.story.lives import lives_of
 from atoll.wire.traffic import BusStats
@@ -104,4 +104,4 @@ def test_who_writes_without_end_forgets_nobody_else_in_a_history(monkeypatch: py
     assert {name: after[name].stepping_s for name in before} == {name: one.stepping_s for name, one in before.items()}
     assert all(lives_of(run.history)[who][1].newest is not None for who in run.steps)
     assert len(run.history.newest_samples) <= 100
-    assert {mark.who for mark in run.history.timeline.marks} >= set(run.steps)
+    assert {mark.who for mark in run.history.marks} >= set(run.steps)

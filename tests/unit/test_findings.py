@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from atoll.run.decisions import describe_outlier
+from atoll.run.history import RunClock
 from atoll.story.findings import (
     EPISODES_MAX,
     GRAVITY,
@@ -20,7 +21,6 @@ from atoll.story.findings import (
     findings,
     hindered_commits,
 )
-from atoll.story.history import RunClock
 from atoll.story.slowness import slowness
 from support.told_runs import SteppedRun
 

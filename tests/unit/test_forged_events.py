@@ -18,13 +18,10 @@ from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKEN
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.driver import LossReader
 from atoll.protocol.claims import CLOCKS_APART_S, steps_possible
-from atoll.run import timeline as timelines
-from atoll.run import view as views
+from atoll.run import history as histories
+from atoll.run.history import NAMES_KEPT, OTHER, History
 from atoll.run.taps import KINDS, Selection, body_of, schemas
-from atoll.run.timeline import TimedView
-from atoll.run.view import NAMES_KEPT, OTHER, RunView
 from atoll.run.watch import Watch
-from atoll.story.history import History
 from atoll.wire.events import EVENTS, RoundEvent, event_of, fields_of, writers_named
 from atoll.wire.messages import Event, LearnerState, Member, Presence, decode, encode
 from atoll.wire.subjects import Subjects
@@ -210,7 +207,7 @@ async def test_a_story_passes_over_what_is_forged(bus: MemoryBus) -> None:
 
 async def test_a_heartbeat_in_the_name_of_another_is_not_shown(bus: MemoryBus) -> None:
     """A learner signs what stands on its own subject, whatever the body says; so it is with presences."""
-    view = RunView()
+    view = History()
     member = Member(learner="a", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
     await bus.put_record(S.member("a"), encode(member), expected=0)
     following = asyncio.create_task(Watch(bus, "r", view, SystemClock()).follow())
@@ -239,7 +236,7 @@ class UnbentClock(SystemClock):
 
 async def test_nobody_is_shown_to_have_trained_more_than_can_be(bus: MemoryBus) -> None:
     """A shard drops such a heartbeat; a report that believes it shows tokens that nobody trained, and none has a fate."""
-    view, clock = RunView(), UnbentClock()
+    view, clock = History(), UnbentClock()
     founded = run_record("r")
     settings = msgspec.structs.replace(founded.protocol, step_tokens_max=100)
     founded = msgspec.structs.replace(founded, protocol=settings, founded_at_s=clock.wall())
@@ -270,9 +267,8 @@ async def test_nobody_is_shown_to_have_trained_more_than_can_be(bus: MemoryBus) 
 
 def test_invented_learners_put_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound they are counted and passed over, in events and heartbeats alike; who is known goes on."""
-    for module in (views, timelines):
-        monkeypatch.setattr(module, "LEARNERS_KEPT", 3)
-    view = TimedView()
+    monkeypatch.setattr(histories, "LEARNERS_KEPT", 3)
+    view = History()
     states: tuple[LearnerState, ...] = ("training", "left")
     for number in range(6):
         name = f"w{number}"
@@ -283,22 +279,22 @@ def test_invented_learners_put_nobody_out(monkeypatch: pytest.MonkeyPatch) -> No
             view.on_beat(beat(name, state=state), 1.0)
         view.on_event(event("left", name, 3.0, **LEFT))
     assert list(view.learners) == ["w0", "w1", "w2"]
-    assert list(view.timeline.lives) == ["w0", "w1", "w2"]
+    assert list(view.signs) == ["w0", "w1", "w2"]
     assert view.passed_over == 3 * 6
     assert view.unreadable == 0
 
 
 def test_reasons_and_strangers_are_few() -> None:
-    view = RunView()
+    view = History()
     for number in range(2 * NAMES_KEPT):
         view.on_event(event("junk", "shard-0", 1.0, reasons={f"r{number}": 1}))
-        view.refuse(f"w{number}", "why")
+        view.refuse(f"w{number}", PeerMisbehaved("why"))
     assert len(view.junk) == len(view.strange) == NAMES_KEPT + 1
     assert view.junk[OTHER] == view.strange[OTHER].count == NAMES_KEPT
 
 
 def test_sums_saturate() -> None:
-    view = RunView()
+    view = History()
     for version in range(1, 4):
         most = {"tokens": TOTAL_MAX, "bytes_up": TOTAL_MAX, "bytes_down": TOTAL_MAX, "parameters": TOTAL_MAX}
         view.on_event(event("round", "shard-0", 1.0, fragment=0, version=version, contributors=[], **most))
@@ -371,7 +367,7 @@ async def test_a_scene_that_fails_ends_no_other(
 @pytest.mark.parametrize("state", ["\n\x1b[2J", "x" * 100_000])
 def test_why_a_message_was_refused_is_said_in_few_plain_words(state: str) -> None:
     """Its own words are in it, but they neither move a cursor nor fill a log."""
-    view = RunView()
+    view = History()
     view.on_event(event("sample", "a", 1.0, incarnation=1, step=1, tokens=1, state=state))
     reason = view.strange["a"].reason
     assert "$.state" in reason or len(reason) > FAULT_CHARS_MAX

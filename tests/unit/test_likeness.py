@@ -16,7 +16,7 @@ from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
 from atoll.local.run_settings import EarlierRun, read_earlier
 from atoll.report.collect import Facts, collect
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
-from atoll.run.view import RunView
+from atoll.run.history import History
 
 ASKED = ("protocol.fragments=6", "model.size=m", "model.ffn=96", "train.rate=0.01", "seed=9", "run=first")
 
@@ -50,7 +50,7 @@ def first(tmp_path: Path, text: Path) -> UpPlan:
     facts = Facts(run="first", settings=settings, sessions=[], validation={}, data_hash="abc")
     with RunFolder(up.out) as folder:
         folder.save(file)
-        folder.write("report.json", json.dumps(collect(RunView(), facts)).encode())
+        folder.write("report.json", json.dumps(collect(History(), facts)).encode())
     return up
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from atoll.run.view import OTHER
+from atoll.run.history import OTHER
 from atoll.wire.messages import LearnerState
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
 from atoll_monitor.monitored_run import ROUNDS_KEPT, MonitoredRun
@@ -100,7 +100,7 @@ def test_rounds_are_forgotten_and_their_sums_are_not() -> None:
 def test_another_founding_begins_anew_and_its_rounds_are_measured() -> None:
     watched, _ = watched_run()
     heard: list[str] = []
-    watched.view.observers.append(lambda one: heard.append(one.kind))
+    watched.view.observers.append(lambda one, _fields: heard.append(one.kind))
     take_round(watched, 0, 1, 1.0)
     watched.forget()
     take_round(watched, 0, 1, 2.0)

@@ -14,7 +14,7 @@ from atoll.base.regular_files import NotRegular, TooLarge, lines_of, opened_file
 from atoll.cli.replay import replay_dump
 from atoll.local.run_settings import read_earlier
 from atoll.run.folder import read_run_file
-from atoll.story.history import History
+from atoll.run.history import History
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:

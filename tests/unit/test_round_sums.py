@@ -6,14 +6,14 @@ from collections import deque
 from typing import Any
 
 from atoll.report.collect import _rounds
-from atoll.run.view import NAMES_KEPT, OTHER, RoundSums, RunView
+from atoll.run.history import NAMES_KEPT, OTHER, History, RoundSums
 from atoll.wire.events import RoundEvent
 from support.events import event, fields
 
 SHARE: dict[str, Any] = {"learner": "a", "incarnation": 1, "push": 1, "tokens": 10, "weight": 1.0}
 
 
-def rounds(view: RunView, count: int) -> None:
+def rounds(view: History, count: int) -> None:
     """Let two shards commit in turn, each round with a late contribution beside one in time."""
     for number in range(count):
         contributors = [SHARE | {"age": 0, "unheard": 2}, SHARE | {"learner": "b", "age": 1}]
@@ -34,7 +34,7 @@ def rounds(view: RunView, count: int) -> None:
 
 def test_totals_are_those_of_all_rounds_and_not_of_those_that_are_kept() -> None:
     """Of a run of days a view keeps the last rounds only; its counts went with them."""
-    view = RunView(rounds=deque(maxlen=8))
+    view = History(rounds=deque(maxlen=8))
     rounds(view, 100)
     told = _rounds(view)
 

@@ -6,21 +6,21 @@ import pytest
 
 from atoll.report.collect import LEARNERS_MAX, curves_of_run
 from atoll.run.curves import BINS_MAX, NOW_S, POINTS_MAX, PresentTime, lines_of, rates, silence
-from atoll.run.view import RunView
+from atoll.run.history import History
 from support.events import event
 
 BEGAN_S = 1000.0
 
 
-def sampled(view: RunView, who: str, at_s: float, step: int, **more: object) -> None:
+def sampled(view: History, who: str, at_s: float, step: int, **more: object) -> None:
     """Write a sample of a learner whose step takes 0.5 s and trains 100 tokens, `at_s` after the beginning."""
     fields = {"incarnation": 1, "step": step, "tokens": 100 * step, "step_s": 0.5, "overhead": 0.01, **more}
     view.on_event(event("sample", who, BEGAN_S + at_s, **fields))
 
 
-def two_learners() -> RunView:
+def two_learners() -> History:
     """A run in which b comes ten seconds later than a, and lags behind once."""
-    view = RunView()
+    view = History()
     view.on_event(event("joined", "a", BEGAN_S, incarnation=1, founder=True))
     view.on_event(event("joined", "b", BEGAN_S + 10.0, incarnation=1))
     for at_s in range(2, 41, 2):
@@ -48,7 +48,7 @@ def test_the_speed_of_the_learners_adds_up_to_that_of_the_run() -> None:
 
 def test_curves_have_bounds_whatever_peers_do() -> None:
     """Many samples are thinned, with the first and the last; of many learners the rest is counted."""
-    view = RunView()
+    view = History()
     for at_s in range(3000):
         sampled(view, "a", at_s, at_s + 1)
     for number in range(LEARNERS_MAX + 5):
@@ -88,7 +88,7 @@ def test_the_goodput_of_now_is_of_the_last_minute_alone() -> None:
 
 def test_a_clock_that_is_set_back_takes_no_sample_away() -> None:
     """An hour of a curve was gone, and what came after it was not drawn for an hour."""
-    view = RunView()
+    view = History()
     for step in range(1, 11):
         sampled(view, "a", 10.0 * step - (3600.0 if step > 5 else 0.0), step)
 

@@ -12,14 +12,14 @@ from atoll.base.errors import AtollError, StorageFull
 from atoll.local.journal import SAVE_S, Journal
 from atoll.local.options import UpRequest, plan
 from atoll.run.folder import RunFolder
-from atoll.run.view import RunView
+from atoll.run.history import History
 from support.events import event
 
 
 def journal(out: Path, target: int, broker: str | None = None) -> Journal:
     """Return the journal of a new run in a folder."""
     up = plan(UpRequest(out=out, assignments=(f"protocol.tokens_target={target}",)), {})
-    return Journal(replace(up, broker=broker), RunFolder(out), RunView(), SystemClock())
+    return Journal(replace(up, broker=broker), RunFolder(out), History(), SystemClock())
 
 
 def fails_in_turn(session: Journal, monkeypatch: pytest.MonkeyPatch, error: AtollError) -> list[bool]:

@@ -10,8 +10,8 @@ import pytest
 from atoll.base.units import DAY_S
 from atoll.client.options import DEFAULTS
 from atoll.client.session import pause_of
+from atoll.run.history import History
 from atoll.run.process_views import SAMPLES_MAX, Curve, SampleLine
-from atoll.run.view import RunView
 from atoll.wire.events import SampleEvent, log_entry, sample_of
 from atoll.wire.messages import Beat, Event, decode, encode
 from atoll.wire.traffic import LinkTraffic
@@ -61,7 +61,7 @@ def test_a_young_learner_writes_a_curve_and_an_old_one_few_samples() -> None:
 
 
 def test_a_view_draws_curves_and_sums_from_samples_alone() -> None:
-    view = RunView()
+    view = History()
     for step in range(1, 6):
         view.on_event(sample(step))
 

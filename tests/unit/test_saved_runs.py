@@ -78,7 +78,7 @@ def test_a_saved_run_is_shown_as_it_was(out: Path) -> None:
     assert [each["learner"] for each in curves["losses"]] == ["learner-a", "learner-b"]
     assert [(each["cause"], each["who"]) for each in causes["findings"]] == [("slow learner", "learner-b")]
     assert causes["findings"][0]["command"] == f"atoll why behind learner-b --out '{out}'"
-    assert scene.view.unreadable == 1
+    assert scene.history.unreadable == 1
 
 
 def test_an_event_log_alone_is_enough_to_be_shown_and_told(out: Path) -> None:

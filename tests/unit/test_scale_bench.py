@@ -8,7 +8,7 @@ import pytest
 
 from atoll.protocol.ledger import Account, Ledger
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.view import RoundLine
+from atoll.run.history import RoundLine
 from atoll.wire.events import RoundEvent
 from benchmarks.lib.results import Figure
 from benchmarks.network.scale import small_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.story import history
+from atoll.run import history
 from atoll.story.goodput import goodput_of
 from atoll.story.questions import goodput
 from atoll.story.slowness import FINDINGS_MAX, LostTime, slowness
@@ -99,7 +99,7 @@ def test_silence_is_from_the_last_sign_of_a_life_to_the_start_of_the_next(told: 
     assert lost["silence", "a"].seconds == pytest.approx(25.0)
     assert lost["joining", "a"].seconds == pytest.approx(15.0)
     assert ("unexplained", "a") not in lost
-    assert told.history.timeline.faults == 1
+    assert told.history.faults == 1
 
 
 def test_a_slow_learner_is_beside_the_median_of_the_others(told: SteppedRun) -> None:

@@ -16,9 +16,8 @@ from atoll.cli.watch import has_heard_all
 from atoll.local.console import ConsolePicture
 from atoll.local.console_tables import TopMoment, standing_at, status_lines, status_of
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.history import History, RoundLine
 from atoll.run.standing import RunStatus, Standing, Storing, stalled_fragments, standing_of, status_schema
-from atoll.run.timeline import TimedView
-from atoll.run.view import RoundLine
 from atoll.wire.events import RoundEvent
 from atoll.wire.messages import Presence
 from support.events import event, fields
@@ -86,7 +85,7 @@ def test_a_fragment_that_comes_to_a_stop_is_waited_for() -> None:
 
 def moment(now_s: float) -> TopMoment:
     """Return a run of two learners and one of two shards, heard at 10 s."""
-    view = TimedView()
+    view = History()
     view.on_beat(beat("a", step=40), 10.0)
     view.on_beat(beat("b"), 10.0)
     view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(1,)), 10.0)
@@ -94,7 +93,7 @@ def moment(now_s: float) -> TopMoment:
         event("round", "shard-1", 9.0, fragment=1, version=3, contributors=[], tokens=100, end="all answered", live=2)
     )
     view.on_event(event("quarantined", "shard-1", 1009.0, learner="c", incarnation=1, offences=3, reason="stale"))
-    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s), view.timeline, 1000.0 + now_s)
+    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s), 1000.0 + now_s)
 
 
 def test_the_status_names_learners_shards_lag_and_fragments() -> None:
@@ -118,7 +117,7 @@ def test_a_learner_that_has_not_left_and_is_not_heard_is_named() -> None:
     """Its region is cut off, or its process is gone: for how long is told by its newest entry in the event log."""
     told = moment(11.0)
     view = told.picture.view
-    assert isinstance(view, TimedView)
+    assert isinstance(view, History)
     view.on_presence(Presence(name="q", host="h", pid=2, wants=(), owns=(0,)), 10.0)
     view.on_event(event("joined", "far", 900.0, incarnation=1, took_s=1.0, founder=False))
     view.on_event(event("sample", "far", 954.0, incarnation=1, step=9, tokens=90))
@@ -141,7 +140,7 @@ def test_a_learner_that_has_not_left_and_is_not_heard_is_named() -> None:
 def test_how_long_nothing_was_stored_is_told_by_the_clocks_of_those_who_write() -> None:
     """By that of whoever looks a healthy run would have a full disk, if it is minutes ahead."""
     told = moment(11.0)
-    assert isinstance(told.picture.view, TimedView)
+    assert isinstance(told.picture.view, History)
     told.picture.view.on_presence(Presence(name="q", host="h", pid=2, wants=(), owns=(0,)), 10.0)
     ahead = replace(told, wall_s=5000.0)
     assert standing_at(ahead).word == "training"
@@ -174,7 +173,7 @@ def test_a_run_that_was_ended_before_its_target_is_stopped_and_not_over(
 def test_a_look_is_over_once_nobody_is_missing() -> None:
     """Two heartbeats of each learner that has not left, one of each shard's owner; of a run that is over nobody is awaited."""
     record = run_record("r")
-    view, heard = TimedView(), list[bool]()
+    view, heard = History(), list[bool]()
 
     def take(name: str, at_s: float) -> None:
         if name.startswith("host"):
@@ -190,7 +189,7 @@ def test_a_look_is_over_once_nobody_is_missing() -> None:
         take(name, float(at_s))
 
     assert heard == [False, False, False, True, False, True]
-    assert not has_heard_all(record, TimedView())
+    assert not has_heard_all(record, History())
 
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
 
 def stalled(*, tokens: int, rounds_at_s: float | None = None, now_s: float = 60.0) -> TopMoment:
     """Return a run of two learners that join at second 0 and train, of which `b` reports so many tokens, at `now_s`."""
-    view = TimedView()
+    view = History()
     for name in "ab":
         view.on_event(event("joined", name, 0.5, incarnation=1, took_s=0.5))
     for at_s in (now_s - 2.0, now_s - 1.0):
@@ -226,7 +225,7 @@ def stalled(*, tokens: int, rounds_at_s: float | None = None, now_s: float = 60.
         why = "call 64: it needs 2 of 2 live learners, and has 1; not yet b"
         view.on_event(event("waiting", "shard-0", at_s, fragment=0, version=version, why=why, waited_s=3.0))
     view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(0, 1)), now_s - 0.5)
-    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, now_s - 3.0, now_s), view.timeline, now_s)
+    return TopMoment(ConsolePicture(view, "demo", PROTOCOL, now_s - 3.0, now_s), now_s)
 
 
 def test_a_run_that_merges_nothing_does_not_train() -> None:
@@ -251,7 +250,7 @@ def test_a_run_that_makes_versions_trains_whatever_its_rounds_wait_for_now() -> 
 
 def test_steps_that_no_merge_follows_are_no_goodput() -> None:
     """Beyond the time after which a run stands still; a merge makes those of its contributors good."""
-    view = TimedView()
+    view = History()
     for second in range(100):
         for name in "ab":
             view.on_beat(msgspec.structs.replace(beat(name, step=10 * second), step_s=0.1), float(second))

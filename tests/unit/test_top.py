@@ -12,8 +12,7 @@ from atoll.local.console import ConsolePicture
 from atoll.local.console_app import LEFT, HelpScreen, TopApp
 from atoll.local.console_tables import PANELS, TopMoment, fitting_columns
 from atoll.protocol.settings import ProtocolSettings
-from atoll.run.timeline import TimedView
-from atoll.run.view import IsolationLine
+from atoll.run.history import History, Noted
 from atoll.wire.events import QuarantinedEvent
 from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
@@ -46,9 +45,9 @@ def beat(learner: str, step: int, at_s: float, *, loss: float, state: LearnerSta
     )
 
 
-def told_run() -> TimedView:
+def told_run() -> History:
     """Return a run of two learners and two shards, one of each killed and back, with a learner in quarantine."""
-    view = TimedView()
+    view = History()
     for name, life, at_s in (("learner-1", 1, 10_000.0), ("learner-2", 1, 10_001.0), ("learner-2", 2, 10_040.0)):
         view.on_event(event("joined", name, at_s, incarnation=life))
     view.on_event(event("serving", "shard-0", 10_000.0, epoch=1, versions={0: 0}, host="h", pid=7))
@@ -87,10 +86,10 @@ def told_run() -> TimedView:
     return view
 
 
-def moment_of(view: TimedView, now_s: float = NOW_S, *, unanswered_s: float = 0.0) -> TopMoment:
+def moment_of(view: History, now_s: float = NOW_S, *, unanswered_s: float = 0.0) -> TopMoment:
     """Return the run at a moment."""
     picture = ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s)
-    return TopMoment(picture, view.timeline, WALL_S - NOW_S + now_s, unanswered_s=unanswered_s)
+    return TopMoment(picture, WALL_S - NOW_S + now_s, unanswered_s=unanswered_s)
 
 
 def lines_of(app: TopApp) -> list[str]:
@@ -160,7 +159,7 @@ async def test_keys_turn_panels_and_sort_rows() -> None:
 async def test_it_is_left_by_q_and_by_ctrl_c_and_helps() -> None:
     """Help is closed by the keys that closed nothing else; both ends have their code."""
     for key, code in (("q", LEFT), ("ctrl+c", INTERRUPTED)):
-        app = TopApp(lambda: moment_of(TimedView()))
+        app = TopApp(lambda: moment_of(History()))
         async with app.run_test(size=NARROW) as pilot:
             await pilot.pause()
             assert "No learner has joined yet." in "\n".join(lines_of(app))
@@ -194,7 +193,7 @@ async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
     fields: dict[str, Any] = {"learner": "b", "incarnation": 1, "offences": 3, "reason": "bad\x1b[2Jword"}
     view.on_event(event("quarantined", "shard-1", 10_092.0, **fields))
     assert view.strange["shard-1"].count == 1
-    view.isolations.append(IsolationLine(10_092.0, QuarantinedEvent(**fields)))
+    view.quarantined.append(Noted(10_092.0, "shard-1", QuarantinedEvent(**fields)))
     app = TopApp(lambda: moment_of(view))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.press("6")

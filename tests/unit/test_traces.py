@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from atoll.run.history import History
 from atoll.wire.messages import Event
 from atoll_monitor.traces import RoundTracer, tracer_to
 from support.collectors import collecting
@@ -27,7 +28,7 @@ def told(*events: Event, since_s: float = 0.0) -> tuple[ReadableSpan, ...]:
     exporter = InMemorySpanExporter()
     tracer = RoundTracer("r", since_s, SimpleSpanProcessor(exporter))
     for one in events:
-        tracer.on_event(one)
+        tracer.on_event(one, History().on_event(one))
     found = exporter.get_finished_spans()
     tracer.close()
     return found
@@ -83,7 +84,7 @@ def test_a_collector_is_told_over_http() -> None:
     """By the protocol that every collector takes, OTLP; what waits is told at the end."""
     with collecting() as (url, found):
         tracer = tracer_to(url, "r", 0.0)
-        tracer.on_event(commit())
+        tracer.on_event(commit(), History().on_event(commit()))
         tracer.close()
 
     assert len(found) == 12

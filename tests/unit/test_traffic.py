@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.errors import PeerMisbehaved
-from atoll.run import view as views
+from atoll.run import history as histories
+from atoll.run.history import FORMER, History
 from atoll.run.links import STANDBY, as_report, byte_ledger
-from atoll.run.view import FORMER, RunView
 from atoll.wire.messages import Beat, Event, Presence, decode, encode
 from atoll.wire.traffic import (
     BYTES_MAX,
@@ -50,9 +50,9 @@ def committed(fragment: int, parameters: int, contributors: int = 2) -> Event:
     return event("round", "shard-0", 1.0, fragment=fragment, version=1, contributors=shares, **sizes)
 
 
-def trained() -> RunView:
+def trained() -> History:
     """Return a run of two learners, one of which died once, over two fragments of a thousand parameters."""
-    view = RunView()
+    view = History()
     view.on_beat(beat("a", 1, LinkTraffic(wire_up=600, wire_down=400), tokens=100, steps=10), 1.0)
     view.on_beat(beat("b", 1, LinkTraffic(wire_up=1000, wire_down=1000), tokens=200, steps=20), 1.0)
     view.on_beat(beat("b", 2, LinkTraffic(wire_up=500, wire_down=500), tokens=100, steps=10), 2.0)
@@ -106,18 +106,18 @@ def test_lives_add_up_and_the_ratio_is_against_a_ring() -> None:
 
 def test_nobody_says_a_ratio_that_is_not_known() -> None:
     """Not every fragment was committed yet, or there is one learner and no ring: None, not a wrong number."""
-    alone = RunView()
+    alone = History()
     alone.on_beat(beat("a", 1, LinkTraffic(wire_up=600), tokens=100, steps=10), 1.0)
     alone.on_event(committed(0, 1000, contributors=1))
 
     assert byte_ledger(trained(), 3).times_less("learner") is None
     assert byte_ledger(alone, 1).data_parallel is None
-    assert as_report(byte_ledger(RunView(), 1))["bytes_per_token"] is None
+    assert as_report(byte_ledger(History(), 1))["bytes_per_token"] is None
 
 
 def test_the_event_log_and_heartbeats_are_two_counts_of_one_link() -> None:
     """An interrupted session's links are on the event log; what is heard live later is not added to it."""
-    view = RunView()
+    view = History()
     view.on_event(event("moved", "a", 1.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=50)))
     view.on_beat(beat("a", 1, LinkTraffic(wire_up=70), tokens=10, steps=1), 2.0)
     view.on_event(event("moved", "a", 3.0, role="learner", incarnation=1, moved=LinkTraffic(wire_up=60)))
@@ -129,7 +129,7 @@ def test_the_event_log_and_heartbeats_are_two_counts_of_one_link() -> None:
 
 def test_a_synchronizer_is_named_by_the_shards_that_it_has_owned() -> None:
     """Processes that served the same shard are one row, one that waits is a standby, one of two shards has both names."""
-    view = RunView()
+    view = History()
     view.on_event(event("hosted", "p1", 1.0, shards=[0], moved=LinkTraffic(wire_up=5)))
     for name, owns, wire in (("p2", (0,), 7), ("p3", (), 1), ("p4", (1,), 9), ("p4", (2,), 9)):
         presence = Presence(name=name, host="h", pid=1, wants=(0,), owns=owns, moved=LinkTraffic(wire_up=wire))
@@ -140,8 +140,8 @@ def test_a_synchronizer_is_named_by_the_shards_that_it_has_owned() -> None:
 
 
 def test_processes_that_are_forgotten_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "HOSTS_MAX", 3)
-    view = RunView()
+    monkeypatch.setattr(histories, "HOSTS_MAX", 3)
+    view = History()
     for number in range(10):
         told = {"shards": [0], "moved": LinkTraffic(wire_up=1)}
         view.on_event(event("hosted", f"p{number}", 1.0, **told))

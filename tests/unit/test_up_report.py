@@ -14,11 +14,10 @@ from atoll.report.collect import Facts, believe_the_dead, collect
 from atoll.report.page import STATIC, page_with
 from atoll.report.write import BrokerFacts, page_frames, summary, write_report
 from atoll.run.folder import RunFile, RunFolder
+from atoll.run.history import History
 from atoll.run.ledger import closing_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
-from atoll.run.view import RunView
 from atoll.run.watch import Watch
-from atoll.story.history import History, HistoryView
 from atoll.wire.events import LedgerEvent, QuarantinedEvent, ServingEvent
 from atoll.wire.messages import DOCUMENT_BYTES_MAX, encode
 from atoll.wire.traffic import LinkTraffic
@@ -31,7 +30,7 @@ from support.watched_runs import beat
 def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> None:
     """The shards that heard the last heartbeat died before they could write it down; the next life has its own account."""
     lives = {1: LearnerLife(1, tokens=1000), 2: LearnerLife(2, tokens=700)}
-    view = RunView(learners={"a": LearnerView("a", lives=lives)})
+    view = History(learners={"a": LearnerView("a", lives=lives)})
     fragment_ledger = Ledger()
     fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
     fragment_ledger.take_report("a", 2, 600, 0, 0, 0)
@@ -45,7 +44,7 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
 def test_former_lives_are_not_entered_again() -> None:
     """The event log names them for ever; the ledgers have the sums of all of them, of which some are not even named."""
     lives = {number: LearnerLife(number, tokens=100) for number in (1, 2, 3)}
-    view = RunView(learners={name: LearnerView(name, lives=dict(lives)) for name in ("a", "b")})
+    view = History(learners={name: LearnerView(name, lives=dict(lives)) for name in ("a", "b")})
     fragment_ledger = Ledger(former=FormerLives(lives=4, tokens=400, merged=400, until={"a": 2}, forgotten=1))
     fragment_ledger.take_report("a", 3, 100, 0, 0, 0)
     believe_the_dead(view, fragment_ledger)
@@ -56,18 +55,20 @@ def test_former_lives_are_not_entered_again() -> None:
 
 def test_who_was_isolated_is_kept_with_the_reason() -> None:
     """A quarantine on the event log reaches the report; one that is malformed is counted as unreadable."""
-    view = RunView()
+    view = History()
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a", incarnation=2, offences=3, reason="outlier"))
     view.on_event(event("quarantined", "shard-0", 1.0, learner="a"))
 
-    assert view.quarantined == [QuarantinedEvent(learner="a", incarnation=2, offences=3, reason="outlier")]
+    assert [note.fields for note in view.quarantined] == [
+        QuarantinedEvent(learner="a", incarnation=2, offences=3, reason="outlier")
+    ]
     assert view.unreadable == 1
 
 
 def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
     """Cut off when the run ended, or killed before its next life was heard: its process is over, and so are its tokens."""
     lives = {1: LearnerLife(1, tokens=1000)}
-    view = RunView(learners={"a": LearnerView("a", lives=lives)})
+    view = History(learners={"a": LearnerView("a", lives=lives)})
     fragment_ledger = Ledger()
     fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
     believe_the_dead(view, fragment_ledger, ["a"])
@@ -78,7 +79,7 @@ def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
 
 def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -> None:
     """Nobody can say that its tokens are lost, so the report does not."""
-    view = RunView(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
+    view = History(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
     fragment_ledger = Ledger()
     fragment_ledger.take_report("theirs", 1, 900, 0, 0, 0)
     believe_the_dead(view, fragment_ledger, ["a"])
@@ -93,7 +94,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     heads.book("a", 1, 1500, "merged")
     closing.take_report("a", 1, 900, 0, 0, 0)
     closing.book("a", 1, 700, "merged")
-    view = RunView(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
+    view = History(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
     settings = {"protocol.fragments": 2, "protocol.shards": 2}
     facts = Facts(
@@ -125,7 +126,7 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
     closing = Ledger()
     closing.take_report("a", 1, 500, 0, 0, 0)
     closing.take_report("a", 2, 300, 0, 0, 0)
-    view = RunView(learners={"a": LearnerView("a", lives={2: LearnerLife(2, tokens=300, left=True)})})
+    view = History(learners={"a": LearnerView("a", lives={2: LearnerLife(2, tokens=300, left=True)})})
     for incarnation in (1, 2):
         moved = LinkTraffic(wire_up=2000 * incarnation, wire_down=400)
         view.on_event(event("moved", "a", 1.0, role="learner", incarnation=incarnation, moved=moved))
@@ -150,17 +151,17 @@ def test_large_books_come_in_parts_that_add_up() -> None:
         for whole in (former, fragment_ledger)
         for number, part in enumerate(parts(whole))
     ]
-    view = RunView()
+    view = History()
     for one in told:
         assert len(encode(one)) <= DOCUMENT_BYTES_MAX
         view.on_event(one)
 
     assert len(told) == 4
-    assert view.closed["shard-0"].ledger.accounts == fragment_ledger.accounts
+    assert view.ledgers["shard-0"].ledger.accounts == fragment_ledger.accounts
     assert closing_ledger(told).accounts == fragment_ledger.accounts
 
 
-def frames_of(view: RunView, history: History | None) -> dict[str, Any]:
+def frames_of(view: History, history: History | None) -> dict[str, Any]:
     """Return what the page of a run shows."""
     run = RunFile(run="r", learners=1, settings={"protocol.fragments": 1, "protocol.shards": 1}, broker="embedded")
     facts = Facts(run=run.run, settings=run.settings, sessions=[], validation={}, data_hash="", history=history)
@@ -169,7 +170,7 @@ def frames_of(view: RunView, history: History | None) -> dict[str, Any]:
 
 def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
     """What was slow has a command for this folder; whoever was heard until now has left or ended, and is not silent."""
-    view, history = RunView(), History()
+    view, history = History(), History()
     shares = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 10, "weight": 1.0, "steps": 5, "step_s": 1.0}]
     fields = {
         "fragment": 0,
@@ -206,7 +207,7 @@ def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
 
 def test_the_page_of_a_report_has_its_parts_inside() -> None:
     """It names no file beside it, and a name of a peer's ends no script."""
-    view = RunView()
+    view = History()
     view.on_event(event("joined", "</script><script>alert(1)</script>", 1.0, incarnation=1))
     shown = page_with(frames_of(view, None))
 
@@ -231,7 +232,7 @@ def test_processes_that_died_and_never_came_back_are_faults() -> None:
     settings = {"protocol.fragments": 1, "protocol.shards": 2}
     facts = Facts("r", settings, [], {}, "", ended=["dead", "gone"], history=history)
 
-    assert collect(RunView(), facts)["faults"] == 2
+    assert collect(History(), facts)["faults"] == 2
 
 
 async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> None:
@@ -246,7 +247,7 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
             self.replays += 1
             return await super().replay(*words, **more)
 
-    bus, view, record = Asked(run, MemoryBroker()), HistoryView(), run_record(run)
+    bus, view, record = Asked(run, MemoryBroker()), History(), run_record(run)
     await bus.provision(1 << 20)
     await bus.put_record(record.subjects.run_record, encode(record), expected=0)
     log = EventLog(bus, record.subjects, "shard-0", SystemClock())
@@ -258,9 +259,9 @@ async def test_the_end_of_a_run_reads_its_event_log_no_second_time(run: str) -> 
     last = await last_facts(bus, run, view)
 
     assert bus.replays == read > 0
-    assert last.history is view.history
-    assert [each.shard for each in view.history.tenures] == ["shard-0"]
-    assert view.history.closed == set(view.closed) == {f"shard-{shard}" for shard in range(record.protocol.shards)}
+    assert last.history is view
+    assert [each.shard for each in view.tenures] == ["shard-0"]
+    assert view.closed == set(view.ledgers) == {f"shard-{shard}" for shard in range(record.protocol.shards)}
 
 
 def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) ->
         (out / "report.json" / "inside").mkdir(parents=True)
         settings = {"protocol.fragments": 1, "protocol.shards": 1}
         run = RunFile(run="r", learners=1, settings=settings, broker="embedded")
-        report, unwritten = write_report(folder, RunView(), run, BrokerFacts())
+        report, unwritten = write_report(folder, History(), run, BrokerFacts())
 
     assert report["commits"] == 0
     assert "cannot be used" in str(unwritten)

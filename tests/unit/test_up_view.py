@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from atoll.run.view import RunView
+from atoll.run.history import History
 from atoll.wire.messages import Beat, LearnerState
 
 
@@ -28,14 +28,14 @@ def beat(step: int, step_s: float, *, incarnation: int = 1, state: LearnerState 
     )
 
 
-def heard(spans: list[tuple[str, float]], step_s: float, every_s: float = 1.0) -> RunView:
+def heard(spans: list[tuple[str, float]], step_s: float, every_s: float = 1.0) -> History:
     """Return the view of a learner that steps or idles for so many seconds, told of every `every_s`."""
     ends, now_s = [], 0.0
     for what, lasts_s in spans:
         if what == "steps":
             ends += [now_s + (n + 1) * step_s for n in range(round(lasts_s / step_s))]
         now_s += lasts_s
-    view = RunView()
+    view = History()
     for tick in itertools.count():
         at_s = tick * every_s
         if at_s > now_s + 1e-9:
@@ -64,7 +64,7 @@ def test_idling_is_not_stepping(step_s: float) -> None:
 
 def test_a_step_time_that_is_said_too_long_makes_no_time() -> None:
     """Never more than the time that has passed: a first step that compiled still weighs in the mean that a learner reports."""
-    view = RunView()
+    view = History()
     for second in range(101):
         view.on_beat(beat(second, 3.0), float(second))
 

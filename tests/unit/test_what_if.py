@@ -12,8 +12,8 @@ import pytest
 
 from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.history import History
 from atoll.story.goodput import RunGoodput, goodput_of
-from atoll.story.history import History
 from atoll_simulator.what_if import replay
 from atoll_simulator.what_if.comparison import FigureChange, compare
 from atoll_simulator.what_if.outcome import MadeCommit, TrainingTotals, outcome
@@ -43,7 +43,7 @@ def events(lasts_s: float = LASTS_S, steps_s: Mapping[str, float] = STEPS_S) -> 
         told.append(event("left", name, lasts_s, incarnation=1, tokens=0, steps=round(lasts_s / step_s)))
     for version in range(1, int(lasts_s / round_s)):
         told += [made(fragment, version, round_s * version, steps_s, round_s) for fragment in (0, 1)]
-    return [*told, event("ledger", "shard-0", lasts_s + 0.1)]
+    return [*told, event("ledger", "shard-0", lasts_s + 0.1, ledger={})]
 
 
 def event(kind: str, who: str, at_s: float, **fields: object) -> dict[str, Any]:

@@ -10,9 +10,8 @@ import pytest
 
 from atoll.base.clock import SystemClock
 from atoll.bus.memory import MemoryBroker, MemoryBus
-from atoll.run.timeline import TimedView
+from atoll.run.history import History
 from atoll.run.watch import Watch
-from atoll.story.history import History
 from atoll.story.lives import absences_of
 from atoll.wire.events import STORING_S_MAX, event_of
 from atoll.wire.messages import Member, encode
@@ -47,7 +46,7 @@ def test_a_clock_that_is_wrong_makes_nobody_gone(ahead_s: float) -> None:
     """Neither others nor its own learner; and a run begins when its first event was stored."""
     history = told_run({"a": 0.0, "b": ahead_s, "c": 0.0})
     assert absences_of(history) == []
-    assert history.newest_s == history.timeline.newest_s == NOW_S + 570.0
+    assert history.newest_s == history.newest_s == NOW_S + 570.0
 
 
 def test_an_event_is_dated_when_it_was_stored_or_shortly_before() -> None:
@@ -61,7 +60,7 @@ def test_an_event_is_dated_when_it_was_stored_or_shortly_before() -> None:
 
 async def test_a_heartbeat_was_not_sent_after_it_arrived() -> None:
     """Else a learner could say for all that the broker stores nothing: its heartbeat would be newer than every event."""
-    clock, subjects, view = SystemClock(), Subjects("r"), TimedView()
+    clock, subjects, view = SystemClock(), Subjects("r"), History()
     bus = MemoryBus("r", MemoryBroker())
     member = Member(learner="m", incarnation=1, nonce="n", host="h", pid=1, claimed_at_s=0.0)
     await bus.put_record(subjects.member("m"), encode(member), expected=0)
@@ -80,9 +79,9 @@ async def test_a_heartbeat_was_not_sent_after_it_arrived() -> None:
 
 def test_no_curve_begins_before_its_run() -> None:
     """A heartbeat that is dated long ago would stretch the curves of all learners over the years since."""
-    view = TimedView()
+    view = History()
     view.on_event(event("joined", "m", NOW_S, incarnation=1))
     for step, at_s in enumerate((0.0, NOW_S - 1.0, NOW_S + 1.0), start=1):
         view.on_beat(msgspec.structs.replace(beat("m", step=step), at_s=at_s), at_s)
-        view.timeline.on_heartbeats(iter(view.learners.values()))
-    assert [line.at_s for line in view.timeline.recent["m"]] == [NOW_S + 1.0]
+        view.sample_heartbeats()
+    assert [line.at_s for line in view.recent["m"]] == [NOW_S + 1.0]

@@ -23,10 +23,10 @@ from prometheus_client.core import (
     Metric,
 )
 
+from atoll.run.history import OTHER
 from atoll.run.links import total
 from atoll.run.process_views import LearnerView
 from atoll.run.standing import making_of
-from atoll.run.view import OTHER
 from atoll_monitor.monitored_run import MonitoredRun
 
 LEARNERS_MAX: Final = 256
@@ -160,7 +160,7 @@ def _run(watched: MonitoredRun) -> Iterator[Metric]:
     yield from counter("atoll_learners_present_seconds", "Learner-seconds present.", view.present_s, run)
     yield from counter("atoll_learners_stepping_seconds", "Learner-seconds spent stepping.", view.stepping_s, run)
     yield from gauge("atoll_synchronizers_live", "Synchronizer processes that own a shard.", live_hosts(watched), run)
-    measured = view.validations[-1].validation if view.validations else None
+    measured = view.validations[-1].fields if view.validations else None
     if measured is not None:
         yield from gauge(
             "atoll_validation_loss", "Loss of the merged model, in bits per byte.", measured.bits_per_byte, run
@@ -183,7 +183,7 @@ def _rounds(watched: MonitoredRun) -> Iterator[Metric]:
     yield by_reason("atoll_round_ends", "Rounds by what ended them.", ends, run)
     yield from counter("atoll_contributions_merged", "Contributions merged.", view.sums.contributions, run)
     yield from counter("atoll_contributions_late", "Of those, made on an older version.", view.sums.late, run)
-    yield by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused, run)
+    yield by_reason("atoll_contributions_refused", "Contributions refused, by reason.", view.refused_by_reason, run)
     clipped = sum(clips.count for clips in view.sums.clipped.values())
     yield from counter("atoll_contributions_clipped", "Contributions folded at less than their length.", clipped, run)
     yield by_reason("atoll_junk_messages", "Messages that shards dropped, by reason.", view.junk, run)
@@ -214,7 +214,7 @@ def _learners(watched: MonitoredRun, shown: Iterable[LearnerView]) -> Iterator[M
         ("lag_versions", "Versions that it is behind.", [beat.lag_versions for _, beat in heard]),
     ):
         yield _of_learners(name, what, zip((labels for labels, _ in heard), values, strict=True))
-    isolated = {q.learner for q in watched.view.quarantined if _is_isolated(known.get(q.learner), q.incarnation)}
+    isolated = {q.learner for q in watched.view.isolations if _is_isolated(known.get(q.learner), q.incarnation)}
     yield _of_learners(
         "quarantined",
         "Learners in quarantine (1).",

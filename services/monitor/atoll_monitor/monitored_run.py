@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.clock import Clock
-from atoll.base.errors import PeerMisbehaved
+from atoll.base.fair_queue import FairQueue
 from atoll.bus.interface import StreamState
 from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import NodeSeen
 from atoll.run.hearing import Hearing
-from atoll.run.view import RoundLine, RunView
-from atoll.wire.events import RoundEvent, fields_of
+from atoll.run.history import History, Noted, RoundLine, notes
+from atoll.wire.events import EventFields, RoundEvent, SampleEvent
 from atoll.wire.messages import Event, RunRecord
 
 ANSWERED_S_MAX: Final = 15.0
 """An echo is sent every two seconds and may take five; three that fail in a row are an outage."""
-ROUNDS_KEPT: Final = 192
-"""More than a page shows. A round of 64 learners takes about 80 KB (`make bench-monitor`)."""
+ROUNDS_KEPT: Final = 320
+"""The rounds of which causes are found. A round of 64 learners takes about 80 KB (`make bench-monitor`)."""
+SAMPLES_KEPT: Final = 512
 
 BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 PHASES: Final = ("quorum_wait", "grace", "queued", "merge", "commit")
@@ -36,7 +37,7 @@ PHASES: Final = ("quorum_wait", "grace", "queued", "merge", "commit")
 A histogram of each has the same bounds: they reach from a fragment on a laptop to a round across an ocean.
 """
 
-Observer = Callable[[Event], None]
+Observer = Callable[[Event, EventFields | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +90,12 @@ class RoundTimes:
     phases: dict[str, PhaseHistogram] = field(default_factory=lambda: {name: PhaseHistogram() for name in PHASES})
     committed_at_s: dict[int, float] = field(default_factory=dict)
 
-    def on_event(self, event: Event) -> None:
-        """Take an entry of the event log; others than rounds are skipped, and one that cannot be read says nothing."""
-        if event.kind != "round":
-            return
-        try:
-            line = fields_of(event, RoundEvent)
-        except PeerMisbehaved:
-            return
-        for name, duration_s in phases_of(line).items():
-            self.phases[name].take(duration_s)
-        self.committed_at_s[line.fragment] = max(event.at_s, self.committed_at_s.get(line.fragment, 0.0))
+    def on_event(self, event: Event, fields: EventFields | None) -> None:
+        """Take an entry of the event log; others than rounds are skipped."""
+        if isinstance(fields, RoundEvent):
+            for name, duration_s in phases_of(fields).items():
+                self.phases[name].take(duration_s)
+            self.committed_at_s[fields.fragment] = max(event.at_s, self.committed_at_s.get(fields.fragment, 0.0))
 
 
 def phases_of(line: RoundEvent) -> dict[str, float]:
@@ -117,22 +113,24 @@ def phases_of(line: RoundEvent) -> dict[str, float]:
     }
 
 
-@dataclass(slots=True)
-class ObservedView(RunView):
-    """A view that keeps fewer rounds, and tells observers of each event of the log, after it has taken it itself.
+@dataclass
+class ObservedHistory(History):
+    """A history that keeps fewer rounds, and tells observers of each event of the log, after it has taken it itself.
 
-    An observer raises nothing: the event log goes on for the others.
+    An observer gets an event with its fields, None if they cannot be read. It raises nothing: the event log goes on for the
+    others.
     """
 
     rounds: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
+    samples: FairQueue[Noted[SampleEvent]] = field(default_factory=lambda: notes(SAMPLES_KEPT))
     observers: list[Observer] = field(default_factory=list)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> EventFields | None:
         """Take an entry of the event log."""
-        # `super()` without arguments does not know a class with slots, which dataclasses make anew.
-        RunView.on_event(self, event)
+        fields = super().on_event(event)
         for observer in self.observers:
-            observer(event)
+            observer(event, fields)
+        return fields
 
 
 @dataclass(slots=True)
@@ -159,7 +157,7 @@ class MonitoredRun:
 
     run: str
     clock: Clock
-    view: ObservedView = field(default_factory=ObservedView)
+    view: ObservedHistory = field(default_factory=ObservedHistory)
     record: RunRecord | None = None
     answered_s: float | None = None
     began_s: float = 0.0
@@ -180,7 +178,7 @@ class MonitoredRun:
         """Begin anew: another run has taken this one's place. Observers stay."""
         observers = [one for one in self.view.observers if one != self.times.on_event]
         self.times = RoundTimes()
-        self.view, self.record = ObservedView(observers=[self.times.on_event, *observers]), None
+        self.view, self.record = ObservedHistory(observers=[self.times.on_event, *observers]), None
 
     @property
     def protocol(self) -> ProtocolSettings:

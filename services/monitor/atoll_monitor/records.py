@@ -44,6 +44,7 @@ from atoll.base.errors import InUse, SettingsError
 from atoll.base.extras import require
 from atoll.base.logs import get
 from atoll.settings.sections import MonitorSettings
+from atoll.wire.events import EventFields
 from atoll.wire.messages import Event, RunRecord
 from atoll_monitor.metrics import families
 from atoll_monitor.monitored_run import MonitoredRun
@@ -254,11 +255,11 @@ class RecordKeeper:
         watched.dropped_lines = lambda: self._journal.dropped_lines
         watched.view.observers.append(self.on_event)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event, fields: EventFields | None) -> None:
         """Take an entry of the event log."""
         self._journal.put_event(event, self._watched.read_up_to())
         if self._tracer is not None:
-            self._tracer.on_event(event)
+            self._tracer.on_event(event, fields)
 
     async def keep(self) -> None:
         """Write until cancelled, and then what is left."""

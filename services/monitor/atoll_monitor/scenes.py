@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -21,13 +20,10 @@ from atoll.bus.open import open_bus
 from atoll.protocol.ledger import Ledger, apportion, settle
 from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import NodeSeen, PageFacts, causes_of, curves_of, state_of
+from atoll.run.history import History, TimeMark
 from atoll.run.ledger import read_lives, total
-from atoll.run.saved import SavedRun
-from atoll.run.timeline import Timeline, TimeMark
-from atoll.run.view import RunView
+from atoll.run.saved import EVENTS_FILE, SavedRun
 from atoll.settings import Settings, bus_options
-from atoll.story.history import History, notes
-from atoll.wire.messages import Event
 from atoll_monitor.alerts import RULES, AlertJudge, reading_of
 from atoll_monitor.metrics import families
 from atoll_monitor.monitored_run import MonitoredRun
@@ -35,9 +31,6 @@ from atoll_monitor.monitored_run import MonitoredRun
 log = get(__name__)
 
 JUDGED_S: Final = 5.0
-HISTORY_ROUNDS: Final = 320
-"""The rounds of which causes are found: with those of the view as many as a monitor kept before it looked for causes."""
-HISTORY_SAMPLES: Final = 512
 FATES_S: Final = 5.0
 LOOK_S: Final = 0.5
 
@@ -62,10 +55,6 @@ class PageScene(Protocol):
         """Return what stands out and what was slow (`causes_of`)."""
 
 
-def _history() -> History:
-    return History(rounds=deque(maxlen=HISTORY_ROUNDS), samples=notes(HISTORY_SAMPLES))
-
-
 @dataclass(slots=True)
 class RunScene:
     """A run that is shown under `name`; `others` are the names of all runs of this page.
@@ -79,7 +68,6 @@ class RunScene:
     others: tuple[str, ...] = ()
     reached_by: str = ""
     broker: str = ""
-    history: History = field(default_factory=_history)
     fates: dict[str, int] | None = None
     judge: AlertJudge = field(default_factory=lambda: AlertJudge(RULES))
     _view: object = None
@@ -89,12 +77,6 @@ class RunScene:
 
     def __post_init__(self) -> None:
         self._view = self.watched.view
-        self.watched.view.observers.append(self._on_event)
-
-    @property
-    def timeline(self) -> Timeline:
-        """Return what happened when."""
-        return self.history.timeline
 
     @property
     def lacks_fates(self) -> bool:
@@ -106,7 +88,7 @@ class RunScene:
         """Take what comes by itself: heartbeats, whether the broker and its nodes answer, what the metrics say of alerts."""
         self._follow_view()
         watched, now_s = self.watched, self.watched.clock.monotonic()
-        self.timeline.on_heartbeats(iter(watched.view.learners.values()))
+        watched.view.sample_heartbeats()
         away = watched.answered_s is not None and not watched.connected
         if away is not self._away:
             self._away = away
@@ -119,17 +101,17 @@ class RunScene:
     def state(self) -> dict[str, Any]:
         """Return the state of this moment."""
         self._follow_view()
-        return state_of(self.watched.view, self.timeline, self._facts())
+        return state_of(self.watched.view, self._facts())
 
     def curves(self) -> dict[str, Any]:
         """Return the curves until this moment."""
         self._follow_view()
-        return curves_of(self.watched.view, self.history, self._facts())
+        return curves_of(self.watched.view, self._facts())
 
     def causes(self) -> dict[str, Any]:
         """Return what stands out and what was slow, by the newest rounds."""
         self._follow_view()
-        return causes_of(self.history, self._facts())
+        return causes_of(self.watched.view, self._facts())
 
     def _facts(self) -> PageFacts:
         watched, record = self.watched, self.watched.record
@@ -165,16 +147,12 @@ class RunScene:
 
     def _mark(self, who: str, *, away: bool, text: str) -> None:
         group, kind = ("fault", "away") if away else ("recovery", "answers")
-        self.timeline.marks.append(TimeMark(self.watched.clock.wall(), group, kind, who, text))
-
-    def _on_event(self, event: Event) -> None:
-        self._follow_view()
-        self.history.on_event(event)
+        self.watched.view.marks.append(TimeMark(self.watched.clock.wall(), group, kind, who, text))
 
     def _follow_view(self) -> None:
         """Forget a run whose place another one has taken: the monitor then has a new view."""
         if self._view is not self.watched.view:
-            self._view, self.history, self.fates = self.watched.view, _history(), None
+            self._view, self.fates = self.watched.view, None
 
 
 @dataclass(slots=True)
@@ -188,19 +166,13 @@ class SavedScene:
     saved: SavedRun
     name: str = ""
     others: tuple[str, ...] = ()
-    view: RunView = field(default_factory=RunView)
     history: History = field(default_factory=History)
     _facts: PageFacts = field(init=False)
 
     def __post_init__(self) -> None:
-        for event in self.saved.events():
-            if event is None:
-                self.view.unreadable += 1
-            else:
-                self.view.on_event(event)
-                self.history.on_event(event)
+        self.history.read_file(self.saved.folder / EVENTS_FILE)
         founders = [
-            name for name, one in self.view.learners.items() if any(life.founder for life in one.lives.values())
+            name for name, one in self.history.learners.items() if any(life.founder for life in one.lives.values())
         ]
         self._facts = PageFacts(
             run=self.name or self.saved.run,
@@ -211,7 +183,7 @@ class SavedScene:
             over=True,
             saved=True,
             clock="virtual" if self.saved.simulated else "wall",
-            fates=closed_fates(self.view, self.saved.agreement),
+            fates=closed_fates(self.history, self.saved.agreement),
             others=self.others,
             reached_by=f"--out {shlex.quote(str(self.saved.folder))}",
         )
@@ -226,23 +198,23 @@ class SavedScene:
 
     def state(self) -> dict[str, Any]:
         """Return the state at the end of the event log."""
-        return state_of(self.view, self.history.timeline, self._facts)
+        return state_of(self.history, self._facts)
 
     def curves(self) -> dict[str, Any]:
         """Return the curves to the end of the event log."""
-        return curves_of(self.view, self.history, self._facts)
+        return curves_of(self.history, self._facts)
 
     def causes(self) -> dict[str, Any]:
         """Return what stood out and what was slow in the whole run."""
         return causes_of(self.history, self._facts)
 
 
-def closed_fates(view: RunView, agreement: ProtocolSettings | None) -> dict[str, int] | None:
+def closed_fates(view: History, agreement: ProtocolSettings | None) -> dict[str, int] | None:
     """Return whole tokens by fate from the ledgers that shards wrote when they closed; None unless all shards did."""
-    if agreement is None or len(view.closed) < agreement.shards:
+    if agreement is None or len(view.ledgers) < agreement.shards:
         return None
     ledger = Ledger()
-    for closed in view.closed.values():
+    for closed in view.ledgers.values():
         ledger.absorb(closed.ledger)
     return dict(apportion(settle(ledger, agreement.fragments).fates, agreement.fragments))
 

@@ -21,8 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
-from atoll.base.errors import PeerMisbehaved
-from atoll.wire.events import Contributor, RoundEvent, fields_of
+from atoll.wire.events import Contributor, EventFields, RoundEvent
 from atoll.wire.messages import Event
 from atoll_monitor.monitored_run import phases_of
 
@@ -117,15 +116,11 @@ class RoundTracer:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("atoll_monitor")
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event, fields: EventFields | None) -> None:
         """Take an entry of the event log; those before the tracer began were told by a former one, or by nobody."""
-        if event.kind != "round" or event.at_s < self._since_s:
-            return
-        try:
-            line = fields_of(event, RoundEvent)
-        except PeerMisbehaved:
-            return
-        self._tell(plan_spans(event, line), (f"{self._run} {line.fragment}.{line.version} {event.at_s}",), None)
+        if isinstance(fields, RoundEvent) and event.at_s >= self._since_s:
+            path = (f"{self._run} {fields.fragment}.{fields.version} {event.at_s}",)
+            self._tell(plan_spans(event, fields), path, None)
 
     def _tell(self, span: PlannedSpan, path: tuple[str, ...], parent: Span | None) -> None:
         self._ids.path = path

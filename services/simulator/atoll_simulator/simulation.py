@@ -36,13 +36,12 @@ from atoll.local.supervisor import SHARDS_FINISH_S, SHARDS_LEAVE_S
 from atoll.protocol.ledger import Ledger
 from atoll.report.write import BrokerFacts, write_report
 from atoll.run.folder import SIMULATED, RunFolder
+from atoll.run.history import History
 from atoll.run.merged_model import MergedModel, read_merged
 from atoll.run.record import read_run
 from atoll.run.saved import EVENTS_FILE
-from atoll.run.view import RunView
 from atoll.run.watch import Watch
 from atoll.settings import ArchiveSettings
-from atoll.story.history import History, HistoryView
 from atoll.wire.events import EVALUATOR, RoundEvent, event_of, fields_of, log_entry
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
@@ -98,7 +97,7 @@ class Simulation:
         scenario: Scenario,
         shared: SharedParts,
         *,
-        view: RunView,
+        view: History,
         face: RunConsole,
         interrupted: InterruptHandler,
     ) -> None:
@@ -317,7 +316,7 @@ def simulate(
     interrupted: InterruptHandler,
 ) -> tuple[dict[str, Any] | None, SimulationOutcome]:
     """Run a simulation in `folder` and return its report and outcome; there is no report if nothing was trained."""
-    view = HistoryView(history=History(virtual=True))
+    view = History(virtual=True)
 
     async def main() -> SimulationOutcome:
         simulation = Simulation(up, scenario, shared, view=view, face=face, interrupted=interrupted)
@@ -349,7 +348,7 @@ def simulate(
         work = shared.work
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
         write_out(work, folder.out, outcome.run, outcome.merged, measure_model(measure, outcome.merged, shared.params))
-    last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view.history)
+    last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view)
     report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
     if unwritten is not None:
         raise unwritten
@@ -360,7 +359,7 @@ class SimulatedEvaluator:
     """Measures a run of `fragments` into its event log: at its beginning, then every `every_tokens` merged tokens."""
 
     def __init__(  # noqa: PLR0913  (the one place that puts it together)
-        self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: RunView, clock: Clock, measure: Measure
+        self, bus: Bus, run: str, fragments: int, every_tokens: int, *, view: History, clock: Clock, measure: Measure
     ) -> None:
         """Measure nothing yet; `bus` has no link, so that reading takes no time."""
         self._bus = bus

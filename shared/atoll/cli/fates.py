@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from atoll.protocol.data import DataLedger
     from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.history import History
     from atoll.run.ledger import IncarnationAccount
-    from atoll.run.timeline import TimedView
     from atoll.settings import Settings
     from atoll.wire.messages import Rebuilt
 
@@ -86,7 +86,7 @@ async def _read_fates(settings: Settings) -> ReadFates:
     return ReadFates(lives, len(record.layout.fragments), data, record.rebuilt)
 
 
-def _fates_of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
+def _fates_of_saved(view: History, protocol: ProtocolSettings) -> ReadFates:
     """Return the fates of a saved run, from the ledgers that its shards have closed.
 
     Raises:
@@ -98,13 +98,13 @@ def _fates_of_saved(view: TimedView, protocol: ProtocolSettings) -> ReadFates:
     from atoll.run.ledger import ended_lives  # noqa: PLC0415
 
     whole = Ledger()
-    if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.closed]:
+    if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.ledgers]:
         raise SettingsError(
             "the event log does not tell the fates of this run",
             got=f"no closing ledger of {', '.join(unclosed)}",
             todo="report.json has them, if the run came to a report",
         )
-    for closed in view.closed.values():
+    for closed in view.ledgers.values():
         whole.absorb(closed.ledger)
     believe_the_dead(view, whole, view.learners)
     return ReadFates(ended_lives(whole), protocol.fragments)

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from atoll.bus.interface import Bus, ManagingBus
     from atoll.keys.rights import Kind
     from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.history import History
     from atoll.run.saved import SavedRun
-    from atoll.run.timeline import TimedView
     from atoll.settings import Settings
-    from atoll.story.history import History
 
 HINT_S: Final = 2.0
 BEGINS_S: Final = 5.0
@@ -255,8 +254,8 @@ def _read_history(
     assignments: list[str] | None,
 ) -> tuple[History, ProtocolSettings | None]:
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.run.history import History  # noqa: PLC0415
     from atoll.run.saved import EVENTS_FILE  # noqa: PLC0415
-    from atoll.story.history import History  # noqa: PLC0415
 
     if (saved := saved_in(out, run, broker)) is not None:
         history = History(virtual=saved.simulated)
@@ -274,20 +273,17 @@ def saved_in(out: Path | None, run: str | None, broker: str | None) -> SavedRun 
     return None if out is None or run is not None or broker is not None else saved_run(out)
 
 
-def view_of_saved(saved: SavedRun) -> TimedView:
+def view_of_saved(saved: SavedRun) -> History:
     """Return the view of a saved run at its end.
 
     Raises:
         SettingsError: its event log cannot be read.
     """
-    from atoll.run.timeline import TimedView  # noqa: PLC0415
+    from atoll.run.history import History  # noqa: PLC0415
+    from atoll.run.saved import EVENTS_FILE  # noqa: PLC0415
 
-    view = TimedView()
-    for event in saved.events():
-        if event is None:
-            view.unreadable += 1
-        else:
-            view.on_event(event)
+    view = History()
+    view.read_file(saved.folder / EVENTS_FILE)
     return view
 
 
@@ -313,8 +309,8 @@ def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -
 
 
 async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
+    from atoll.run.history import History  # noqa: PLC0415
     from atoll.run.record import founded_run  # noqa: PLC0415
-    from atoll.story.history import History  # noqa: PLC0415
 
     history = History()
     async with reading_bus(settings, verb) as bus:

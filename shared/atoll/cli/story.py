@@ -27,7 +27,7 @@ from atoll.cli.reading import Out, history_of
 
 if TYPE_CHECKING:
     from atoll.base.errors import SettingsError
-    from atoll.story.history import History
+    from atoll.run.history import History
 
 KINDS = ("round", "fragment", "shard", "learner", "contribution")
 QUESTIONS = ("goodput", "behind", "refused", "loss", "grace")
@@ -108,8 +108,8 @@ def _check_learner(history: History, name: str) -> None:
     """Raise `SettingsError` if the event log tells of no such learner."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415
 
-    if name not in history.learners():
-        known = ", ".join(history.learners()) or "nobody yet"
+    if name not in history.learner_names():
+        known = ", ".join(history.learner_names()) or "nobody yet"
         raise SettingsError("the event log tells of no such learner", got=name, allowed=known)
 
 

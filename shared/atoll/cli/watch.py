@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from atoll.local.console import ConsolePicture
     from atoll.local.console_tables import TopMoment
     from atoll.protocol.settings import ProtocolSettings
+    from atoll.run.history import History
     from atoll.run.taps import Selection, Tapped, Tapping
-    from atoll.run.timeline import TimedView
-    from atoll.run.view import RunView
     from atoll.run.watch import Watch
     from atoll.settings import Settings
     from atoll.wire.messages import RunRecord
@@ -125,18 +124,18 @@ async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMome
 
     async with watch_run(settings, "status", out) as there:
         await there.hear()
-        moment = TopMoment(there.picture(), there.view.timeline, there.clock.wall(), there.record.closing)
+        moment = TopMoment(there.picture(), there.clock.wall(), there.record.closing)
         return moment, there.record.founded_at_s
 
 
-def _ended_moment(view: TimedView, run: str, protocol: ProtocolSettings) -> TopMoment:
+def _ended_moment(view: History, run: str, protocol: ProtocolSettings) -> TopMoment:
     """Return the moment after a saved run: it is over, and nobody is heard any more."""
     from atoll.local.console import ConsolePicture  # noqa: PLC0415
     from atoll.local.console_tables import TopMoment  # noqa: PLC0415
 
-    after_s = view.timeline.newest_s + 2.0 * protocol.silence_s
-    began_s = view.timeline.began_s or 0.0
-    return TopMoment(ConsolePicture(view, run, protocol, began_s, after_s), view.timeline, after_s, closing=True)
+    after_s = view.newest_s + 2.0 * protocol.silence_s
+    began_s = view.began_s or 0.0
+    return TopMoment(ConsolePicture(view, run, protocol, began_s, after_s), after_s, closing=True)
 
 
 def top(
@@ -172,7 +171,7 @@ async def _print_once(there: WatchedRun) -> None:
 
     await there.hear()
     record, wall_s = there.record, there.clock.wall()
-    draw_once(with_age(TopMoment(there.picture(), there.view.timeline, wall_s, record.closing), record.founded_at_s))
+    draw_once(with_age(TopMoment(there.picture(), wall_s, record.closing), record.founded_at_s))
 
 
 async def _in_lines(there: WatchedRun) -> None:
@@ -205,12 +204,12 @@ async def _in_panels(there: WatchedRun) -> None:
                 closing = (await founded_run(there.bus, there.run)).closing
 
     def moment() -> TopMoment:
-        timeline, answered_s = there.view.timeline, there.watch.answered_s
-        timeline.on_heartbeats(iter(there.view.learners.values()))
+        there.view.sample_heartbeats()
+        answered_s = there.watch.answered_s
         picture = there.picture()
         silent_s = picture.now_s - (there.began_s if answered_s is None else answered_s)
         unanswered_s = silent_s if silent_s > UNANSWERED_S else 0.0
-        return TopMoment(picture, timeline, there.clock.wall(), closing, unanswered_s)
+        return TopMoment(picture, there.clock.wall(), closing, unanswered_s)
 
     app, loop = TopApp(moment), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -371,7 +370,7 @@ class WatchedRun:
     run: str
     bus: Bus
     record: RunRecord
-    view: TimedView
+    view: History
     watch: Watch
     clock: Clock
     began_s: float
@@ -396,7 +395,7 @@ class WatchedRun:
         return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
 
 
-def has_heard_all(record: RunRecord, view: RunView) -> bool:
+def has_heard_all(record: RunRecord, view: History) -> bool:
     """Return whether nobody is missing: there are two heartbeats of each learner that has not left, and an owner of each shard.
 
     Two heartbeats make a pace. In a run that has reached its end a shard that has closed its ledger is not missing.
@@ -405,7 +404,7 @@ def has_heard_all(record: RunRecord, view: RunView) -> bool:
     there = [learner for learner, life in lives if life is not None and not life.left]
     known = {shard for host in view.hosts.values() if host.heard_s is not None for shard in host.owns}
     if ended := record.closing or 0 < protocol.tokens_target <= view.run_tokens:
-        known |= {shard for shard in range(protocol.shards) if f"shard-{shard}" in view.closed}
+        known |= {shard for shard in range(protocol.shards) if f"shard-{shard}" in view.ledgers}
     heard = all(learner.present_s > 0.0 for learner in there)
     return bool(there or ended) and heard and known >= set(range(protocol.shards))
 
@@ -427,10 +426,10 @@ async def watch_run(settings: Settings, verb: str, out: Path | None = None) -> A
         AtollError: what ended the following.
     """
     from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.run.timeline import TimedView  # noqa: PLC0415
+    from atoll.run.history import History  # noqa: PLC0415
     from atoll.run.watch import Watch  # noqa: PLC0415
 
-    clock, view = SystemClock(), TimedView()
+    clock, view = SystemClock(), History()
     async with reading_bus(settings, verb) as bus:
         record = await _read_record(bus, settings.run, out)
         watch = Watch(bus, settings.run, view, clock)

@@ -26,10 +26,10 @@ from atoll.base.units import as_duration, as_size
 from atoll.base.wording import counted
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.hearing import Hearing
+from atoll.run.history import History
 from atoll.run.links import byte_ledger, name_of, total
 from atoll.run.process_views import HostView
 from atoll.run.standing import late_after_s, making_of
-from atoll.run.view import RunView
 from atoll.wire.traffic import LinkTraffic, TrafficMeter
 
 log = get(__name__)
@@ -62,7 +62,7 @@ class ConsolePicture:
     such as a watcher; None for the process that began the run. `virtual` says that all times are of a simulated run.
     """
 
-    view: RunView
+    view: History
     run: str
     protocol: ProtocolSettings
     began_s: float
@@ -302,7 +302,7 @@ def status_line(picture: ConsolePicture) -> str:
     # A watcher has listened for a few heartbeats: what it counts says nothing of the run's beginning.
     age_s, now = (picture.now_s - picture.began_s, "") if picture.run_s is None else (picture.run_s, " now")
     goodput = "" if picture.goodput is None else f" · goodput{now} {100 * picture.goodput:.0f}%"
-    quality = f" · {view.validations[-1].validation.bits_per_byte:.3f} bits/byte" if view.validations else ""
+    quality = f" · {view.validations[-1].fields.bits_per_byte:.3f} bits/byte" if view.validations else ""
     clock = "virtual " if picture.virtual else ""
     left = "" if picture.left_s is None else f" · {clock}{as_duration(picture.left_s)} to go"
     hearing = picture.hearing

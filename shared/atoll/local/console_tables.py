@@ -19,6 +19,7 @@ from atoll.base.wording import counted
 from atoll.local.console import ConsolePicture, status_line
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.hearing import Hearing
+from atoll.run.history import RoundLine, TimeMark
 from atoll.run.links import byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerView
 from atoll.run.standing import (
@@ -33,8 +34,6 @@ from atoll.run.standing import (
     stalled_fragments,
     standing_of,
 )
-from atoll.run.timeline import Timeline, TimeMark
-from atoll.run.view import RoundLine
 
 ROUNDS_SHOWN: Final = 200
 LEARNERS_MAPPED: Final = 64
@@ -52,12 +51,11 @@ RECENT_S: Final = 600.0
 class TopMoment:
     """A run at one moment.
 
-    `timeline` is that of the same run. `wall_s` is the moment of `picture.now_s` by date. `closing` says that the run record is
+    `wall_s` is the moment of `picture.now_s` by date. `closing` says that the run record is
     closed. `unanswered_s` is for how long the broker has not answered.
     """
 
     picture: ConsolePicture
-    timeline: Timeline
     wall_s: float
     closing: bool = False
     unanswered_s: float = 0.0
@@ -140,7 +138,7 @@ def standing_at(moment: TopMoment) -> Standing:
         if hearing.state(learner) == "silent"
     )
     # Both by the clocks of those who wrote them: ours may differ.
-    silent_s = picture.view.newest_beat_s - (moment.timeline.newest_s or picture.view.newest_beat_s)
+    silent_s = picture.view.newest_beat_s - (moment.picture.view.newest_s or picture.view.newest_beat_s)
     storing = Storing(silent_s, stalled_fragments(picture.view.rounds, picture.protocol.fragments))
     training = {name for name, one in picture.view.learners.items() if hearing.state(one) == "training"}
     return standing_of(
@@ -163,7 +161,7 @@ def numbers(moment: TopMoment) -> list[tuple[str, str]]:
     training = sum(hearing.state(learner) == "training" for learner in view.learners.values())
     of = f" of {as_count(picture.target)}" if picture.target else ""
     told = [
-        ("bits/byte", f"{view.validations[-1].validation.bits_per_byte:.3f}" if view.validations else UNKNOWN),
+        ("bits/byte", f"{view.validations[-1].fields.bits_per_byte:.3f}" if view.validations else UNKNOWN),
         ("tokens", f"{as_count(view.run_tokens)}{of}"),
         ("tokens/s", as_count(round(picture.tokens_per_s))),
         ("goodput now", UNKNOWN if picture.goodput is None else f"{100 * picture.goodput:.0f}%"),
@@ -350,7 +348,7 @@ def faults(moment: TopMoment) -> Panel:
     rows = []
     said = "is silent: the last message of it"
     now = [TimeMark(at_s, "fault", "silent", who, said) for who, at_s in silent.items()]
-    told = sorted([*moment.timeline.marks, *now], key=lambda mark: mark.at_s, reverse=True)
+    told = sorted([*moment.picture.view.marks, *now], key=lambda mark: mark.at_s, reverse=True)
     for number, line in enumerate(told):
         cells = (
             _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
@@ -371,9 +369,9 @@ def faults(moment: TopMoment) -> Panel:
 def quarantine(moment: TopMoment) -> Panel:
     """Return the learners in quarantine, newest first."""
     rows = []
-    count = len(moment.picture.view.isolations)
-    for number, line in enumerate(reversed(moment.picture.view.isolations)):
-        told = line.event
+    count = len(moment.picture.view.quarantined)
+    for number, line in enumerate(reversed(list(moment.picture.view.quarantined))):
+        told = line.fields
         cells = (
             _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
             Cell(told.learner, told.learner),
@@ -462,18 +460,18 @@ def status_of(moment: TopMoment, broker: str) -> RunStatus:
         tokens_per_s=round(picture.tokens_per_s, 3),
         commits=view.commits,
         quorum=picture.protocol.quorum,
-        bits_per_byte=view.validations[-1].validation.bits_per_byte if view.validations else None,
+        bits_per_byte=view.validations[-1].fields.bits_per_byte if view.validations else None,
         goodput=_round(picture.goodput),
         bytes_per_token=_round(byte_ledger(view, picture.protocol.fragments).per_token("learner")),
         lag_versions_max=max(lags, default=None),
-        faults=moment.timeline.faults,
+        faults=moment.picture.view.faults,
         learners=learners,
         shards=tuple(shards),
         fragments=tuple(
             FragmentStatus(fragment=fragment, version=known.version, contributors=known.contributors)
             for fragment, known in sorted(view.fragments.items())
         ),
-        quarantined=tuple(sorted({told.learner for told in view.quarantined})),
+        quarantined=tuple(sorted({isolated.learner for isolated in view.isolations})),
         clipped=_clipped_lines(moment),
     )
 
@@ -484,8 +482,8 @@ def status_lines(moment: TopMoment, founded_at_s: float | None = None) -> str:
     `founded_at_s` is from the run record. Without it the run began with the first entry of its event log.
     """
     isolated = [
-        f"in quarantine: {told.learner}, {describe_isolation(told.offences, told.reason)}; {ISOLATION_CURE}"
-        for told in moment.picture.view.quarantined[-NAMED_MAX:]
+        f"in quarantine: {isolated.learner}, {describe_isolation(isolated.offences, isolated.reason)}; {ISOLATION_CURE}"
+        for isolated in moment.picture.view.isolations[-NAMED_MAX:]
     ]
     return "\n".join(
         [heading(moment), status_line(with_age(moment, founded_at_s)), *isolated, *_clipped_lines(moment)[:NAMED_MAX]]
@@ -509,9 +507,9 @@ def with_age(moment: TopMoment, founded_at_s: float | None = None) -> ConsolePic
 
 def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
     """Return the age of the run, or how long it lasted if it has ended."""
-    timeline = moment.timeline
-    until_s = timeline.newest_s if moment.has_ended and timeline.newest_s else moment.wall_s
-    began_s = timeline.began_s if founded_at_s is None else founded_at_s
+    view = moment.picture.view
+    until_s = view.newest_s if moment.has_ended and view.newest_s else moment.wall_s
+    began_s = view.began_s if founded_at_s is None else founded_at_s
     # Two machines may disagree about the time: an age is never below zero.
     return 0.0 if began_s is None else max(0.0, until_s - began_s)
 

@@ -18,7 +18,7 @@ from atoll.base.provenance import commit
 from atoll.base.wording import redact
 from atoll.local.options import UpPlan, kept_settings
 from atoll.run.folder import EMBEDDED, RUNNING, RebuiltRecord, RunFile, RunFolder, SessionRecord
-from atoll.run.view import RunView
+from atoll.run.history import History
 from atoll.settings import named_code
 
 SAVE_S: Final = 10.0
@@ -27,7 +27,7 @@ SAVE_S: Final = 10.0
 class Journal:
     """Writes one session of a run into the run's folder; `end` notes how the session came to its end."""
 
-    def __init__(self, up: UpPlan, folder: RunFolder, view: RunView, clock: Clock) -> None:
+    def __init__(self, up: UpPlan, folder: RunFolder, view: History, clock: Clock) -> None:
         """Open a session in the run's file, or in a new one; nothing is written yet."""
         self._folder = folder
         self._view = view

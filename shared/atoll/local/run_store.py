@@ -44,11 +44,10 @@ from atoll.report.write import BrokerFacts
 from atoll.run.delta_chain import read_values
 from atoll.run.folder import VALIDATION, RebuiltRecord, RunFolder
 from atoll.run.heads import read_heads
+from atoll.run.history import History
 from atoll.run.ledger import read_ledger
 from atoll.run.record import read_run
-from atoll.run.view import RunView
 from atoll.settings import bus_options
-from atoll.story.history import HistoryView
 from atoll.wire.messages import Head, RunRecord, decode, encode
 from atoll.wire.subjects import Subjects
 
@@ -158,7 +157,7 @@ async def newest_is_exported(bus: Bus, run: str, folder: RunFolder) -> bool:
     return exported == _ExportedModel(min(versions), max(versions), tokens)
 
 
-async def last_facts(bus: Bus, run: str, view: HistoryView) -> BrokerFacts:
+async def last_facts(bus: Bus, run: str, view: History) -> BrokerFacts:
     """Return what the report of a run reads from its broker, and the history of a `view` that has followed it to its end.
 
     There is nothing of it for a run that nobody founded.
@@ -170,16 +169,16 @@ async def last_facts(bus: Bus, run: str, view: HistoryView) -> BrokerFacts:
     if record is None:
         return BrokerFacts()
     there = decode(RunRecord, record.data)
-    return BrokerFacts(there.data, await kept_ledger(bus, run, view), view.history)
+    return BrokerFacts(there.data, await kept_ledger(bus, run, view), view)
 
 
-async def kept_ledger(bus: Bus, run: str, view: RunView) -> Ledger | None:
+async def kept_ledger(bus: Bus, run: str, view: History) -> Ledger | None:
     """Return the ledger of a run from its heads and leases; None if all shards closed theirs, or if there is no run."""
     record = await _read_record(bus, run)
     if record is None:
         return None
     there = decode(RunRecord, record.data)
-    if all(f"shard-{number}" in view.closed for number in range(there.protocol.shards)):
+    if all(f"shard-{number}" in view.ledgers for number in range(there.protocol.shards)):
         return None
     return await read_ledger(bus, there)
 

@@ -47,9 +47,9 @@ from atoll.local.run_store import (
 from atoll.local.services import DASHBOARD, DATA, EVALUATOR, EXPORT, RESTARTS_MAX, Services
 from atoll.report.write import BrokerFacts, summary, write_report
 from atoll.run.folder import VALIDATION, RunFolder, move_aside
+from atoll.run.history import History
 from atoll.run.watch import Watch
 from atoll.settings import bus_options
-from atoll.story.history import HistoryView
 from atoll.wire.messages import Control, encode
 from atoll.wire.subjects import Subjects
 
@@ -98,7 +98,7 @@ class Supervisor:
         self._fleet = fleet
         self._face = face
         self._clock = clock
-        self._view = HistoryView()
+        self._view = History()
         self._services = Services(up, folder)
         self._page = DashboardPage(self._services, fleet, face)
         self._journal = Journal(up, folder, self._view, clock)

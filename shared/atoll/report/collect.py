@@ -30,12 +30,11 @@ from atoll.base.provenance import commit, machine
 from atoll.protocol.ledger import Account, Ledger, apportion, settle
 from atoll.run.curves import first_s, learner_curve, lines_of, rates, span_of, stretches, thinned
 from atoll.run.folder import SessionRecord
+from atoll.run.history import History
 from atoll.run.links import as_report, byte_ledger
 from atoll.run.process_views import LearnerLife, LearnerView
-from atoll.run.view import RunView
 from atoll.story.findings import RunFinding
 from atoll.story.goodput import goodput_of
-from atoll.story.history import History
 from atoll.story.slowness import slowness
 from atoll.wire.traffic import NOTHING
 
@@ -67,7 +66,7 @@ class Facts:
     history: History | None = None
 
 
-def collect(view: RunView, facts: Facts) -> dict[str, Any]:
+def collect(view: History, facts: Facts) -> dict[str, Any]:
     """Return the report of a run as it stands, in plain JSON values."""
     fragment_ledger = ledger_of(view, facts)
     believe_the_dead(view, fragment_ledger, facts.ended, closed=not _unclosed(view, facts))
@@ -89,9 +88,9 @@ def collect(view: RunView, facts: Facts) -> dict[str, Any]:
         "rounds": _rounds(view),
         "curves": curves_of_run(view),
         "slow": slow_parts(facts.history, first_s(view)),
-        "faults": None if facts.history is None else facts.history.timeline.faults_of_ended(facts.ended),
-        "refused": dict(sorted(view.refused.items())),
-        "quarantined": [msgspec.to_builtins(isolated) for isolated in view.quarantined],
+        "faults": None if facts.history is None else facts.history.faults_of_ended(facts.ended),
+        "refused": dict(sorted(view.refused_by_reason.items())),
+        "quarantined": [msgspec.to_builtins(isolated) for isolated in view.isolations],
         "learners": [_learner(learner, fragment_ledger, fragments) for _, learner in sorted(view.learners.items())],
         "shards": _shards(view, facts),
         "seed": facts.settings.get("seed", 0),
@@ -111,25 +110,25 @@ def _shard_names(facts: Facts) -> list[str]:
     return [f"shard-{i}" for i in range(int(facts.settings["protocol.shards"]))]
 
 
-def _unclosed(view: RunView, facts: Facts) -> list[str]:
-    return [name for name in _shard_names(facts) if name not in view.closed]
+def _unclosed(view: History, facts: Facts) -> list[str]:
+    return [name for name in _shard_names(facts) if name not in view.ledgers]
 
 
-def ledger_of(view: RunView, facts: Facts) -> Ledger:
+def ledger_of(view: History, facts: Facts) -> Ledger:
     """Return the run's ledger: the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
     fragment_ledger = Ledger()
     if facts.fragment_ledger is not None and _unclosed(view, facts):
         fragment_ledger.absorb(facts.fragment_ledger)
-        for _, closed in sorted(view.closed.items()):
+        for _, closed in sorted(view.ledgers.items()):
             fragment_ledger.learn(closed.ledger)
         return fragment_ledger
-    for _, closed in sorted(view.closed.items()):
+    for _, closed in sorted(view.ledgers.items()):
         fragment_ledger.absorb(closed.ledger)
     return fragment_ledger
 
 
 def believe_the_dead(
-    view: RunView, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True
+    view: History, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True
 ) -> None:
     """Enter the last heartbeats of incarnations that died, because the shards that heard them may have died as well.
 
@@ -147,7 +146,7 @@ def believe_the_dead(
                 fragment_ledger.take_report(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 
-def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
+def remember_the_lost(view: History, fragment_ledger: Ledger) -> None:
     """Show incarnations that only the ledgers know, because the event log that named them went with a broker's disk."""
     for name, account in fragment_ledger.accounts.items():
         learner, _, incarnation = name.rpartition("/")
@@ -157,7 +156,7 @@ def remember_the_lost(view: RunView, fragment_ledger: Ledger) -> None:
         life.tokens = max(life.tokens, account.trained)
 
 
-def _doubts(view: RunView, facts: Facts, fragment_ledger: Ledger) -> list[str]:
+def _doubts(view: History, facts: Facts, fragment_ledger: Ledger) -> list[str]:
     """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
     unclosed = _unclosed(view, facts)
     doubts = [_missing(name, facts) for name in unclosed]
@@ -201,21 +200,21 @@ def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> di
     }
 
 
-def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _validation(view: History, exported: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the export's own two measurements, or the curve's ends where there was no export, and the curve."""
-    points = thinned(list(view.validations), CURVE_MAX)
+    points = [note.fields for note in thinned(list(view.validations), CURVE_MAX)]
     fragments = int(settings["protocol.fragments"])
     curve = [
         {
-            "run_tokens": point.validation.run_tokens,
-            "tokens_merged": point.token_fragments_merged // fragments,
-            "bits_per_byte": point.validation.bits_per_byte,
-            **_averaged(point.validation.average),
+            "run_tokens": point.run_tokens,
+            "tokens_merged": (point.token_fragments_merged or 0) // fragments,
+            "bits_per_byte": point.bits_per_byte,
+            **_averaged(point.average),
         }
         for point in points
     ]
     merged, measured = exported.get("token_fragments_merged"), exported.get("final_bits_per_byte")
-    newest = points[-1].token_fragments_merged if points else -1
+    newest = (points[-1].token_fragments_merged or 0) if points else -1
     if measured is not None and isinstance(merged, int) and merged > newest:
         # An export of its own, after the evaluator had left, measured the model and told no event.
         average = _averaged(exported.get("average_bits_per_byte"))
@@ -227,7 +226,7 @@ def _validation(view: RunView, exported: Mapping[str, Any], settings: Mapping[st
     return {
         "initial_bits_per_byte": exported.get("initial_bits_per_byte", initial),
         "final_bits_per_byte": exported.get("final_bits_per_byte", final),
-        **_averaged(exported.get("average_bits_per_byte", points[-1].validation.average if points else None)),
+        **_averaged(exported.get("average_bits_per_byte", points[-1].average if points else None)),
         "validation_bytes": exported.get("validation_bytes"),
         "curve": curve,
     }
@@ -244,7 +243,7 @@ def _goodput(history: History | None) -> float | None:
     return None if share is None else round(share, 4)
 
 
-def _rounds(view: RunView) -> dict[str, Any]:
+def _rounds(view: History) -> dict[str, Any]:
     """Return what all rounds come to; times are of those that the view keeps, which are the last of a very long run."""
     rounds, sums = [line.round for line in view.rounds], view.sums
     waited = sorted(line.waited_s for line in rounds)
@@ -294,11 +293,11 @@ def _life(life: LearnerLife, account: Account, fragments: int) -> dict[str, Any]
     }
 
 
-def _shards(view: RunView, facts: Facts) -> list[dict[str, Any]]:
+def _shards(view: History, facts: Facts) -> list[dict[str, Any]]:
     commits = view.sums.commits
     shards = []
     for name in _shard_names(facts):
-        closed = view.closed.get(name)
+        closed = view.ledgers.get(name)
         shards.append(
             {
                 "shard": name,
@@ -322,7 +321,7 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 6)
 
 
-def curves_of_run(view: RunView) -> dict[str, Any]:
+def curves_of_run(view: History) -> dict[str, Any]:
     """Return loss, lag, overhead and tokens/s of each learner, and tokens/s and goodput of all, in plain JSON values."""
     began_s = first_s(view)
     lines = {name: lines_of(one) for name, one in sorted(view.learners.items())}

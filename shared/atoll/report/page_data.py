@@ -1,8 +1,8 @@
 """Data of the page, from what is known of a run to JSON values: its state every second, its curves and causes less often.
 
-    RunView, Timeline, PageFacts ──► state_of  ─┐
-    RunView, History, PageFacts  ──► curves_of ─┼─► JSON ──► every viewer
-             History, PageFacts  ──► causes_of ─┘
+                         ┌──► state_of  ─┐
+    History, PageFacts ──┼──► curves_of ─┼─► JSON ──► every viewer
+                         └──► causes_of ─┘
 
 All three are pure, and the same for a live run, for one that is over, for a saved one, and for the page of a report. A view has
 no clock: `PageFacts` bring the moment, by two clocks, and what the run's processes agreed on; silence is judged by them, the
@@ -34,13 +34,11 @@ from atoll.run.curves import (
 )
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_wait
 from atoll.run.hearing import Hearing
+from atoll.run.history import History, RoundLine, TimeMark
 from atoll.run.links import as_report, byte_ledger, name_of
 from atoll.run.process_views import HostView, LearnerLife, LearnerView, SampleLine
 from atoll.run.standing import making_of
-from atoll.run.timeline import Timeline, TimeMark
-from atoll.run.view import RoundLine, RunView
 from atoll.story.goodput import goodput_of
-from atoll.story.history import History
 from atoll.story.slowness import slowness
 
 LEARNERS_MAX: Final = 64
@@ -146,31 +144,31 @@ class PageFacts:
         """Return when a process was last heard, in seconds since the epoch; None if it was not, or the run is saved."""
         return None if self.saved or process.heard_s is None else self.wall_s - (self.now_s - process.heard_s)
 
-    def began_s(self, timeline: Timeline) -> float:
+    def began_s(self, history: History) -> float:
         """Return when the run began, seconds since the epoch."""
         if self.founded_at_s is not None:
             return self.founded_at_s
-        return self.wall_s if timeline.began_s is None else timeline.began_s
+        return self.wall_s if history.began_s is None else history.began_s
 
 
-def shown_learners(view: RunView) -> list[LearnerView]:
+def shown_learners(view: History) -> list[LearnerView]:
     """Return the learners that are shown one by one: those that are heard first, then by name."""
     order = sorted(view.learners.values(), key=lambda one: (one.heard_s is None, one.learner))[:LEARNERS_MAX]
     return sorted(order, key=lambda one: one.learner)
 
 
-def is_over(view: RunView, facts: PageFacts) -> bool:
+def is_over(view: History, facts: PageFacts) -> bool:
     """Return whether the run has reached its end, or all its learners have left."""
     states = [facts.state(one) for one in view.learners.values()]
     return bool(states) and (facts.over or all(state == "left" for state in states))
 
 
-def has_finished(host: HostView, view: RunView, facts: PageFacts) -> bool:
+def has_finished(host: HostView, view: History, facts: PageFacts) -> bool:
     """Return whether the run is over and all shards of this process have closed their ledgers."""
-    return is_over(view, facts) and all(f"shard-{shard}" in view.closed for shard in host.shards)
+    return is_over(view, facts) and all(f"shard-{shard}" in view.ledgers for shard in host.shards)
 
 
-def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
+def shown_hosts(view: History, facts: PageFacts) -> list[HostView]:
     """Return the synchronizer processes that are heard, and silent ones whose shards nobody serves.
 
     A process that has finished its shards in a run that is over is left out, as on a page that is opened afterwards.
@@ -186,15 +184,15 @@ def shown_hosts(view: RunView, facts: PageFacts) -> list[HostView]:
     return sorted([*heard, *silent], key=name_of)
 
 
-def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, Any]:
+def state_of(view: History, facts: PageFacts) -> dict[str, Any]:
     """Return everything on the page but its curves and causes, in plain JSON values."""
-    began_s = facts.began_s(timeline)
+    began_s = facts.began_s(view)
     shown = shown_learners(view)
     fragments = sorted(view.fragments)[:FRAGMENTS_MAX]
     rounds = shown_rounds(view, len(fragments))
     fragment_count = facts.protocol.fragments if facts.agreement is not None else len(view.fragments)
     traffic = as_report(byte_ledger(view, fragment_count))
-    measured = timeline.validated[-1] if timeline.validated else None
+    measured = view.validations[-1].fields if view.validations else None
     return {
         "run": facts.run,
         "runs": list(facts.others),
@@ -204,7 +202,7 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "founder": facts.founder,
         "began_s": round(began_s, 3),
         "at_s": round(facts.wall_s - began_s, 3),
-        "newest_s": round(timeline.newest_s - began_s, 3) if timeline.began_s is not None else None,
+        "newest_s": round(view.newest_s - began_s, 3) if view.began_s is not None else None,
         "tokens": view.run_tokens,
         "target": facts.protocol.tokens_target,
         "tokens_per_s": round(view.tokens_per_s(facts.now_s, facts.protocol.silence_s), 3),
@@ -212,13 +210,13 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "waits_for": _waits_for(view, facts),
         "interval_steps": facts.protocol.interval_steps,
         "commits": view.commits,
-        "faults": timeline.faults,
-        "bits_per_byte": None if measured is None else measured[1].bits_per_byte,
+        "faults": view.faults,
+        "bits_per_byte": None if measured is None else measured.bits_per_byte,
         "learners": [_learner(view, one, facts, began_s) for one in shown],
         "hosts": [_host(one, facts) for one in shown_hosts(view, facts)],
         "nodes": _nodes(facts),
         "alerts": [alert.as_json(began_s) for alert in facts.alerts],
-        "map": fragment_map(view, timeline, [one.learner for one in shown], fragments, began_s),
+        "map": fragment_map(view, [one.learner for one in shown], fragments, began_s),
         "rounds": [round_row(line, began_s) for line in rounds],
         "fragments": fragment_count,
         "links": links_of(view, traffic, facts),
@@ -226,9 +224,9 @@ def state_of(view: RunView, timeline: Timeline, facts: PageFacts) -> dict[str, A
         "fates": None if facts.fates is None else {name: count for name, count in facts.fates.items() if count},
         "quarantined": _quarantined(view),
         "clipped": _clipped(view),
-        "refused": dict(view.refused.most_common(REASONS_SHOWN)),
+        "refused": dict(view.refused_by_reason.most_common(REASONS_SHOWN)),
         "junk": dict(view.junk.most_common(REASONS_SHOWN)),
-        "marks": shown_marks(view, timeline, facts),
+        "marks": shown_marks(view, facts),
         "left_out": {
             "learners": len(view.learners) - len(shown),
             "fragments": len(view.fragments) - len(fragments),
@@ -244,7 +242,7 @@ def _nodes(facts: PageFacts) -> list[dict[str, Any]]:
     ]
 
 
-def _quarantined(view: RunView) -> list[dict[str, Any]]:
+def _quarantined(view: History) -> list[dict[str, Any]]:
     return [
         {
             "learner": q.learner,
@@ -253,11 +251,11 @@ def _quarantined(view: RunView) -> list[dict[str, Any]]:
             "reason": q.reason,
             "why": f"{describe_isolation(q.offences, q.reason)}; {ISOLATION_CURE}",
         }
-        for q in view.quarantined[-QUARANTINES_SHOWN:]
+        for q in view.isolations[-QUARANTINES_SHOWN:]
     ]
 
 
-def _clipped(view: RunView) -> list[dict[str, Any]]:
+def _clipped(view: History) -> list[dict[str, Any]]:
     """Return the learners whose contributions were clipped most often, and by how much the last one."""
     return [
         {
@@ -269,7 +267,7 @@ def _clipped(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _status(view: RunView, facts: PageFacts) -> str:
+def _status(view: History, facts: PageFacts) -> str:
     """Return "away" (the broker), "awaited" (the run), "live", "over", or "still": no learner is heard."""
     if facts.saved:
         return "over"
@@ -283,18 +281,18 @@ def _status(view: RunView, facts: PageFacts) -> str:
     return "over" if is_over(view, facts) else "still"
 
 
-def _waits_for(view: RunView, facts: PageFacts) -> str:
+def _waits_for(view: History, facts: PageFacts) -> str:
     """Return why a run with a quorum makes no version, in words; empty while it makes some."""
     training = {name for name, one in view.learners.items() if facts.state(one) == "training"}
     making = making_of(view, facts.protocol, training)
     return making.told if making.stands_still and not facts.saved and not is_over(view, facts) else ""
 
 
-def _learner(view: RunView, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:
+def _learner(view: History, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:
     state, life = facts.state(learner), learner.latest
     beat = learner.told
     heard_at_s = facts.heard_at_s(learner)
-    isolated = [q for q in view.quarantined if q.learner == learner.learner and _is_of(life, q.incarnation)]
+    isolated = [q for q in view.isolations if q.learner == learner.learner and _is_of(life, q.incarnation)]
     return {
         "learner": learner.learner,
         "region": facts.region_of(learner.learner),
@@ -321,21 +319,19 @@ def _host(host: HostView, facts: PageFacts) -> dict[str, Any]:
     return {"name": name_of(host), "state": state}
 
 
-def shown_rounds(view: RunView, fragments: int) -> list[RoundLine]:
+def shown_rounds(view: History, fragments: int) -> list[RoundLine]:
     """Return the newest rounds, some of each of so many fragments."""
     return list(view.rounds)[-min(ROUNDS_MAX, max(ROUNDS_MIN, ROUNDS_PER_FRAGMENT * fragments)) :]
 
 
-def fragment_map(
-    view: RunView, timeline: Timeline, learners: list[str], fragments: list[int], began_s: float
-) -> dict[str, Any]:
+def fragment_map(view: History, learners: list[str], fragments: list[int], began_s: float) -> dict[str, Any]:
     """Return, for each fragment and learner, the version that the learner's last contribution was made on, and when."""
     rows = []
     for fragment in fragments:
         newest = view.fragments[fragment]
         cells: list[dict[str, Any] | None] = []
         for learner in learners:
-            last = timeline.contributions.get((fragment, learner))
+            last = view.last_contributions.get((fragment, learner))
             cells.append(
                 None
                 if last is None
@@ -380,7 +376,7 @@ def round_row(line: RoundLine, began_s: float) -> dict[str, Any]:
     }
 
 
-def links_of(view: RunView, ledger: Mapping[str, Any], facts: PageFacts) -> list[dict[str, Any]]:
+def links_of(view: History, ledger: Mapping[str, Any], facts: PageFacts) -> list[dict[str, Any]]:
     """Return the traffic of each link in the ledger `ledger`, with its pace in bytes/s where its process is heard."""
     learners = {one.learner for one in shown_learners(view)}
     paces: dict[str, tuple[float, float]] = {}
@@ -406,9 +402,9 @@ def links_of(view: RunView, ledger: Mapping[str, Any], facts: PageFacts) -> list
     return rows
 
 
-def marks_of(view: RunView, timeline: Timeline, facts: PageFacts) -> list[TimeMark]:
+def marks_of(view: History, facts: PageFacts) -> list[TimeMark]:
     """Return all marks in order of time, those of processes that are silent at this moment among them."""
-    found = list(timeline.marks)
+    found = list(view.marks)
     for one in view.learners.values():
         at_s = facts.heard_at_s(one)
         if facts.state(one) == "silent" and at_s is not None:
@@ -424,9 +420,9 @@ def marks_of(view: RunView, timeline: Timeline, facts: PageFacts) -> list[TimeMa
     return sorted(found, key=lambda mark: mark.at_s)
 
 
-def shown_marks(view: RunView, timeline: Timeline, facts: PageFacts) -> list[dict[str, Any]]:
+def shown_marks(view: History, facts: PageFacts) -> list[dict[str, Any]]:
     """Return the newest marks as JSON, with times in seconds since the run began."""
-    began_s = facts.began_s(timeline)
+    began_s = facts.began_s(view)
     return [
         {
             "at_s": round(mark.at_s - began_s, 2),
@@ -435,21 +431,20 @@ def shown_marks(view: RunView, timeline: Timeline, facts: PageFacts) -> list[dic
             "who": mark.who,
             "text": mark.text,
         }
-        for mark in marks_of(view, timeline, facts)[-MARKS_SHOWN:]
+        for mark in marks_of(view, facts)[-MARKS_SHOWN:]
     ]
 
 
-def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, Any]:
+def curves_of(view: History, facts: PageFacts) -> dict[str, Any]:
     """Return the curves: loss of the merged model; what each learner said of itself; tokens/s and goodput of all; rounds."""
-    timeline = history.timeline
-    began_s = facts.began_s(timeline)
-    lines = {name: lines_of(one, timeline.recent.get(name, ())) for name, one in view.learners.items()}
+    began_s = facts.began_s(view)
+    lines = {name: lines_of(one, view.recent.get(name, ())) for name, one in view.learners.items()}
     own = {name: list(stretches(one, lines[name])) for name, one in view.learners.items()}
     parts = [*chain.from_iterable(own.values()), *_silences(view, lines, facts)]
     made = rates(parts, now_s=None if facts.saved else facts.wall_s)
     span = span_of(parts) if parts else None
-    goodput = goodput_of(history).share
-    validated = thinned(list(timeline.validated), POINTS_MAX)
+    goodput = goodput_of(view).share
+    validated = thinned(list(view.validations), POINTS_MAX)
     losses, lags, speeds = [], [], []
     for one in shown_learners(view):
         measured = [line for line in lines[one.learner] if line.sample.loss is not None]
@@ -461,10 +456,10 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
     return {
         "run": facts.run,
         "merged": {
-            "at_s": [round(at_s - began_s, 2) for at_s, _ in validated],
-            "tokens": [one.run_tokens for _, one in validated],
-            "bits_per_byte": [round(one.bits_per_byte, 5) for _, one in validated],
-            "average": [None if one.average is None else round(one.average, 5) for _, one in validated],
+            "at_s": [round(note.at_s - began_s, 2) for note in validated],
+            "tokens": [note.fields.run_tokens for note in validated],
+            "bits_per_byte": [round(note.fields.bits_per_byte, 5) for note in validated],
+            "average": [None if note.fields.average is None else round(note.fields.average, 5) for note in validated],
         },
         "losses": losses,
         "lags": lags,
@@ -479,7 +474,7 @@ def curves_of(view: RunView, history: History, facts: PageFacts) -> dict[str, An
     }
 
 
-def _rounds_over_time(view: RunView, began_s: float) -> dict[str, list[float]]:
+def _rounds_over_time(view: History, began_s: float) -> dict[str, list[float]]:
     """Return contributors, live learners, and bytes merged and published so far, at the rounds that the view keeps."""
     # What the view no longer keeps lies before the first of them.
     up = view.bytes_merged - sum(line.round.bytes_up for line in view.rounds)
@@ -492,7 +487,7 @@ def _rounds_over_time(view: RunView, began_s: float) -> dict[str, list[float]]:
     return {name: [point[place] for point in thinned(points, POINTS_MAX)] for place, name in enumerate(names)}
 
 
-def _silences(view: RunView, lines: Mapping[str, Sequence[SampleLine]], facts: PageFacts) -> Iterator[PresentTime]:
+def _silences(view: History, lines: Mapping[str, Sequence[SampleLine]], facts: PageFacts) -> Iterator[PresentTime]:
     """Yield the time that learners have been silent, of a run that goes on and whose broker answers: else nobody is heard.
 
     It ends where the samples of those that train end, for a step may last minutes: what they do since is not known yet, and a
@@ -537,7 +532,7 @@ def comparison_rows(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]])
 
 def causes_of(history: History, facts: PageFacts) -> dict[str, Any]:
     """Return what stands out, the gravest first, and the largest shares of time that were lost, in plain JSON values."""
-    began_s = facts.began_s(history.timeline)
+    began_s = facts.began_s(history)
     slow = slowness(history)
     return {
         "run": facts.run,

@@ -22,9 +22,8 @@ from atoll.report.page import page_with
 from atoll.report.page_data import PageFacts, causes_of, curves_of, state_of
 from atoll.run.curves import first_s
 from atoll.run.folder import VALIDATION, RunFile, RunFolder
+from atoll.run.history import History
 from atoll.run.saved import agreement_of
-from atoll.run.view import RunView
-from atoll.story.history import History
 
 NAMED_MAX = 4
 SAMPLE_CHARS_MAX = 20_000
@@ -46,7 +45,7 @@ class BrokerFacts:
 
 
 def write_report(
-    folder: RunFolder, view: RunView, run: RunFile, last: BrokerFacts, clock: Literal["wall", "virtual"] = "wall"
+    folder: RunFolder, view: History, run: RunFile, last: BrokerFacts, clock: Literal["wall", "virtual"] = "wall"
 ) -> tuple[dict[str, Any], AtollError | None]:
     """Write both files; return the report, and why one could not be written. Of the run's processes only the broker runs."""
     facts = Facts(
@@ -78,12 +77,11 @@ def write_report(
 
 
 def page_frames(
-    report: Mapping[str, Any], view: RunView, run: RunFile, history: History | None, out: Path
+    report: Mapping[str, Any], view: History, run: RunFile, history: History | None, out: Path
 ) -> dict[str, Any]:
     """Return what the page shows of a run that is over; without its event log there are no causes."""
     began_s = None if history is not None else first_s(view)
     newest_s = max((line.at_s for line in view.rounds), default=0.0) if history is None else history.newest_s
-    known = History() if history is None else history
     facts = PageFacts(
         run=run.run,
         now_s=0.0,
@@ -97,8 +95,8 @@ def page_frames(
         reached_by=f"--out {shlex.quote(str(out))}",
     )
     return {
-        "state": state_of(view, known.timeline, facts),
-        "curves": curves_of(view, known, facts),
+        "state": state_of(view, facts),
+        "curves": curves_of(view, facts),
         "causes": None if history is None else causes_of(history, facts),
         "report": {
             **{name: value for name, value in report.items() if name not in ("curves", "slow")},

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from atoll.run.history import History
 from atoll.run.process_views import LearnerView, SampleLine
-from atoll.run.view import RunView
 
 BINS_MAX: Final = 180
 BIN_S_MIN: Final = 2.0
@@ -69,7 +69,7 @@ def thinned(items: Sequence[T], len_max: int) -> list[T]:
     return [items[round(i * step)] for i in range(len_max)]
 
 
-def first_s(view: RunView) -> float:
+def first_s(view: History) -> float:
     """Return when the first thing that a view knows of happened, seconds since the epoch; 0 if it knows nothing."""
     known = [line.at_s for learner in view.learners.values() for line in learner.curve]
     for learner in view.learners.values():

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from atoll.run.history import History
 from atoll.run.process_views import HostView
-from atoll.run.view import RunView
 from atoll.wire.traffic import NOTHING, LinkTraffic, bits_per_parameter, data_parallel_bytes
 
 Role = Literal["learner", "synchronizer"]
@@ -70,7 +70,7 @@ class ByteLedger:
         return self.data_parallel / ours if ours and self.data_parallel else None
 
 
-def byte_ledger(view: RunView, fragments: int) -> ByteLedger:
+def byte_ledger(view: History, fragments: int) -> ByteLedger:
     """Return the byte ledger of a run of so many fragments, as far as heard."""
     learners = [learner for learner in view.learners.values() if learner.tokens]
     lives = [life for learner in learners for life in learner.lives.values()]
@@ -123,7 +123,7 @@ def name_of(host: HostView) -> str:
     return ", ".join(f"shard-{shard}" for shard in sorted(host.shards)) or STANDBY
 
 
-def _learner_links(view: RunView) -> list[LedgerLink]:
+def _learner_links(view: History) -> list[LedgerLink]:
     links = []
     for name, learner in sorted(view.learners.items()):
         moved = [life.meter.moved for life in learner.lives.values()]
@@ -131,7 +131,7 @@ def _learner_links(view: RunView) -> list[LedgerLink]:
     return links
 
 
-def _host_links(view: RunView) -> list[LedgerLink]:
+def _host_links(view: History) -> list[LedgerLink]:
     named: dict[str, list[LinkTraffic]] = {}
     for host in view.hosts.values():
         named.setdefault(name_of(host), []).append(host.meter.moved)

@@ -33,8 +33,9 @@ import msgspec
 from atoll.base.wording import few
 from atoll.protocol.pacing import lower_median, plausible
 from atoll.protocol.settings import ProtocolSettings
+from atoll.run.history import History, Noted, RoundLine
 from atoll.run.process_views import LearnerView
-from atoll.run.view import RoundLine, RunView, WaitingRound
+from atoll.wire.events import WaitingEvent
 from atoll.wire.traffic import TOLD_EVERY_S
 
 StandingWord = Literal["over", "stopped", "ending", "training", "waiting"]
@@ -113,13 +114,13 @@ class Making:
 MADE: Final = Making()
 
 
-def late_after_s(view: RunView, protocol: ProtocolSettings) -> float:
+def late_after_s(view: History, protocol: ProtocolSettings) -> float:
     """Return after how long without a version a run stands still, by the step times that its learners tell."""
     steps_s = [plausible(one.told.step_s) for one in view.learners.values() if one.told is not None and one.told.step_s]
     return max(STILL_S_MIN, STILL_INTERVALS * protocol.interval_steps * (lower_median(steps_s) or 0.0))
 
 
-def making_of(view: RunView, protocol: ProtocolSettings, training: Collection[str]) -> Making:
+def making_of(view: History, protocol: ProtocolSettings, training: Collection[str]) -> Making:
     """Return what becomes of versions while the learners `training` train; all times are by the clocks of who wrote them.
 
     A run stands still from its last version on, or from when a quorum of them had joined, whichever came later.
@@ -132,7 +133,7 @@ def making_of(view: RunView, protocol: ProtocolSettings, training: Collection[st
     if len(joined) < protocol.quorum:
         return MADE
     since_s = max(joined[protocol.quorum - 1], view.rounds[-1].at_s if view.rounds else 0.0)
-    oldest = min(view.open_rounds.values(), key=lambda one: one.at_s - one.event.waited_s, default=None)
+    oldest = min(view.open_rounds.values(), key=lambda one: one.at_s - one.fields.waited_s, default=None)
     return Making(
         still_s=max(0.0, view.newest_beat_s - since_s),
         late_s=late_after_s(view, protocol),
@@ -141,8 +142,8 @@ def making_of(view: RunView, protocol: ProtocolSettings, training: Collection[st
     )
 
 
-def _open_round_told(one: WaitingRound, now_s: float) -> str:
-    event = one.event
+def _open_round_told(one: Noted[WaitingEvent], now_s: float) -> str:
+    event = one.fields
     for_s = max(event.waited_s, now_s - one.at_s + event.waited_s)
     return f"the round of version {event.version} of fragment {event.fragment} is open for {for_s:.0f} s ({event.why})"
 

@@ -1,4 +1,4 @@
-"""Keeps a `RunView` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
+"""Keeps a `History` current from a bus: heartbeats and presences as they arrive, the event log from its beginning.
 
 It believes heartbeats of members only (`atoll.run.member_roll`): anybody could make up the others, and of each learner what
 can be since the founding (`atoll.run.reports`), so heartbeats count once the event log was read. A heartbeat, a presence and
@@ -19,32 +19,28 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
 from atoll.bus.interface import Bus
+from atoll.run.history import NAME_CHARS_MAX, PAGE_EVENTS, History
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.record import read_run
 from atoll.run.reports import ReportJudge
-from atoll.run.view import RunView
-from atoll.wire.events import Repeats, event_of
 from atoll.wire.messages import Beat, M, Presence, decode
 from atoll.wire.subjects import Subjects
 
 log = get(__name__)
 
 POLL_S = 0.5
-NAME_CHARS_MAX = 64
-PAGE_ENTRIES = 1000
 
 
 class Watch:
     """Reads one run into `view`."""
 
-    def __init__(self, bus: Bus, run: str, view: RunView, clock: Clock) -> None:
+    def __init__(self, bus: Bus, run: str, view: History, clock: Clock) -> None:
         """Read nothing yet; `follow` does."""
         self.view = view
         self._bus = bus
         self._subjects = Subjects(run)
         self._clock = clock
         self._after = 0
-        self._repeats = Repeats()
         self._reading = asyncio.Lock()
         self.answered_s: float | None = None
         """When the broker last gave all entries of the event log, by the clock of the view's arrivals."""
@@ -76,18 +72,13 @@ class Watch:
         async with self._reading:
             self._judge = self._judge or await self._judge_of_run()
             while True:
-                entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_ENTRIES)
+                entries = await self._bus.replay(self._subjects.event("*", "*"), after=self._after, limit=PAGE_EVENTS)
                 for entry in entries:
                     self._after = max(self._after, entry.sequence)
-                    if self._repeats.repeats(entry.subject, entry.data):
-                        continue
-                    try:
-                        event = event_of(entry.subject, entry.data, entry.stored_s)
-                        self.view.on_event(event if self._judge is None else self._judge.event(event))
-                    except PeerMisbehaved as error:
-                        self._refuse(entry.subject, error)
+                    judge = None if self._judge is None else self._judge.event
+                    self.view.take(entry.subject, entry.data, entry.stored_s, judge)
                 self._name_strange()
-                if len(entries) < PAGE_ENTRIES:
+                if len(entries) < PAGE_EVENTS:
                     self.answered_s = self._clock.monotonic()
                     return
 
@@ -167,7 +158,7 @@ class Watch:
             await feed.close()
 
     def _refuse(self, subject: str, error: PeerMisbehaved) -> None:
-        self.view.refuse(subject.rpartition(".")[2][:NAME_CHARS_MAX], f"{error.what}: {error.got}")
+        self.view.refuse(subject.rpartition(".")[2][:NAME_CHARS_MAX], error)
 
     def _name_strange(self) -> None:
         """Log each writer of unreadable messages once; the view counts them all, and bounds how many it names."""

@@ -27,6 +27,7 @@ from typing import Final, Literal
 
 from atoll.base.wording import counted, few
 from atoll.run.decisions import CLIP_CURE, ISOLATION_CURE, describe_clip, describe_isolation, describe_outlier
+from atoll.run.history import History, Noted, RoundMoments, RunClock, push_id
 from atoll.story.goodput import (
     LearnerShare,
     alignment_of_others,
@@ -37,7 +38,6 @@ from atoll.story.goodput import (
     points_away,
     shares_of,
 )
-from atoll.story.history import History, Noted, RoundMoments, RunClock, push_id
 from atoll.story.lives import LearnerAbsence, absences_of
 from atoll.story.outages import SILENT_TIMES, ShardOutage, outages_of, owner_of, usual_pause_s
 from atoll.wire.events import SUPERSEDED_MAX, FilledEvent, QuarantinedEvent, RefusedContribution

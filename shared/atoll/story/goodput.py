@@ -1,6 +1,6 @@
 """The goodput of a run: learner-seconds stepping over learner-seconds present, by its event log.
 
-For a whole run this is the only definition. Live views estimate it from heartbeats (`atoll.run.view`), curves from samples
+For a whole run this is the only definition. Live views estimate it from heartbeats (`atoll.run.history`), curves from samples
 (`atoll.run.curves`).
 
     present     from the beginning of a learner's first start to its farewell. A loop of somebody's own starts when it calls
@@ -30,8 +30,7 @@ from itertools import zip_longest
 from statistics import median, median_high, median_low
 from typing import Final
 
-from atoll.run.view import RoundLine
-from atoll.story.history import History, Noted
+from atoll.run.history import History, Noted, RoundLine
 from atoll.story.lives import SIGN_S, RecordedLife, lives_of
 from atoll.wire.events import Contributor, JoinedEvent
 

@@ -20,8 +20,7 @@ from itertools import pairwise
 from typing import Final
 
 from atoll.protocol.ledger import Ledger
-from atoll.run.view import RoundLine
-from atoll.story.history import History, Noted, RoundMoments, base_of
+from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of
 from atoll.wire.events import Contributor, JoinedEvent, LeftEvent, SampleEvent
 
 SIGN_S: Final = 60.0
@@ -177,11 +176,11 @@ def _last_sign_s(life: RecordedLife) -> float:
 
 def _closing_ledger(history: History) -> Ledger | None:
     """Return the ledger of a run that is over; None as long as a shard has not closed its own."""
-    if not history.closed or set(history.shards()) != set(history.ledgers):
+    if not history.closed or set(history.shards()) != history.closed or not history.closed <= history.ledgers.keys():
         return None
     whole = Ledger()
-    for each in history.ledgers.values():
-        whole.absorb(each)
+    for shard in sorted(history.closed):
+        whole.absorb(history.ledgers[shard].ledger)
     return whole
 
 

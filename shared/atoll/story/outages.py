@@ -23,9 +23,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from atoll.run.view import RoundLine
+from atoll.run.history import History, RoundLine, ServedTenure
 from atoll.story.goodput import middle
-from atoll.story.history import History, ServedTenure
 from atoll.wire.traffic import TOLD_EVERY_S
 
 SILENT_TIMES: Final = 4.0
@@ -99,7 +98,7 @@ def outages_of(history: History) -> list[ShardOutage]:
 def stood_still(history: History, line: RoundLine, outages: Sequence[ShardOutage]) -> list[ShardOutage]:
     """Return the outages of a round's shard since the version before was made: so long it stood still."""
     before = history.find(line.round.fragment, line.round.version - 1)
-    since_s = before.at_s if before is not None else history.timeline.began_s or 0.0
+    since_s = before.at_s if before is not None else history.began_s or 0.0
     return [each for each in outages if each.shard == line.shard and each.within_s(since_s, line.at_s) > 0.0]
 
 

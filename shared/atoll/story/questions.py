@@ -16,7 +16,7 @@ from atoll.base.wording import counted
 from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
-from atoll.run.view import RoundLine
+from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of, push_id
 from atoll.story.findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
     DEFINITION,
@@ -27,7 +27,6 @@ from atoll.story.goodput import (
     points_away,
     shares_of,
 )
-from atoll.story.history import History, Noted, RoundMoments, base_of, push_id
 from atoll.story.lives import adoption_delays
 from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
 from atoll.story.telling import SILENT

@@ -19,10 +19,9 @@ from statistics import median
 from typing import Final, Literal
 
 from atoll.base.wording import counted
-from atoll.run.view import RoundLine
+from atoll.run.history import History, RoundLine
 from atoll.story.findings import RunFinding, findings
 from atoll.story.goodput import TimePresent, duration_of_others, presences, shares_of, summed
-from atoll.story.history import History
 from atoll.story.lives import absences_of, adoption_delays
 from atoll.story.telling import SILENT
 
@@ -168,7 +167,7 @@ def _times(count: int) -> str:
 def _notes(history: History, there: Mapping[str, TimePresent]) -> Iterator[str]:
     if not there:
         yield f"{SILENT} how long learners stepped: no contribution of this run notes a step time"
-    delays = [delay for learner in history.learners() for delay in adoption_delays(history, learner)]
+    delays = [delay for learner in history.learner_names() for delay in adoption_delays(history, learner)]
     if delays:
         yield f"a learner adopts a version {median(delays):.3g} s after that is visible (median, by two clocks)"
     yield f"{SILENT} how long learners waited for text: that is within the time of their steps"

@@ -17,10 +17,9 @@ from typing import Final
 from atoll.base.wording import counted
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
-from atoll.run.view import RoundLine
+from atoll.run.history import History, RoundLine, RoundMoments, base_of, push_id
 from atoll.story.findings import measure_told, refused_id
 from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
-from atoll.story.history import History, RoundMoments, base_of, push_id
 from atoll.story.lives import LearnerAbsence, absences_of
 from atoll.story.outages import (
     ShardOutage,

@@ -19,7 +19,7 @@ claim. A reader takes an event through `event_of`, and only there:
 A kind that is not declared here is of a later release: it passes, and its reader skips it.
 
 Known limitation: no name tells a learner from a synchronizer process, so where the broker is open a learner may write the
-`hosted` of one. Readers refuse that of a known learner (`atoll.run.view`); a locked broker refuses that of every learner.
+`hosted` of one. Readers refuse that of a known learner (`atoll.run.history`); a locked broker refuses that of every learner.
 """
 
 from __future__ import annotations

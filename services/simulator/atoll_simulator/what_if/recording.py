@@ -32,9 +32,8 @@ from atoll.codec import KEYFRAME, Framing
 from atoll.protocol.pacing import RECENT_STEPS
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import id_of
-from atoll.run.view import RoundLine
+from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of
 from atoll.story.goodput import TimePresent, presences, summed
-from atoll.story.history import History, Noted, RoundMoments, base_of
 from atoll.story.lives import RecordedLife, lives_of
 from atoll.wire.events import Contributor, JoinedEvent, SampleEvent
 from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, TrainingTotals, interval_s, outcome
