@@ -57,7 +57,7 @@ def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
     )
 
     assert soon == Standing("training")
-    assert late.told == ("waiting for a broker that stores something: for 130 s it has not. Is its disk full?")
+    assert late.line == ("waiting for a broker that stores something: for 130 s it has not. Is its disk full?")
 
 
 def rounds_of(fragments: Iterable[int]) -> list[RoundLine]:
@@ -75,7 +75,7 @@ def test_a_fragment_that_comes_to_a_stop_is_waited_for() -> None:
 
     assert stalled_fragments(healthy, 4) == stalled_fragments(rounds_of([0, 2] * 7), 4) == ()
     assert stalled_fragments(half, 4) == (1, 3)
-    assert standing_of(PROTOCOL, states, {0, 1}, ended=False, storing=Storing(stalled=(1, 3))).told == (
+    assert standing_of(PROTOCOL, states, {0, 1}, ended=False, storing=Storing(stalled=(1, 3))).line == (
         "waiting for versions of fragment 1, 3, while others are made. Is a broker that keeps them away or full?"
     )
     assert standing_of(

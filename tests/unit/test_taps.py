@@ -16,7 +16,18 @@ from atoll.bus.interface import CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.watch import pretty_line
 from atoll.run import taps
-from atoll.run.taps import KINDS, TAPS, Selection, TapKind, Tapped, Tapping, asyncapi, body_of, json_schemas, kind_of
+from atoll.run.taps import (
+    KINDS,
+    TAPS,
+    Selection,
+    TapKind,
+    TapMessage,
+    TapReader,
+    asyncapi,
+    body_of,
+    json_schemas,
+    kind_of,
+)
 from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
 from atoll.wire.version import SCHEMA_NEWEST
@@ -173,13 +184,13 @@ async def write(bus: MemoryBus, number: int) -> None:
     await bus.publish(S.event("left", f"w{number % 2}"), line, msg_id=str(number))
 
 
-def numbers(told: list[Tapped]) -> list[int]:
+def numbers(told: list[TapMessage]) -> list[int]:
     return [one.body["fields"]["tokens"] for one in told if one.kind == "left" and one.body]
 
 
-async def past(bus: MemoryBus, since_s: float, selection: Selection = EVERY_READER) -> list[Tapped]:
+async def past(bus: MemoryBus, since_s: float, selection: Selection = EVERY_READER) -> list[TapMessage]:
     """Return what a reader hears that does not follow."""
-    reader = Tapping(bus, "r", HandClock(), selection)
+    reader = TapReader(bus, "r", HandClock(), selection)
     await reader.listen()
     return [told async for told in reader.messages(since_s, follow=False) if told is not None]
 
@@ -207,11 +218,11 @@ async def test_a_reader_of_the_past_begins_with_how_things_stand(bus: MemoryBus)
     for _ in range(2):
         await bus.tell(S.beat("a"), GOLDEN["Beat"].encode())
     await write(bus, 0)
-    reader = Tapping(bus, "r", SystemClock(), Selection())
+    reader = TapReader(bus, "r", SystemClock(), Selection())
     await reader.listen()
     await write(bus, 1)  # heard, and in the log
     await bus.put_record(S.head(0), GOLDEN["Head"].encode(), expected=0)  # heard, and standing
-    heard: list[Tapped] = []
+    heard: list[TapMessage] = []
     async for told in reader.messages(-1.0):
         heard += [told] if told else []
         if len(heard) == 6:
@@ -232,7 +243,7 @@ async def test_a_reader_of_the_past_begins_with_how_things_stand(bus: MemoryBus)
 
 async def test_without_the_past_only_what_happens_is_told(bus: MemoryBus) -> None:
     await write(bus, 0)
-    reader = Tapping(bus, "r", SystemClock(), Selection(frozenset({"left"}), fragments=frozenset()))
+    reader = TapReader(bus, "r", SystemClock(), Selection(frozenset({"left"}), fragments=frozenset()))
     await reader.listen()
     await bus.put_record(S.head(0), GOLDEN["Head"].encode(), expected=0)
     await write(bus, 1)
@@ -281,8 +292,8 @@ def test_a_field_that_nobody_can_show_makes_a_message_none(more: str) -> None:
 )
 @pytest.mark.parametrize("selection", [EVERY_READER, Selection(learners=frozenset({"a"}), fragments=frozenset({3}))])
 def test_headers_of_a_stranger_end_no_reader(headers: dict[str, str], selection: Selection) -> None:
-    reader = Tapping(MemoryBus("r", MemoryBroker()), "r", HandClock(), selection)
-    told = reader._heard(CoreMessage(S.tap("up.m.0.3.a"), b"", headers=headers))
+    reader = TapReader(MemoryBus("r", MemoryBroker()), "r", HandClock(), selection)
+    told = reader._read_heard(CoreMessage(S.tap("up.m.0.3.a"), b"", headers=headers))
 
     assert told is not None
     line = json.dumps(told.line(bodies=True), allow_nan=False)

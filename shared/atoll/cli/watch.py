@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from atoll.local.console_tables import TopMoment
     from atoll.protocol.settings import ProtocolSettings
     from atoll.run.history import History
-    from atoll.run.taps import Selection, Tapped, Tapping
+    from atoll.run.taps import Selection, TapMessage, TapReader
     from atoll.run.watch import Watch
     from atoll.settings import Settings
     from atoll.wire.messages import RunRecord
@@ -303,21 +303,21 @@ async def _print_taps(  # noqa: PLR0913  (what the verb was asked)
 ) -> None:
     from atoll.base.clock import SystemClock  # noqa: PLC0415
     from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.run.taps import Tapping  # noqa: PLC0415
+    from atoll.run.taps import TapReader  # noqa: PLC0415
     from atoll.wire.subjects import Subjects, filter_below  # noqa: PLC0415
 
     clock, wanted = SystemClock(), filter_below(tail, "the tap")
     async with reading_bus(settings, "tap") as bus:
-        tapping = Tapping(bus, settings.run, clock, selection, tail=wanted)
-        await tapping.listen()
+        reader = TapReader(bus, settings.run, clock, selection, tail=wanted)
+        await reader.listen()
         if await read_run(bus, Subjects(settings.run)) is None:
             typer.echo(f"atoll: nobody has founded run {settings.run!r} here yet; waiting", err=True)
         since_s = None if past_s is None else clock.wall() - past_s
         ends_s = None if seconds is None else clock.monotonic() + seconds
-        async for told in tapping.messages(since_s, follow=follow):
+        async for told in reader.messages(since_s, follow=follow):
             if told is not None and printer.print(told):
                 return
-            printer.warn(tapping, bus.stats)
+            printer.warn(reader, bus.stats)
             if ends_s is not None and clock.monotonic() >= ends_s:
                 return
 
@@ -333,7 +333,7 @@ class Printer:
         self._dropped = 0
         self._bodiless = False
 
-    def print(self, told: Tapped) -> bool:
+    def print(self, told: TapMessage) -> bool:
         """Print one message, and return whether that was the last one."""
         line = (
             pretty_line(told, bodies=self._bodies) if self._pretty else json_text.dumps(told.line(bodies=self._bodies))
@@ -343,17 +343,17 @@ class Printer:
             self._left -= 1
         return self._left == 0
 
-    def warn(self, tapping: Tapping, stats: BusStats) -> None:
+    def warn(self, reader: TapReader, stats: BusStats) -> None:
         """Say what got lost, when it grows, and once that this run's taps have no bodies."""
         if (lost := stats.core_messages_dropped - self._dropped) > 0:
             typer.echo(f"atoll: {lost} messages came faster than they could be printed, and are lost", err=True)
             self._dropped = stats.core_messages_dropped
-        if self._bodies and tapping.bodiless and not self._bodiless:
+        if self._bodies and reader.bodiless and not self._bodiless:
             self._bodiless = True
             typer.echo("atoll: the taps of this run have no bodies; `atoll runs taps RUN bodies` adds them", err=True)
 
 
-def pretty_line(told: Tapped, *, bodies: bool) -> str:
+def pretty_line(told: TapMessage, *, bodies: bool) -> str:
     """Return a message as a line for people: time of day (UTC), subject, `key=value` pairs or the whole message."""
     day_s = told.at_s % 86400
     clock = f"{int(day_s // 3600):02}:{int(day_s // 60 % 60):02}:{day_s % 60:06.3f}"

@@ -124,7 +124,7 @@ def heading(moment: TopMoment) -> str:
     """Return the run's name, what it does and what it waits for."""
     if moment.unanswered_s:
         return f"{moment.picture.run}: the broker has not answered for {as_time(round(moment.unanswered_s))}"
-    return f"{moment.picture.run}: {standing_at(moment).told}"
+    return f"{moment.picture.run}: {standing_at(moment).line}"
 
 
 def standing_at(moment: TopMoment) -> Standing:
@@ -192,7 +192,7 @@ def learners(moment: TopMoment) -> Panel:
 
 
 def _learner_row(moment: TopMoment, state: str, name: str, learner: LearnerView) -> Row:
-    life, told = learner.latest, learner.told
+    life, told = learner.latest, learner.report
     incarnation = 0 if life is None else life.incarnation
     heard_s = moment.heard_at_s(learner)
     style = {"training": "green", "silent": "red", "draining": "yellow"}.get(state, "")
@@ -515,7 +515,7 @@ def _age_s(moment: TopMoment, founded_at_s: float | None) -> float:
 
 
 def _learner_status(moment: TopMoment, hearing: Hearing, learner: LearnerView) -> LearnerStatus:
-    life, told = learner.latest, learner.told
+    life, told = learner.latest, learner.report
     heard_at_s = moment.heard_at_s(learner)
     heard_s = None if heard_at_s is None else max(0.0, moment.wall_s - heard_at_s)
     return LearnerStatus(

@@ -285,12 +285,12 @@ def _waits_for(view: History, facts: PageFacts) -> str:
     """Return why a run with a quorum makes no version, in words; empty while it makes some."""
     training = {name for name, one in view.learners.items() if facts.state(one) == "training"}
     making = making_of(view, facts.protocol, training)
-    return making.told if making.stands_still and not facts.saved and not is_over(view, facts) else ""
+    return making.sentence if making.stands_still and not facts.saved and not is_over(view, facts) else ""
 
 
 def _learner(view: History, learner: LearnerView, facts: PageFacts, began_s: float) -> dict[str, Any]:
     state, life = facts.state(learner), learner.latest
-    beat = learner.told
+    beat = learner.report
     heard_at_s = facts.heard_at_s(learner)
     isolated = [q for q in view.isolations if q.learner == learner.learner and _is_of(life, q.incarnation)]
     return {

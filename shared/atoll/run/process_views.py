@@ -1,4 +1,4 @@
-"""What is known of each process of a run: of a learner its lives, of a synchronizer process its shards, of both their links.
+"""Knowledge of each process of a run: of a learner its lives, of a synchronizer process its shards, of both their links.
 
 Times of arrival are seconds of any clock that never goes back; nothing here reads one.
 
@@ -120,7 +120,7 @@ class LearnerView:
         return self.latest is not None and self.latest.left
 
     @property
-    def told(self) -> Beat | SampleEvent | None:
+    def report(self) -> Beat | SampleEvent | None:
         """Return what it said last of its steps: the newest life's heartbeat, else its newest sample in the event log."""
         life, newest = self.latest, self.curve.newest
         if life is not None and life.beat is not None:

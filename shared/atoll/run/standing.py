@@ -60,7 +60,7 @@ class Standing:
     unheard: tuple[str, ...] = ()
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """Return all of it as one line."""
         waits = f" for {'; '.join(self.waits_for)}" if self.waits_for else ""
         if not self.unheard:
@@ -101,7 +101,7 @@ class Making:
         return self.still_s > self.late_s
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return what a run that stands still waits for."""
         told = f"a version: none was made for {self.still_s:.0f} s"
         if self.open_round:
@@ -116,7 +116,9 @@ MADE: Final = Making()
 
 def late_after_s(view: History, protocol: ProtocolSettings) -> float:
     """Return after how long without a version a run stands still, by the step times that its learners tell."""
-    steps_s = [plausible(one.told.step_s) for one in view.learners.values() if one.told is not None and one.told.step_s]
+    steps_s = [
+        plausible(one.report.step_s) for one in view.learners.values() if one.report is not None and one.report.step_s
+    ]
     return max(STILL_S_MIN, STILL_INTERVALS * protocol.interval_steps * (lower_median(steps_s) or 0.0))
 
 
@@ -137,12 +139,12 @@ def making_of(view: History, protocol: ProtocolSettings, training: Collection[st
     return Making(
         still_s=max(0.0, view.newest_beat_s - since_s),
         late_s=late_after_s(view, protocol),
-        open_round="" if oldest is None else _open_round_told(oldest, view.newest_beat_s),
+        open_round="" if oldest is None else _describe_open_round(oldest, view.newest_beat_s),
         tokenless=tuple(sorted(name for name in training if _is_tokenless(view.learners[name], protocol))),
     )
 
 
-def _open_round_told(one: Noted[WaitingEvent], now_s: float) -> str:
+def _describe_open_round(one: Noted[WaitingEvent], now_s: float) -> str:
     event = one.fields
     for_s = max(event.waited_s, now_s - one.at_s + event.waited_s)
     return f"the round of version {event.version} of fragment {event.fragment} is open for {for_s:.0f} s ({event.why})"
@@ -206,7 +208,7 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
     if training:
         waits_for += _storage_faults(protocol, owned, storing)
     if training and not waits_for and making.stands_still:
-        waits_for.append(making.told)
+        waits_for.append(making.sentence)
     return Standing("waiting" if waits_for else "training", tuple(waits_for), unheard)
 
 

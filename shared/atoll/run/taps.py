@@ -211,12 +211,12 @@ LOOK_S: Final = 2.0
 """Between two looks into the event log without a word of news: a tap may be lost."""
 WRITTEN: Final = ("at_s", "claimed_at_s", "founded_at_s")
 """Fields that say when a message was written; a head and a presence have none."""
-STANDING: Final = ("run", "member", "head", "beat", "presence")
+KEPT: Final = ("run", "member", "head", "beat", "presence")
 """Kinds of which the broker keeps the last, in the order in which they are told."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tapped:
+class TapMessage:
     """One message: when it was stored, its subject below the tap, and what it says.
 
     `at_s` is the broker's time of what was heard, and of what was read the writer's, 0 if that says none.
@@ -241,12 +241,12 @@ class Tapped:
         return {**told, **more, "info": self.info, **content}
 
 
-class Tapping:
-    """Reads one run for one reader: `listen`, then iterate over `messages`.
+class TapReader:
+    """A reader of one run: `listen`, then iterate over `messages`.
 
     What happens now is on the taps. What was before comes from two places, because nothing keeps taps: the *event log* has
     every event of the last 30 days, in order and with numbers; of the *run, heads, members, heartbeats and presences* the
-    broker keeps the last of each subject, so a reader of the past begins with how things stand (`STANDING`). Contributions of
+    broker keeps the last of each subject, so a reader of the past begins with how things stand (`KEPT`). Contributions of
     the past are in neither: a shard removes a manifest when its round is committed, and the `round` event says what became of
     it.
 
@@ -271,7 +271,7 @@ class Tapping:
         """Hear the taps from now on; `messages` tells what was heard."""
         self._feed = await self._bus.listen(self._subjects.tap(self._wanted()), len_max=FEED_LEN_MAX)
 
-    async def messages(self, since_s: float | None, *, follow: bool = True) -> AsyncIterator[Tapped | None]:
+    async def messages(self, since_s: float | None, *, follow: bool = True) -> AsyncIterator[TapMessage | None]:
         """Yield what is wanted, and None at least every `POLL_S` while there is nothing.
 
         Args:
@@ -280,7 +280,7 @@ class Tapping:
             follow: go on with what happens; otherwise end with the newest event.
         """
         if since_s is not None:
-            async for told in self.standing():
+            async for told in self.last_messages():
                 yield told
             self._after = await self._before(since_s)
             async for told in self._events():
@@ -296,18 +296,18 @@ class Tapping:
                         yield told
                 looked_s = self._clock.monotonic()
             from_log = is_event and since_s is not None
-            yield None if core_message is None or from_log else self._heard(core_message)
+            yield None if core_message is None or from_log else self._read_heard(core_message)
 
-    async def standing(self) -> AsyncIterator[Tapped]:
+    async def last_messages(self) -> AsyncIterator[TapMessage]:
         """Yield the last message of every subject of which the broker keeps one, as far as wanted."""
-        for tap in (tap for name in STANDING for tap in self._selection.taps if tap.kind == name):
+        for tap in (tap for name in KEPT for tap in self._selection.taps if tap.kind == name):
             try:
                 records = await self._bus.get_records(f"{self._subjects.prefix}.{tap.pattern}")
             except RunReplaced:  # a run of old keeps no heartbeats, one that is not founded nothing
                 continue
             for record in records:
                 tail = record.subject.removeprefix(f"{self._subjects.prefix}.")
-                if told := self._told(tap, tail, record.data, record.revision):
+                if told := self._message(tap, tail, record.data, record.revision):
                     yield told
 
     def _wanted(self) -> str:
@@ -315,7 +315,7 @@ class Tapping:
         wanted = self._selection.taps
         return wanted[0].pattern if self._tail == ">" and len(wanted) == 1 else self._tail
 
-    def _heard(self, core_message: CoreMessage) -> Tapped | None:
+    def _read_heard(self, core_message: CoreMessage) -> TapMessage | None:
         """Return what a tap says, None if it is not wanted."""
         tail = core_message.subject.removeprefix(self._subjects.tap(""))
         tap = kind_of(tail)
@@ -324,7 +324,7 @@ class Tapping:
         self.bodiless += not core_message.data
         headers = core_message.headers
         sequence = headers.get("Nats-Sequence", "")
-        return self._told(
+        return self._message(
             tap,
             tail,
             core_message.data,
@@ -333,7 +333,7 @@ class Tapping:
             info=_info(headers.get(INFO_HEADER, "")),
         )
 
-    def _told(
+    def _message(
         self,
         tap: TapKind,
         tail: str,
@@ -342,7 +342,7 @@ class Tapping:
         *,
         at_s: float | None = None,
         info: dict[str, Any] | None = None,
-    ) -> Tapped | None:
+    ) -> TapMessage | None:
         """Return a message as it is told, None if it is not wanted. What was heard has a time, what was read has none."""
         if not matches(self._tail, tail):
             return None
@@ -357,11 +357,11 @@ class Tapping:
             return None
         written_s = _written_s(body or {})
         stored = at_s is None
-        return Tapped(written_s if at_s is None else at_s, tap.kind, tail, sequence, shown, body, fault, stored)
+        return TapMessage(written_s if at_s is None else at_s, tap.kind, tail, sequence, shown, body, fault, stored)
 
     # --- the event log ------------------------------------------------------------------------------------------------
 
-    async def _events(self) -> AsyncIterator[Tapped]:
+    async def _events(self) -> AsyncIterator[TapMessage]:
         """Yield the wanted events after the last one that was read, to the end of the log."""
         wanted = self._selection.taps
         kind = wanted[0].kind if len(wanted) == 1 and wanted[0].fields is not None else "*"
@@ -373,7 +373,7 @@ class Tapping:
                 self._after = max(self._after, entry.sequence)
                 tail = entry.subject.removeprefix(f"{self._subjects.prefix}.")
                 tap = kind_of(tail)
-                if tap is not None and (told := self._told(tap, tail, entry.data, entry.sequence)):
+                if tap is not None and (told := self._message(tap, tail, entry.data, entry.sequence)):
                     yield told
             if len(page) < PAGE_EVENTS:
                 return

@@ -146,7 +146,7 @@ class HinderedWork:
     until_s: float
     waited_s: float
     is_commit: bool
-    told: str
+    words: str
 
 
 def hindered_commits(history: History) -> list[RunFinding]:
@@ -156,7 +156,8 @@ def hindered_commits(history: History) -> list[RunFinding]:
         every = episodes(_hindered(history, word))
         kept = _worst(every)
         found += [
-            _episode_told(each, cause, why, left_out=len(every) - len(kept) if each is kept[-1] else 0) for each in kept
+            _describe_episode(each, cause, why, left_out=len(every) - len(kept) if each is kept[-1] else 0)
+            for each in kept
         ]
     return found
 
@@ -187,14 +188,14 @@ def _hindered(history: History, word: str) -> Iterator[HinderedWork]:
             told = (
                 f"commit/{made.fragment}/{made.version} by {line.shard}: {waited_s:.3g} s of its {took_s:.3g} s {what}"
             )
-            yield HinderedWork(line.at_s - took_s, line.at_s, waited_s, is_commit=True, told=told)
+            yield HinderedWork(line.at_s - took_s, line.at_s, waited_s, is_commit=True, words=told)
     if word != "full":
         return  # a learner notes only how long it waited for room
     for line, share in history.contributions():
         if share.full_s >= HINDERED_MIN_S:
             arrived_s = RoundMoments.of(line).called_s + (share.arrived_s or 0.0)
             told = f"{push_id(line, share)}: its upload waited {share.full_s:.3g} s for room"
-            yield HinderedWork(arrived_s - share.upload_s, arrived_s, share.full_s, is_commit=False, told=told)
+            yield HinderedWork(arrived_s - share.upload_s, arrived_s, share.full_s, is_commit=False, words=told)
 
 
 def _worst(every: Sequence[list[HinderedWork]]) -> list[list[HinderedWork]]:
@@ -205,10 +206,10 @@ def _worst(every: Sequence[list[HinderedWork]]) -> list[list[HinderedWork]]:
     return [every[place] for place in sorted([*places[: EPISODES_MAX - 1], len(every) - 1])]
 
 
-def _episode_told(episode: Sequence[HinderedWork], cause: Cause, why: str, left_out: int) -> RunFinding:
+def _describe_episode(episode: Sequence[HinderedWork], cause: Cause, why: str, left_out: int) -> RunFinding:
     commits, uploads = [each for each in episode if each.is_commit], [each for each in episode if not each.is_commit]
     seconds = sum(each.waited_s for each in episode)
-    evidence = [each.told for each in (*commits[:SHARDS_NAMED_MAX], *uploads[:SHARDS_NAMED_MAX])]
+    evidence = [each.words for each in (*commits[:SHARDS_NAMED_MAX], *uploads[:SHARDS_NAMED_MAX])]
     if left_out:
         evidence.append(
             f"it was so at {counted(left_out, 'other time, which is', 'other times, which are')} not told here"
@@ -447,7 +448,7 @@ def absent_learners(history: History) -> list[RunFinding]:
                     "learner was gone",
                     learner,
                     f"incarnation {each.former} left no word, and nothing was heard of the learner for {each.gone_s:.3g} s; "
-                    f"{ended}{each.lost_told()}",
+                    f"{ended}{each.describe_loss()}",
                     from_s=each.from_s,
                     until_s=each.until_s,
                     evidence=tuple(evidence),
@@ -531,7 +532,7 @@ def many_refusals(history: History) -> list[RunFinding]:
                     f"{len(refused)} of its contributions were refused: {reasons}",
                     from_s=refused[0].at_s,
                     until_s=refused[-1].at_s,
-                    evidence=tuple(refusal_told(each) for each in refused[:3] if each.fields.push),
+                    evidence=tuple(describe_refusal(each) for each in refused[:3] if each.fields.push),
                 )
             )
     return found
@@ -566,12 +567,12 @@ def refused_id(one: RefusedContribution) -> str:
     return f"push/{one.learner}/{one.incarnation}/{one.fragment}/{one.push}"
 
 
-def refusal_told(one: Noted[RefusedContribution]) -> str:
+def describe_refusal(one: Noted[RefusedContribution]) -> str:
     """Return one refusal with the measure that decided it, where the event log has that."""
-    return f"{refused_id(one.fields)} was refused by {one.who}: {one.fields.reason}{measure_told(one.fields)}"
+    return f"{refused_id(one.fields)} was refused by {one.who}: {one.fields.reason}{describe_measure(one.fields)}"
 
 
-def measure_told(one: RefusedContribution) -> str:
+def describe_measure(one: RefusedContribution) -> str:
     """Return the length of an outlier, and its bound; nothing for other reasons, or an event of an earlier release."""
     if not one.norm_max:
         return ""
@@ -592,7 +593,7 @@ def _offences(history: History, learner: str, incarnation: int) -> list[str]:
     refused = [
         each for each in history.refused if (each.fields.learner, each.fields.incarnation) == (learner, incarnation)
     ]
-    return [refusal_told(each) for each in refused[:3] if each.fields.push]
+    return [describe_refusal(each) for each in refused[:3] if each.fields.push]
 
 
 SAME_CULPRIT: Final[Mapping[Cause, tuple[Cause, ...]]] = {

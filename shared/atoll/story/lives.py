@@ -119,7 +119,7 @@ class LearnerAbsence:
     heir: int | None = None
     lost_tokens: float | None = None
 
-    def lost_told(self) -> str:
+    def describe_loss(self) -> str:
         """Return what was lost with it, as the end of a sentence; empty where the event log does not tell."""
         if self.lost_tokens is None:
             return ""

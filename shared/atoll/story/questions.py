@@ -17,7 +17,7 @@ from atoll.protocol.quarantine import OFFENCES
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import CLIP_CURE, describe_clip, describe_isolation
 from atoll.run.history import History, Noted, RoundLine, RoundMoments, base_of, push_id
-from atoll.story.findings import TOO_LATE, measure_told, refused_id, slow_learners, slow_links
+from atoll.story.findings import TOO_LATE, describe_measure, refused_id, slow_learners, slow_links
 from atoll.story.goodput import (
     DEFINITION,
     LearnerShare,
@@ -28,7 +28,7 @@ from atoll.story.goodput import (
     shares_of,
 )
 from atoll.story.lives import adoption_delays
-from atoll.story.slowness import SHARE_MIN, left_out_told, slowness
+from atoll.story.slowness import SHARE_MIN, describe_left_out, slowness
 from atoll.story.telling import SILENT
 from atoll.wire.events import Contributor, RefusedContribution
 
@@ -89,7 +89,7 @@ def goodput(history: History) -> list[str]:
         f"{SILENT} what a learner did between two steps (adopting, encoding, its data): its overhead is in `atoll top`",
     ]
     standing_out = [line for each in slow.findings for line in each.lines(history.clock)]
-    standing_out += [left_out_told(slow.left_out)] if slow.left_out else []
+    standing_out += [describe_left_out(slow.left_out)] if slow.left_out else []
     return [*told, *(["", "what stands out", *(f"  {line}" for line in standing_out)] if standing_out else [])]
 
 
@@ -186,7 +186,7 @@ def _not_waited_for(history: History, learner: str) -> list[str]:
 def refused(history: History, learner: str | None) -> list[str]:
     """Answer why contributions were refused or clipped: all of them, or those of one learner."""
     chosen = [each for each in history.refused if learner in (None, each.fields.learner)]
-    clipped = clips_told(history, learner)
+    clipped = describe_clips(history, learner)
     if not chosen:
         return [f"no contribution{'' if learner is None else f' of {learner}'} was refused", *clipped]
     told, clock = clipped, history.clock
@@ -196,7 +196,7 @@ def refused(history: History, learner: str | None) -> list[str]:
         why = REASONS.get(reason, "its bytes were damaged")
         told.append(f"{name or 'a learner'}: {counted(count, 'time')} {reason!r} ({blame}): {why}")
         push = newest.fields
-        which = f"{refused_id(push)}{measure_told(push)}" if push.push else f"{SILENT} which"
+        which = f"{refused_id(push)}{describe_measure(push)}" if push.push else f"{SILENT} which"
         told.append(f"    the last by {newest.who} at {clock.at(newest.at_s)}: {which}")
         if reason == "stale" and push.base_version is not None:
             told.append(f"    {_describe_staleness(history, newest, push.base_version)}")
@@ -218,7 +218,7 @@ def _describe_staleness(history: History, refusal: Noted[RefusedContribution], b
     return f"it was on version {base_version}, and the fragment was at {version}{took}"
 
 
-def clips_told(history: History, learner: str | None) -> list[str]:
+def describe_clips(history: History, learner: str | None) -> list[str]:
     """Return, by learner, how many merged contributions were clipped, and the newest of them."""
     told = []
     own = [(line, share) for line, share in history.contributions(learner) if share.norm_max is not None]

@@ -70,12 +70,12 @@ def slowness(history: History) -> Slowness:
     lost = sorted((part for part in parts if part.share >= SHARE_MIN), key=lambda part: part.share, reverse=True)
     found = findings(history)
     left_out = max(0, len(found) - FINDINGS_MAX)
-    cut = [left_out_told(left_out)] if left_out else []
+    cut = [describe_left_out(left_out)] if left_out else []
     notes = (*cut, *_notes(history, there))
     return Slowness(tuple(lost[:LOST_MAX]), tuple(found[:FINDINGS_MAX]), notes, left_out)
 
 
-def left_out_told(count: int) -> str:
+def describe_left_out(count: int) -> str:
     """Return that more stands out than is told here, and which command tells all of it."""
     more = counted(count, "more finding stands", "more findings stand")
     return f"{more} out, less urgent than these: `atoll why` names all"

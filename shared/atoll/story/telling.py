@@ -18,7 +18,7 @@ from atoll.base.wording import counted
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_clip, describe_isolation, describe_wait, list_names
 from atoll.run.history import History, RoundLine, RoundMoments, base_of, push_id
-from atoll.story.findings import measure_told, refused_id
+from atoll.story.findings import describe_measure, refused_id
 from atoll.story.goodput import alignment_of_others, duration_of_others, of_others, points_away, shares_of, weight_of
 from atoll.story.lives import LearnerAbsence, absences_of
 from atoll.story.outages import (
@@ -165,7 +165,7 @@ def refused_story(history: History, learner: str, incarnation: int, fragment: in
     """Return what the event log tells of a contribution that was refused; nothing if it does not know of it."""
     return [
         f"{refused_id(each.fields)} was refused by {each.who} at {history.clock.at(each.at_s)}: {each.fields.reason}"
-        f"{measure_told(each.fields)}"
+        f"{describe_measure(each.fields)}"
         for each in history.refused
         if (each.fields.learner, each.fields.incarnation, each.fields.fragment, each.fields.push)
         == (learner, incarnation, fragment, push)
@@ -208,14 +208,15 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
 def _answers(line: RoundLine) -> list[str]:
     made, why = line.round, line.round.why
     lines = [
-        f"  {answer_told(line, share)}" for share in sorted(made.contributors, key=lambda each: each.arrived_s or 0.0)
+        f"  {describe_answer(line, share)}"
+        for share in sorted(made.contributors, key=lambda each: each.arrived_s or 0.0)
     ]
     if why is not None and why.missing.count:
         lines.append(f"  no answer until its end: {list_names(why.missing)}")
     return lines
 
 
-def answer_told(line: RoundLine, share: Contributor) -> str:
+def describe_answer(line: RoundLine, share: Contributor) -> str:
     """Return a merged contribution in one line: when it arrived, its upload, its steps, its weight, how it agreed."""
     parts = [
         f"arrived {_after(share.arrived_s)}" if share.arrived_s is not None else f"arrived: {SILENT}",
@@ -348,7 +349,7 @@ def learner_story(history: History, learner: str) -> list[str]:
         told.append("  it points elsewhere than the others: look at its machine, its data and its learning rate")
     told += _refusals(history, learner)
     told += ["", "its latest contributions"]
-    told += [f"  {answer_told(line, share)}" for line, share in history.contributions(learner)[-LATEST:]]
+    told += [f"  {describe_answer(line, share)}" for line, share in history.contributions(learner)[-LATEST:]]
     return told
 
 
@@ -356,9 +357,9 @@ def _gone(each: LearnerAbsence) -> str:
     """Return when a learner was gone: the last sign of a life, for how long nothing was heard, and what was lost."""
     told = f"was last heard: incarnation {each.former} left no word; it was gone for {each.gone_s:.3g} s"
     if each.joined_s is None or each.until_s is None:
-        return f"{told}, to the end of the event log{each.lost_told()}"
+        return f"{told}, to the end of the event log{each.describe_loss()}"
     joined = f"incarnation {each.heir} began, which joined {each.joined_s - each.until_s:.3g} s later"
-    return f"{told}, until {joined}{each.lost_told()}"
+    return f"{told}, until {joined}{each.describe_loss()}"
 
 
 def _offences(told: QuarantinedEvent) -> str:
@@ -371,7 +372,7 @@ def _refusals(history: History, learner: str) -> Sequence[str]:
         return []
     told = [
         f"  {history.clock.at(each.at_s)}  push {each.fields.push} of fragment {each.fields.fragment}: {each.fields.reason}"
-        f"{measure_told(each.fields)}"
+        f"{describe_measure(each.fields)}"
         for each in refused[-LATEST:]
     ]
     return ["", f"{len(refused)} of its contributions were refused", *told]
