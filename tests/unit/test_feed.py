@@ -17,8 +17,8 @@ from atoll.client.data_leases import DataLeases
 from atoll.client.join import IslandHandle
 from atoll.protocol.data import DataGrant, Key, Progress
 from atoll_learner import feed
+from atoll_learner.commands import prepare_text
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import prepare_command
 from atoll_learner.data.shards import TokenShards
 from atoll_learner.feed import LeasedFeed, Supply
 
@@ -158,7 +158,7 @@ def test_a_learner_that_can_lease_nothing_more_chooses_text_itself(
     monkeypatch.setattr(feed, "ALONE_S", 0.05)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number}\n" for number in range(4_000)))
-    prepare_command(tmp_path / "data", [text], stdlib=False, vocabulary=0, validation=0.1, block_tokens=256, seed=0)
+    prepare_text(tmp_path / "data", [text], validation=0.1, block_tokens=256)
     shards = TokenShards(tmp_path / "data")
 
     def fed(incarnation: int, leases: SilentLeases) -> LeasedFeed:
@@ -189,7 +189,7 @@ def test_in_a_long_outage_a_learner_waits_only_once_before_it_chooses(
     """Behind a cut link each unit would cost ten seconds; once something is leased, the next outage is waited for anew."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number}\n" for number in range(4_000)))
-    prepare_command(tmp_path / "data", [text], stdlib=False, vocabulary=0, validation=0.1, block_tokens=256, seed=0)
+    prepare_text(tmp_path / "data", [text], validation=0.1, block_tokens=256)
     asked: list[Future[DataGrant]] = []
     looks = 0
 

@@ -15,8 +15,7 @@ import pytest
 
 from atoll.base.errors import DataError, SettingsError, StorageFull
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import described
-from atoll_learner.data.prepare import prepare
+from atoll_learner.data.prepare import describe, prepare
 from atoll_learner.data.shards import TokenShards, mix_order, permute
 from atoll_learner.data.sources import documents, files_of
 from atoll_learner.data.tokenizer import ByteTokenizer
@@ -110,8 +109,8 @@ def test_empty_texts_are_left_out_and_counted(tmp_path: Path) -> None:
     with_empty = prepare(files_of([tmp_path / "in"]), tmp_path / "out", validation=0.2, block_tokens=256)
 
     assert (with_empty.documents, with_empty.empty, with_empty.fingerprint) == (alone.documents, 6, alone.fingerprint)
-    assert "documents (6 more are empty): " in described(with_empty, tmp_path)
-    assert "more" not in described(alone, Path("folder"))
+    assert "documents (6 more are empty): " in describe(with_empty, tmp_path)
+    assert "more" not in describe(alone, Path("folder"))
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

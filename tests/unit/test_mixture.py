@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import DataError, SettingsError
+from atoll_learner import commands
 from atoll_learner.data.batches import BatchReader
-from atoll_learner.data.command import mix_command
 from atoll_learner.data.mixture import apportioned, mix, weights_of
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.shards import TokenShards
@@ -35,7 +35,7 @@ def prepared(path: Path, letter: str, documents: int, block_tokens: int = BLOCK,
 def mixture(tmp_path: Path) -> TokenShards:
     """Three quarters of a small part and a quarter of a larger one."""
     parts = [f"{prepared(tmp_path, 'a', 40)}=3", f"{prepared(tmp_path, 'b', 90)}=1"]
-    mix_command(parts, tmp_path / "mixed")
+    commands.mix(parts, tmp_path / "mixed")
     return TokenShards(tmp_path / "mixed")
 
 

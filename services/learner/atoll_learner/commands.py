@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +13,8 @@ import typer
 
 from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
+HELD_OUT_BYTES_FEW: Final = 16 << 10
+"""Of less held-out text bits per byte are told with a warning."""
 NICE: Final = 5
 """Niceness of evaluators, behind processes that train."""
 
@@ -23,7 +28,7 @@ def register(app: typer.Typer) -> None:
         name="attribute", help="Say what each learner's part of a retained round was, and of the round without it."
     )(attribute)
     data = typer.Typer(help="Token shards.", no_args_is_help=True)
-    data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare)
+    data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare_text)
     data.command(name="mix", help="Mix folders of token shards by weight.")(mix)
     data.command(name="show", help="Say what a folder of token shards holds, and check that it is whole.")(show)
     app.add_typer(data, name="data")
@@ -131,7 +136,7 @@ def attribute(
     told(what, archive, (fragment, version), assignments, held_out=held_out)
 
 
-def prepare(  # noqa: PLR0913  (one option each)
+def prepare_text(  # noqa: PLR0913  (one option each)
     out: Annotated[Path, typer.Option(help="Folder for the token shards.")],
     inputs: Annotated[
         list[Path] | None,
@@ -155,24 +160,43 @@ def prepare(  # noqa: PLR0913  (one option each)
         str, typer.Option(help="Its token that stands between documents; a usual one is found by itself.")
     ] = "",
 ) -> None:
-    """Write token shards, held-out text and meta.json to a folder."""
+    """Write token shards, held-out text and meta.json to a folder, and say what came of it and how fast."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import track  # noqa: PLC0415
+
     from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll_learner.data.command import prepare_command  # noqa: PLC0415
-    from atoll_learner.data.sources import Reading  # noqa: PLC0415
+    from atoll.base.exits import leave_in_order_on_term  # noqa: PLC0415
+    from atoll.base.units import as_size  # noqa: PLC0415
+    from atoll_learner.data.prepare import describe, prepare  # noqa: PLC0415
+    from atoll_learner.data.sources import Reading, files_of, stdlib_files  # noqa: PLC0415
     from atoll_learner.data.tokenizer import Vocabulary  # noqa: PLC0415
 
     if bpe and tokenizer is not None:
         raise SettingsError("a vocabulary is either given or trained", got="--bpe and --tokenizer", todo="use one")
-    prepare_command(
+    leave_in_order_on_term()
+    console, began_s = Console(stderr=True), time.monotonic()
+    reading = Reading(field, frozenset(f".{each.lstrip('.')}" for each in suffix or ()))
+    files = [*(stdlib_files() if stdlib else []), *(files_of(inputs or [], reading) if inputs or not stdlib else [])]
+
+    def progress(paths: Iterable[Path]) -> Iterable[Path]:
+        return track(list(paths), description="preparing", console=console, disable=not sys.stderr.isatty())
+
+    meta = prepare(
+        files,
         out,
-        inputs or [],
-        stdlib=stdlib,
         vocabulary=bpe if tokenizer is None else Vocabulary.of(tokenizer, separator),
         validation=validation,
         block_tokens=block_tokens,
         seed=seed,
-        reading=Reading(field, frozenset(f".{each.lstrip('.')}" for each in suffix or ())),
+        reading=reading,
+        progress=progress,
     )
+    console.print(describe(meta, out), soft_wrap=True, markup=False)
+    size, took_s = sum(file.stat().st_size for file in files), time.monotonic() - began_s
+    console.print(f"{as_size(size)} in {took_s:.1f} s, {as_size(round(size / took_s))}/s", soft_wrap=True, markup=False)
+    if meta.validation_bytes < HELD_OUT_BYTES_FEW:
+        reason = f"only {as_size(meta.validation_bytes)} are held out, so bits per byte say little"
+        console.print(f"{reason}; a larger --validation holds out more", soft_wrap=True, markup=False)
 
 
 def mix(
@@ -180,13 +204,22 @@ def mix(
     out: Annotated[Path, typer.Option(help="Folder for the mixture.")],
 ) -> None:
     """Write a folder from which learners read the parts in shares of their weights."""
-    from atoll_learner.data.command import mix_command  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
 
-    mix_command(parts, out)
+    from atoll.base.exits import leave_in_order_on_term  # noqa: PLC0415
+    from atoll_learner.data import mixture  # noqa: PLC0415
+    from atoll_learner.data.prepare import describe  # noqa: PLC0415
+
+    leave_in_order_on_term()
+    meta = mixture.mix(mixture.weights_of(parts), out)
+    Console(stderr=True).print(describe(meta, out), soft_wrap=True, markup=False)
 
 
 def show(folder: Annotated[Path, typer.Argument(help="Folder with token shards.")]) -> None:
     """Print the description of the token shards; leave with 2 when they are damaged."""
-    from atoll_learner.data.command import show_command  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
 
-    show_command(folder)
+    from atoll_learner.data.prepare import describe  # noqa: PLC0415
+    from atoll_learner.data.shards import TokenShards  # noqa: PLC0415
+
+    Console().print(describe(TokenShards(folder).meta, folder), soft_wrap=True, markup=False)

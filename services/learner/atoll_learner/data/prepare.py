@@ -24,6 +24,7 @@ import numpy as np
 
 from atoll.base.errors import DataError, SettingsError, StorageFull, is_full
 from atoll.base.quantities import Count
+from atoll.base.wording import counted
 from atoll_learner.data.sources import PLAIN, Reading, documents_of, part_bytes
 from atoll_learner.data.tokenizer import (
     BPE_FILE,
@@ -148,6 +149,18 @@ def prepare(  # noqa: PLR0913  (one per choice; all but two have defaults)
             )
         replace_folder(work, out)
     return meta
+
+
+def describe(meta: Meta, folder: Path) -> str:
+    """Return token shards in one line."""
+    blocks = sum(part.positions for part in meta.parts)
+    shares = [f"{part.positions / blocks:.1%} of {part.fingerprint[:8]}" for part in meta.parts]
+    mixed = f"{' and '.join(shares)}: " if shares else ""
+    left_out = f" ({counted(meta.empty, 'more is', 'more are')} empty)" if meta.empty else ""
+    return (
+        f"{mixed}{counted(meta.documents, 'document')}{left_out}: {meta.train_tokens} training "
+        f"and {meta.validation_tokens} held-out tokens, vocabulary {meta.vocab}, fingerprint {meta.fingerprint}, in {folder}"
+    )
 
 
 def _check_choices(validation: float, block_tokens: int, seed: int) -> None:
