@@ -36,6 +36,7 @@ OUR_NAMES: Final = {
     "atoll.base.parsing": "fields of the struct that was parsed",
     "atoll.client.checkpoints": "fields of a checkpoint's note",
     "atoll.client.join": "options of `JoinOptions`",
+    "atoll.client.options": "options of `JoinOptions`",
     "atoll.model.tree_walk": "the attributes of JAX's keys",
     "atoll.protocol.ledger": "the fates of an account; a reason from outside is a key of a table",
     "atoll.protocol.settings": "fields of `ProtocolSettings`",
