@@ -69,8 +69,9 @@ class AskedRegion:
 
 @pytest.fixture
 async def region(run: str) -> AsyncIterator[AskedRegion]:
-    """A region that serves a run with one contribution."""
+    """A region that serves a run with one contribution; its average has the outer state stored with every version."""
     record, broker = run_record(run), MemoryBroker()
+    record = msgspec.structs.replace(record, protocol=msgspec.structs.replace(record.protocol, average_versions=4))
     bus, theirs = MemoryBus(run, broker), MemoryBus(run, broker)
     elements, slices = record.layout.fragment_sizes()[0], record.layout.slices(0)
     encoder = FrameEncoder(

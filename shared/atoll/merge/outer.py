@@ -87,11 +87,12 @@ class ElementwiseOuter(OuterOptimizer):
 
     def update(self, params: Vector, pseudo_gradient: Vector, state: State) -> tuple[Vector, State]:
         """Take one step, part by part."""
-        values, kept = buffer_pool.empty(params.size), {name: np.empty_like(array) for name, array in state.items()}
+        mine = {name: state[name] for name in self.init(params[:0]) if name in state}
+        values, kept = buffer_pool.empty(params.size), {name: buffer_pool.empty(params.size) for name in mine}
 
         def take(part: tuple[int, int]) -> None:
             now = slice(*part)
-            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (state, kept))
+            ours, newer = ({name: array[now] for name, array in arrays.items()} for arrays in (mine, kept))
             self.step(params[now], NO_CARRY, pseudo_gradient[now], ours, values[now], newer)
 
         for_each(take, parts(0, params.size), params.size)
