@@ -68,12 +68,11 @@ print(json.dumps(steps / (time.monotonic() - began_s)))
 """
 SIMULATED: Final = """
 import json, sys
-from pathlib import Path
 from atoll_simulator.process_setup import one_thread_for_algebra
 one_thread_for_algebra()
 from atoll.local.options import UpRequest
 from atoll_simulator.workshop import run_sim
-ran = run_sim(UpRequest(learners=int(sys.argv[1]), out=Path(sys.argv[2]), assignments=tuple(sys.argv[3:])))
+ran = run_sim(UpRequest(assignments=(*sys.argv[3:], f"up.learners={sys.argv[1]}", f"up.out={sys.argv[2]}")))
 print(json.dumps(ran.steps_per_s))
 """
 

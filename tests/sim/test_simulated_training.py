@@ -17,7 +17,7 @@ import pytest
 import atoll
 from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
 from atoll.bus.memory import MemoryBroker
-from atoll.local.options import UpRequest, plan
+from atoll.local.options import plan
 from atoll.local.run_settings import flat, variables
 from atoll.settings import load
 from atoll_simulator import simulation
@@ -26,6 +26,7 @@ from atoll_simulator.scenario import Scenario, scenario_of
 from atoll_simulator.workshop import SimulationResult, plan_run, run_sim
 from atoll_simulator.world import ProcessLife, SimulatedWorld
 from support.simulated_runs import Simulate, assignments, events_of
+from support.up_requests import up_request
 from support.virtual_time import virtually
 
 SCHEMA = Path(atoll.__file__).parent / "report" / "report.schema.json"
@@ -313,7 +314,7 @@ def test_kills_of_the_broker_in_one_moment_are_two_kills() -> None:
 def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_path: Path) -> None:
     """Lists as JSON; a bandwidth at which the real bus would send again gets a sentence."""
     told = ('sim.kills=[{"who": "learner-1", "at_s": 1}]', "sim.links.shard-0.up_mbit_s=0.5", "sim.link.up_mbit_s=20")
-    _, scenario = plan_run(UpRequest(out=tmp_path / "run", assignments=told))
+    _, scenario = plan_run(up_request(out=tmp_path / "run", assignments=told))
 
     assert [(kill.who, kill.at_s) for kill in scenario.kills] == [("learner-1", 1.0)]
     assert [line.split()[0] for line in scenario.slow_links()] == ["sim.links.shard-0"]
@@ -323,9 +324,9 @@ def test_events_may_be_told_on_the_command_line_and_slow_links_are_named(tmp_pat
 def test_a_run_that_is_there_is_not_overwritten(plain: SimulationResult) -> None:
     """Neither by another simulation nor by `atoll up`, which could not continue it."""
     with pytest.raises(SettingsError, match="holds a run already"):
-        run_sim(UpRequest(out=plain.out))
+        run_sim(up_request(out=plain.out))
     with pytest.raises(SettingsError, match="simulated run"):
-        plan(UpRequest(out=plain.out), {})
+        plan(up_request(out=plain.out), {})
 
 
 @pytest.mark.parametrize(
@@ -349,14 +350,14 @@ def test_a_run_that_is_there_is_not_overwritten(plain: SimulationResult) -> None
 )
 def test_wrong_settings_are_refused_by_name(told: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=said):
-        plan_run(UpRequest(out=tmp_path / "run", assignments=(told,)))
+        plan_run(up_request(out=tmp_path / "run", assignments=(told,)))
 
 
 def test_atoll_up_accepts_the_same_file(tmp_path: Path) -> None:
     """The kernel carries the table and hands it to its children as it does all settings."""
     file = tmp_path / "run.toml"
     file.write_text(FAULTS, encoding="utf-8")
-    up = plan(UpRequest(learners=4, config=file, out=tmp_path / "run"), {})
+    up = plan(up_request(learners=4, config=file, out=tmp_path / "run"), {})
 
     children = load(environment=variables(flat(up.settings))).settings
     assert up.settings.sim["speed"] == {"learner-2": 0.5}

@@ -54,8 +54,8 @@ def simulate(simulated_text: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Return a function that simulates a small run in this process, whose own JAX and environment stay as they are."""
     import jax  # noqa: PLC0415  (only sessions that simulate load it)
 
-    from atoll.local.options import UpRequest  # noqa: PLC0415  (only sessions that simulate load it)
     from atoll_simulator.workshop import run_sim  # noqa: PLC0415  (only sessions that simulate load it)
+    from support.up_requests import up_request  # noqa: PLC0415  (only sessions that simulate load it)
 
     jax.devices()
 
@@ -67,7 +67,7 @@ def simulate(simulated_text: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         file.write_text(config, encoding="utf-8")
         told = assignments(simulated_text, **changes)
         return run_sim(
-            UpRequest(learners=learners, standbys=standbys, out=out or folder / "run", config=file, assignments=told)
+            up_request(learners=learners, standbys=standbys, out=out or folder / "run", config=file, assignments=told)
         )
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from atoll.local.options import UpRequest, kept_settings, plan
+from atoll.local.options import kept_settings, plan
 from atoll.local.run_settings import flat
 from atoll.protocol.settings import BOUNDS
 from atoll.settings import load
 from atoll.settings.catalogue import every_setting
 from support.command_line import atoll
+from support.up_requests import up_request
 
 COMMENTED = re.compile(r"^#([\w.-]+ = .+)$", re.MULTILINE)
 DESCRIBED = {setting.name: setting for setting in every_setting()}
@@ -42,11 +43,11 @@ def test_a_variable_that_is_told_works() -> None:
 def test_a_printed_file_changes_nothing(tmp_path: Path) -> None:
     """`atoll up` with it is `atoll up` without, as printed, and with every value's comment taken away."""
     text = atoll("config", "--up", "--toml").stdout
-    plain = plan(UpRequest(out=tmp_path / "run"), {})
+    plain = plan(up_request(out=tmp_path / "run"), {})
     for number, content in enumerate((text, COMMENTED.sub(r"\1", without(text, "sim", "data")))):
         file = tmp_path / f"{number}.toml"
         file.write_text(content, encoding="utf-8")
-        up = plan(UpRequest(config=file, out=tmp_path / "run"), {})
+        up = plan(up_request(config=file, out=tmp_path / "run"), {})
 
         assert kept_settings(up) | {"run": ""} == kept_settings(plain) | {"run": ""}
     assert set(COMMENTED.findall(text)) >= {'size = "s"', "fragments = 8", "learners = 3"}  # fmt: skip

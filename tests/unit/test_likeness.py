@@ -12,11 +12,12 @@ import pytest
 import atoll as package
 from atoll.base import provenance
 from atoll.base.errors import SettingsError
-from atoll.local.options import UpPlan, UpRequest, kept_settings, plan
+from atoll.local.options import UpPlan, kept_settings, plan
 from atoll.local.run_settings import EarlierRun, read_earlier
 from atoll.report.collect import Facts, collect
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.history import History
+from support.up_requests import up_request
 
 ASKED = ("protocol.fragments=6", "model.size=m", "model.ffn=96", "train.rate=0.01", "seed=9", "run=first")
 
@@ -31,7 +32,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def first(tmp_path: Path, text: Path) -> UpPlan:
     """A run whose folder holds its run.json and its report."""
-    asked = UpRequest(
+    asked = up_request(
         out=tmp_path / "first",
         learners=2,
         minutes=4,
@@ -56,7 +57,7 @@ def first(tmp_path: Path, text: Path) -> UpPlan:
 
 def begin_like(path: Path, out: Path, *assignments: str, **asked: Any) -> UpPlan:  # noqa: ANN401  (fields of the request)
     """Return the plan of a new run in `out`."""
-    return plan(UpRequest(out=out, like=path, assignments=assignments, **asked), {})
+    return plan(up_request(out=out, like=path, assignments=assignments, **asked), {})
 
 
 @pytest.mark.parametrize("name", ["report.json", "run.json", ""])
@@ -87,7 +88,7 @@ def test_flags_assignments_and_a_file_go_before_the_earlier_run(tmp_path: Path, 
 def test_another_size_takes_all_that_follows_from_it_along(tmp_path: Path, first: UpPlan) -> None:
     """The width that followed from the earlier size is not a wish; the ffn that somebody gave is one."""
     up = begin_like(first.out, tmp_path / "second", "model.size=xs")
-    plain = plan(UpRequest(out=tmp_path / "third", assignments=("model.size=xs", "model.ffn=96")), {})
+    plain = plan(up_request(out=tmp_path / "third", assignments=("model.size=xs", "model.ffn=96")), {})
 
     assert first.settings.model["layers"] == 8
     assert up.settings.model == plain.settings.model

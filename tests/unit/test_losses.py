@@ -12,10 +12,11 @@ from atoll.archive.object_store import FolderArchive
 from atoll.base.errors import AtollError, BlobGone, BrokerUnavailable, RunLost, RunReplaced, SettingsError, StorageFull
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local import run_store
-from atoll.local.options import UpPlan, UpRequest, plan
+from atoll.local.options import UpPlan, plan
 from atoll.run.folder import RunFile
 from atoll.wire.blobs import Download, Portion
 from support.founded_run import FRAGMENTS, FoundedRun, TurnedClock, run_record
+from support.up_requests import up_request
 
 
 class SilentBus(MemoryBus):
@@ -30,7 +31,7 @@ class SilentBus(MemoryBus):
 
 def continued(out: Path, run: str, versions: int) -> UpPlan:
     """Return a plan that continues a run of which so many commits were seen."""
-    made = plan(UpRequest(out=out, locked=False, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
+    made = plan(up_request(out=out, locked=False, assignments=(f"run={run}", "protocol.tokens_target=1000")), {})
     return replace(made, former=RunFile(run=run, learners=1, settings={}, broker="embedded", versions=versions))
 
 
@@ -79,7 +80,7 @@ async def test_an_archive_that_keeps_nothing_is_told_at_the_beginning_and_at_the
     """Else the first to learn of it would be who needs it."""
 
     def planned(*assignments: str) -> UpPlan:
-        return plan(UpRequest(out=tmp_path / "out", locked=False, assignments=(f"run={run}", *assignments)), {})
+        return plan(up_request(out=tmp_path / "out", locked=False, assignments=(f"run={run}", *assignments)), {})
 
     (tmp_path / "file").touch()
     works, off = planned(f"archive.url={tmp_path / 'archive'}"), planned("archive.every_s=0")

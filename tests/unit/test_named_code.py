@@ -19,7 +19,7 @@ from atoll.base.errors import SettingsError
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.client.founding import found_or_join
-from atoll.local.options import UpPlan, UpRequest, plan
+from atoll.local.options import UpPlan, plan
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.run.record import read_run
@@ -31,6 +31,7 @@ from atoll_synchronizer.service import ShardService
 from support.command_line import invoked
 from support.founded_run import FoundedRun, TurnedClock, run_record
 from support.memory_world import MemoryWorld, settings
+from support.up_requests import up_request
 
 DEADLINE_S: Final = 60.0
 NOT_TOLD: Final = "this process was not told to run it"
@@ -192,7 +193,7 @@ def earlier(tmp_path: Path, trap: Trap) -> Path:
 
 def begun(out: Path, like: Path | None, *assignments: str) -> UpPlan:
     """Return the plan of a run like another one, or of one that goes on."""
-    return plan(UpRequest(out=out, like=like, assignments=assignments), {})
+    return plan(up_request(out=out, like=like, assignments=assignments), {})
 
 
 def test_a_file_of_an_earlier_run_names_no_code(tmp_path: Path, earlier: Path, trap: Trap) -> None:

@@ -10,15 +10,16 @@ import pytest
 from atoll.base.clock import SystemClock
 from atoll.base.errors import AtollError, StorageFull
 from atoll.local.journal import SAVE_S, Journal
-from atoll.local.options import UpRequest, plan
+from atoll.local.options import plan
 from atoll.run.folder import RunFolder
 from atoll.run.history import History
 from support.events import event
+from support.up_requests import up_request
 
 
 def journal(out: Path, target: int, broker: str | None = None) -> Journal:
     """Return the journal of a new run in a folder."""
-    up = plan(UpRequest(out=out, assignments=(f"protocol.tokens_target={target}",)), {})
+    up = plan(up_request(out=out, assignments=(f"protocol.tokens_target={target}",)), {})
     return Journal(replace(up, broker=broker), RunFolder(out), History(), SystemClock())
 
 

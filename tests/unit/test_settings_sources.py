@@ -11,6 +11,7 @@ from atoll.cli.options import with_flags
 from atoll.local.options import UpRequest, plan
 from atoll.settings import load
 from atoll.wire.region_names import ALLOWED
+from support.up_requests import up_request
 
 
 def test_the_value_of_a_misspelt_name_is_not_repeated() -> None:
@@ -69,16 +70,16 @@ def test_a_name_is_a_value_or_a_table_and_not_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "typed", "setting"),
     [
-        (UpRequest(learners=0), "--learners", "up.learners"),
-        (UpRequest(minutes=-3.0), "--minutes", "up.minutes"),
-        (UpRequest(throttle=("learner-1=0",)), "--throttle", "up.throttle.learner-1"),
+        (up_request(learners=0), "--learners", "up.learners"),
+        (up_request(minutes=-3.0), "--minutes", "up.minutes"),
+        (up_request(throttle=("learner-1=0",)), "--throttle", "up.throttle.learner-1"),
         (
-            UpRequest(assignments=tuple(with_flags([], protocol__tokens_target=-5))),
+            up_request(assignments=tuple(with_flags([], protocol__tokens_target=-5))),
             "--tokens",
             "protocol.tokens_target",
         ),
-        (UpRequest(assignments=tuple(with_flags([], protocol__shards=99))), "--shards", "protocol.shards"),
-        (UpRequest(assignments=tuple(with_flags([], seed=-1))), "--seed", "seed"),
+        (up_request(assignments=tuple(with_flags([], protocol__shards=99))), "--shards", "protocol.shards"),
+        (up_request(assignments=tuple(with_flags([], seed=-1))), "--seed", "seed"),
     ],
 )
 def test_what_a_flag_has_set_is_refused_by_the_name_of_the_flag(request_: UpRequest, typed: str, setting: str) -> None:

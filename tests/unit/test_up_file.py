@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.local.options import UpRequest, kept_settings, plan
+from atoll.local.options import kept_settings, plan
 from atoll.run.folder import EMBEDDED, RunFile, RunFolder
 from atoll.settings import PLACES, load
 from atoll.settings.sections import UP_LEARNERS_MAX, UP_STANDBYS_MAX
+from support.up_requests import up_request
 
 FILE = """
 run = "mine"
@@ -38,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_describes_a_whole_run(file: Path) -> None:
     """Everything that `atoll up` takes as a flag, and paths as seen from the file's folder."""
-    up = plan(UpRequest(config=file), {})
+    up = plan(up_request(config=file), {})
 
     assert up.settings.run == "mine"
     assert up.learners == ("learner-1", "learner-2", "learner-3", "learner-4")
@@ -50,12 +51,12 @@ def test_a_file_describes_a_whole_run(file: Path) -> None:
 
 def test_flags_go_before_assignments_those_before_variables_and_those_before_the_file(file: Path) -> None:
     variables, assignments = {"ATOLL_UP__LEARNERS": "6"}, ("up.learners=5",)
-    asked = UpRequest(config=file, learners=7, assignments=assignments)
+    asked = up_request(config=file, learners=7, assignments=assignments)
 
     assert len(plan(asked, variables).learners) == 7
-    assert len(plan(UpRequest(config=file, assignments=assignments), variables).learners) == 5
-    assert len(plan(UpRequest(config=file), variables).learners) == 6
-    assert len(plan(UpRequest(config=file), {}).learners) == 4
+    assert len(plan(up_request(config=file, assignments=assignments), variables).learners) == 5
+    assert len(plan(up_request(config=file), variables).learners) == 6
+    assert len(plan(up_request(config=file), {}).learners) == 4
 
 
 def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_flag_for_one_learner_leaves_the_others_as_the_file_has_them(file: Pat
     other = file.parent / "other.txt"
     other.touch()
     up = plan(
-        UpRequest(config=file, throttle=("learner-4=3",), corpus=(other,)), {"ATOLL_UP__THROTTLE__LEARNER-3": "9"}
+        up_request(config=file, throttle=("learner-4=3",), corpus=(other,)), {"ATOLL_UP__THROTTLE__LEARNER-3": "9"}
     )
 
     assert up.throttle == {"learner-3": 9.0, "learner-4": 3.0}
@@ -117,20 +118,20 @@ def test_a_mistake_in_the_section_is_refused(tmp_path: Path, line: str, said: st
     path = tmp_path / "run.toml"
     path.write_text(f"[up]\n{line}\n", encoding="utf-8")
     with pytest.raises(SettingsError, match=said):
-        plan(UpRequest(config=path, out=tmp_path / "run"), {})
+        plan(up_request(config=path, out=tmp_path / "run"), {})
 
 
 def test_a_run_goes_on_with_the_same_file(file: Path) -> None:
     """What the file says is what the run was begun with; its text may have gone since, for its data is there."""
-    begun = plan(UpRequest(config=file), {})
+    begun = plan(up_request(config=file), {})
     texts = [str(path.absolute()) for path in begun.corpus]
     kept = RunFile(run="mine", learners=4, settings=kept_settings(begun), broker=EMBEDDED, corpus=texts, tokens=5)
     with RunFolder(begun.out) as folder:
         folder.save(kept)
     (file.parent / "text").rmdir()
-    up = plan(UpRequest(config=file), {})
+    up = plan(up_request(config=file), {})
 
     assert up.former is not None
     assert up.settings == begun.settings
     with pytest.raises(SettingsError, match="the corpus of a run cannot change"):
-        plan(UpRequest(config=file, corpus=(file,)), {})
+        plan(up_request(config=file, corpus=(file,)), {})

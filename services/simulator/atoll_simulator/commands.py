@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Config, Corpus, Learners, Shards, Standbys, Throttle, with_flags
+from atoll.cli.options import Assignments, Config, Corpus, Learners, Shards, Standbys, Throttle, run_flags
 from atoll_simulator import plan_command
 from atoll_simulator.fleet import command as fleet_command
 from atoll_simulator.what_if import command as what_if_command
@@ -52,16 +52,17 @@ def train(  # noqa: PLR0913  (one option each)
     from atoll.local.options import UpRequest  # noqa: PLC0415
     from atoll_simulator.workshop import run_sim  # noqa: PLC0415
 
-    flags = with_flags(assignments, protocol__shards=shards, seed=seed, protocol__tokens_target=tokens)
-    request = UpRequest(
-        learners=learners,
-        out=out,
-        corpus=tuple(corpus or ()),
-        throttle=tuple(throttle or ()),
-        config=config,
-        assignments=tuple(flags),
-        standbys=standbys,
+    flags = run_flags(
+        assignments,
+        corpus,
+        throttle,
+        seed=seed,
+        protocol__shards=shards,
+        protocol__tokens_target=tokens,
+        up__learners=learners,
+        up__standbys=standbys,
+        up__out=out,
     )
-    ran = run_sim(request, again=again)
+    ran = run_sim(UpRequest(config=config, assignments=flags), again=again)
     if ran.code:
         raise typer.Exit(ran.code)

@@ -19,7 +19,7 @@ from atoll.local.options import UpPlan, UpRequest, plan, shard_names, standby_na
 from atoll.local.program_cache import program_cache
 from atoll.report.write import summary
 from atoll.run.folder import RunFolder, move_aside, read_run_file
-from atoll.settings import Settings
+from atoll.settings import FlagText, Settings
 from atoll_learner.data.prepare import prepare
 from atoll_learner.data.sources import files_of, stdlib_files
 from atoll_learner.data.tokenizer import Vocabulary
@@ -114,7 +114,8 @@ def plan_run(request: UpRequest) -> tuple[UpPlan, Scenario]:
     Raises:
         SettingsError: see `atoll.local.options.plan` and `scenario_of`.
     """
-    up = plan(replace(request, run="sim", fresh=True, locked=False))
+    unlocked = FlagText("--locked", "up.locked", value=False)
+    up = plan(replace(request, run="sim", fresh=True, assignments=(*request.assignments, unlocked)))
     shards = up.settings.protocol.shards
     scenario = scenario_of(up.settings.sim, up.learners, (*shard_names(shards), *standby_names(shards, up.standbys)))
     if not up.settings.protocol.tokens_target and not scenario.max_s:

@@ -131,9 +131,9 @@ class SettingsError(UserError):
     @classmethod
     def unknown(cls, name: str, names: Sequence[str], *, todo: str = "") -> SettingsError:
         """Return that a section has `names` and not this dotted one. Its value stays unsaid: it may be a secret."""
-        section, _, leaf = name.rpartition(".")
+        section, dot, leaf = name.rpartition(".")
         near = get_close_matches(leaf, names, 1, _ALIKE)
-        meant = f"did you mean {section}.{near[0]}?" if near else ""
+        meant = f"did you mean {section}{dot}{near[0]}?" if near else ""
         said = " ".join(filter(None, (meant, todo)))
         return cls(f"unknown setting {name}", allowed=", ".join(names), todo=said or None, setting=name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -43,8 +44,41 @@ def with_flags(assignments: list[str] | None, **flags: object) -> list[str]:
 
     Flags come last and so win over `--set`, which wins over the environment and the file.
     """
-    from atoll.settings.sources import FlagText  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll.settings import FlagText  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     named = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
-    given = [FlagText(_FLAGS.get(name, f"--{name.rpartition('.')[2]}"), name, value) for name, value in named.items()]
+    given = [FlagText(_FLAGS.get(name, f"--{name.split('.')[-1]}"), name, value) for name, value in named.items()]
     return [*(assignments or []), *given]
+
+
+def run_flags(
+    assignments: list[str] | None,
+    corpus: list[Path] | None = None,
+    throttle: list[str] | None = None,
+    via: list[str] | None = None,
+    **flags: object,
+) -> tuple[str, ...]:
+    """Return what `with_flags` does, and the values of the flags of `atoll up` and `atoll sim train` that are repeated.
+
+    Raises:
+        SettingsError: a text is not `name=value`.
+    """
+    from atoll.bus.options import ADDRESSES  # noqa: PLC0415
+    from atoll.settings import FlagText  # noqa: PLC0415
+
+    given = with_flags(assignments, up__corpus=[str(path) for path in corpus or ()] or None, **flags)
+    for flag, texts, allowed in (("throttle", throttle, "learner=factor"), ("via", via, f"name={ADDRESSES}")):
+        given += [FlagText(f"--{flag}", f"up.{flag}.{name}", value) for name, value in _pairs(flag, texts, allowed)]
+    return tuple(given)
+
+
+def _pairs(flag: str, texts: list[str] | None, allowed: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of `name=value` texts."""
+    from atoll.base.errors import SettingsError  # noqa: PLC0415
+    from atoll.base.wording import redact  # noqa: PLC0415
+
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or "." in name:
+            raise SettingsError(f"--{flag} is wrong", got=redact(text), allowed=allowed, todo="see --help")
+        yield name, value

@@ -18,7 +18,7 @@ from atoll.cli.options import (
     Standbys,
     Throttle,
     Via,
-    with_flags,
+    run_flags,
 )
 
 Again = Annotated[
@@ -101,26 +101,24 @@ def up(  # noqa: PLR0913  (one option each)
     if file is not None and config is not None:
         got = f"{file} and --config {config}"
         raise SettingsError("two files of settings", got=got, allowed="one of them", todo="leave one away")
-    flags = with_flags(
-        assignments, protocol__shards=shards, seed=seed, broker__url=broker, protocol__tokens_target=tokens
+    flags = run_flags(
+        assignments,
+        corpus,
+        throttle,
+        via,
+        seed=seed,
+        broker__url=broker,
+        protocol__shards=shards,
+        protocol__tokens_target=tokens,
+        up__learners=learners,
+        up__standbys=standbys,
+        up__brokers=brokers,
+        up__locked=locked,
+        up__port=port,
+        up__minutes=minutes,
+        up__out=out,
+        up__dashboard=dashboard,
     )
-    request = UpRequest(
-        learners=learners,
-        out=out,
-        port=port,
-        minutes=minutes,
-        corpus=tuple(corpus or ()),
-        throttle=tuple(throttle or ()),
-        via=tuple(via or ()),
-        config=file if file is not None else config,
-        assignments=tuple(flags),
-        again=again,
-        resume=resume,
-        standbys=standbys,
-        brokers=brokers,
-        locked=locked,
-        like=like,
-        dashboard=dashboard,
-    )
+    request = UpRequest(config=file or config, assignments=flags, again=again, resume=resume, like=like)
     if code := run_up(plan(request)):
         raise typer.Exit(code)

@@ -24,16 +24,13 @@ from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies
 from atoll.local.run_settings import RUN_AS_FOUND, EarlierRun, as_text, flat, read_earlier, without_derived
 from atoll.model.model_files import check_model_files
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
-from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, given_values, load, place_path
+from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, Stated, given_values, load, place_path
 from atoll.wire.subjects import token
 
 VOCABULARY = "tokenizer.json"
 _TARGET = "protocol.tokens_target"
 _FIXED = ("run", "seed", "protocol.", "model.", "data.dir")
 _OURS = ("broker.url", "learner.id", "synchronizer.", "up.out", "up.port", "up.via.")
-
-Stated = Mapping[str, tuple[Any, str]]
-"""The values that were given for this session, by dotted name: each as it stands, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +40,13 @@ class UpRequest:
     `run` is the id if no setting names one; a `fresh` run takes nothing over from a run that `out` may hold.
     """
 
-    learners: int | None = None
-    out: Path | None = None
-    port: int | None = None
-    minutes: float | None = None
-    corpus: tuple[Path, ...] = ()
-    throttle: tuple[str, ...] = ()
-    via: tuple[str, ...] = ()
     config: Path | None = None
     assignments: tuple[str, ...] = ()
     again: bool = False
-    standbys: int | None = None
-    brokers: int | None = None
-    locked: bool | None = None
     resume: bool = False
     run: str = ""
     fresh: bool = False
     like: Path | None = None
-    dashboard: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +109,12 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
         SettingsError: a value is out of range, contradicts another, or cannot change in a run that exists.
     """
     environment = os.environ if environment is None else environment
-    flags = _flags(request)
-    stated = given_values(request.config, request.assignments, environment, flags)
+    stated = given_values(request.config, request.assignments, environment)
     run = str(stated["run"][0]) if "run" in stated else request.run or f"up-{secrets.token_hex(4)}"
     out = Path(str(stated["up.out"][0])) if "up.out" in stated else Path("runs") / token(run, "run id")
     former, aside = _former(request, out)
     like = _earlier(request, former, out)
-    loaded = load(request.config, request.assignments, environment, flags, _fallback(former, like, run, stated))
+    loaded = load(request.config, request.assignments, environment, _fallback(former, like, run, stated))
     settings = loaded.settings
     if settings.learner.initial_model is not None:
         check_model_files(settings.learner.initial_model)
@@ -140,7 +125,7 @@ def plan(request: UpRequest, environment: Mapping[str, str] | None = None) -> Up
     if former is not None:
         check_same_brokers(former, settings, out)
     copies = copies_of(settings, loaded.origins, stated)
-    keys = keys_for(settings, out, stated, former, flag=request.locked, fresh=aside or request.fresh)
+    keys = keys_for(settings, out, stated, former, fresh=aside or request.fresh)
     locked = settings.up.locked if "broker.url" in stated else keys is not None
     settings = _complete(settings, copies, keys, {"throttle": throttle, "locked": locked})
     result = UpPlan(
@@ -182,35 +167,6 @@ def _check(up: UpPlan, stated: Stated) -> None:
     _check_data(up)
     if up.former is not None:
         _check_unchanged(up.former, up, stated)
-
-
-def _flags(request: UpRequest) -> dict[str, Any]:
-    """Return the flags that were given, as values of the section `up` by dotted name."""
-    plain: dict[str, Any] = {
-        "learners": request.learners,
-        "standbys": request.standbys,
-        "brokers": request.brokers,
-        "locked": request.locked,
-        "minutes": request.minutes,
-        "corpus": [str(path) for path in request.corpus] or None,
-        "port": request.port,
-        "dashboard": request.dashboard,
-        "out": None if request.out is None else str(request.out),
-        **{f"throttle.{name}": factor for name, factor in _pairs("throttle", request.throttle, "learner=factor")},
-        **{f"via.{name}": url for name, url in _pairs("via", request.via, f"name={ADDRESSES}")},
-    }
-    return {f"up.{name}": value for name, value in plain.items() if value is not None}
-
-
-def _pairs(flag: str, texts: tuple[str, ...], allowed: str) -> list[tuple[str, str]]:
-    """Return the names and values of `name=value` texts."""
-    pairs = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or "." in name:
-            raise SettingsError(f"--{flag} is wrong", got=redact(text), allowed=allowed, todo="see --help")
-        pairs.append((name, value))
-    return pairs
 
 
 def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:

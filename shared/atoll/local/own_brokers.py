@@ -22,7 +22,7 @@ from atoll.keys.handing_out import ensure
 from atoll.keys.rights import Kind
 from atoll.keys.roll import OPERATOR, KeyFolder
 from atoll.run.folder import EMBEDDED, RunFile
-from atoll.settings import Settings
+from atoll.settings import Settings, Stated
 
 BROKERS: Final = {"up.brokers": 1, "up.bulk_brokers": 0}
 """The settings of its own brokers that a continued run keeps, and their defaults."""
@@ -60,14 +60,13 @@ def copies_of(settings: Settings, origins: Mapping[str, str], stated: Container[
     return copies
 
 
-def keys_for(
-    settings: Settings, out: Path, stated: Container[str], former: RunFile | None, *, flag: bool | None, fresh: bool
-) -> Path | None:
+def keys_for(settings: Settings, out: Path, stated: Stated, former: RunFile | None, *, fresh: bool) -> Path | None:
     """Return the folder of keys of our own broker, None for an open one or somebody else's.
 
-    `former` is the run in `out` that is continued. If it is `fresh`, what lies in `out` counts for nothing. `flag` is --locked,
-    --open or neither. A setting that is true says no more than the default: a printed file has it beside every broker.
+    `former` is the run in `out` that is continued. If it is `fresh`, what lies in `out` counts for nothing. A setting that is
+    true says no more than the default, but for the flag: a printed file has it beside every broker.
     """
+    flag = settings.up.locked if stated.get("up.locked", ("", ""))[1] == "--locked" else None
     told = flag if flag is not None or settings.up.locked else False
     if "broker.url" not in stated:
         was = None if former is None else bool(former.settings.get("up.locked", False))

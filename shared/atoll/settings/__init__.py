@@ -1,10 +1,16 @@
 """The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
 
-Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is a
-source of pydantic-settings, which merges them (`atoll.settings.sources`). `load` is the only place that reads the
-environment; services get the frozen result. Every value remembers where it came from (`LoadedSettings.origins`), so an
-error names the file, the variable or the flag that is wrong (`atoll.settings.errors`), and `atoll config` shows it.
-Relations between settings are checked here, once, with both values in the message.
+Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each source is
+read to values by dotted name, every one with its origin, so that the sources merge as dictionaries do, an error names the file,
+the variable or the flag that is wrong (`atoll.settings.errors`), and `atoll config` shows it. pydantic then judges the whole:
+name, type and bound of a setting stand in its section (`atoll.settings.sections`) and nowhere else. `load` is the only place
+that reads the environment; services get the frozen result. Relations between settings are checked here, once, with both values
+in the message.
+
+A text that begins with `{` is a table in JSON, so that a variable can give one: `ATOLL_UP__THROTTLE='{"learner-3": 5}'`.
+
+**Relative paths.** In a file they count from the folder of the file, so that file and text can be moved together and used
+from anywhere. In flags, `--set` and variables they count from the working directory, as in any shell.
 
 Sections: `broker` (where it is), `protocol` (what the run agrees on, see `atoll.protocol.settings`), `learner`, `model`,
 `train`, `data`, `synchronizer`, `monitor`, `archive`, `up` (a whole run on one machine), `log`, `sim`. Model and training
@@ -15,18 +21,21 @@ simulator; the kernel carries them.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self, get_args
 
 import msgspec
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from atoll.base.errors import SettingsError
+from atoll.base.parsing import parsed_toml
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_text
+from atoll.base.uncaught import SWITCH
 from atoll.bus.options import BusOptions
 from atoll.codec import check_codecs
 from atoll.keys.identity import run_credentials
@@ -39,24 +48,11 @@ from atoll.settings.sections import (
     LearnerSettings,
     LogSettings,
     MonitorSettings,
+    NamesPlace,
+    Section,
     SomePath,
     SynchronizerSettings,
     UpSettings,
-)
-from atoll.settings.sources import (
-    PREFIX,
-    SettingsFallback,
-    StatedSource,
-    StatedValues,
-    assigned_values,
-    environment_values,
-    fallback_values,
-    file_values,
-    flag_values,
-    in_force,
-    place_path,
-    places_of,
-    variable,
 )
 from atoll.wire.subjects import token
 
@@ -64,10 +60,12 @@ __all__ = [
     "PLACES",
     "PREFIX",
     "ArchiveSettings",
+    "FlagText",
     "LearnerSettings",
     "LoadedSettings",
     "Settings",
     "SettingsFallback",
+    "Stated",
     "bus_options",
     "given_values",
     "load",
@@ -78,6 +76,9 @@ __all__ = [
     "variable",
 ]
 
+PREFIX: Final = "ATOLL_"
+Stated = Mapping[str, tuple[Any, str]]
+"""Values by dotted name, unjudged: each as it stands, and its origin."""
 COMPLETERS: Final = "atoll.settings"
 NAMES_OF_CODE: Final[Mapping[str, Container[str]]] = {"protocol.outer": OUTERS, "data.source": ("",)}
 """The settings that may name code, and their values that name none of a person's own."""
@@ -93,7 +94,7 @@ def _protocol(value: object) -> ProtocolSettings:
         raise protocol_error(error, value) from error
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """Everything that a process of Atoll can be told.
 
     Attributes:
@@ -115,8 +116,6 @@ class Settings(BaseSettings):
         sim: the scenario of `atoll sim train`.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: SomePath | None = None
@@ -134,21 +133,22 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of `load`, highest precedence first; what code passes directly wins over all."""
-        del env_settings, dotenv_settings, file_secret_settings
-        return (init_settings, *(StatedSource(settings_cls, one) for one in in_force.get()))
+
+def _place_names(kind: type[BaseModel], prefix: str = "") -> frozenset[str]:
+    found: set[str] = set()
+    for name, known in kind.model_fields.items():
+        if isinstance(known.default, BaseModel):
+            found |= _place_names(type(known.default), f"{prefix}{name}.")
+        elif _holds_paths(known.annotation) or any(isinstance(mark, NamesPlace) for mark in known.metadata):
+            found.add(f"{prefix}{name}")
+    return frozenset(found)
 
 
-PLACES: Final = places_of(Settings) | {"model.config"}
+def _holds_paths(annotation: object) -> bool:
+    return annotation is Path or any(_holds_paths(part) for part in get_args(annotation))
+
+
+PLACES: Final = _place_names(Settings) | {"model.config"}
 """The settings that hold paths; of the sections that the kernel only carries, one does."""
 
 
@@ -186,23 +186,67 @@ class LoadedSettings:
             raise with_origin(error, self.origins) from error
 
 
-NO_FLAGS: Final[Mapping[str, object]] = {}
+@dataclass(frozen=True, slots=True)
+class SettingsFallback:
+    """Values by dotted name that hold where nothing else is given, and what `atoll config` calls their origin.
+
+    None and an empty text are no values. `origins` has the origins that differ from `origin`, by dotted name.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> str:
+        """Return the origin of the value of `name`."""
+        return self.origins.get(name, self.origin)
+
+    def stated(self) -> dict[str, tuple[Any, str]]:
+        """Return the values that are some."""
+        return {name: (value, self.origin_of(name)) for name, value in self.values.items() if value not in (None, "")}
+
+
+class FlagText(str):
+    """The assignment `name=value` that a flag of the command line makes: `flag` is what the person typed, `value` its value."""
+
+    __slots__ = ("flag", "value")
+    flag: str
+    value: object
+
+    def __new__(cls, flag: str, name: str, value: object) -> Self:
+        """Return the assignment of `value` to the setting `name`, by `flag`."""
+        text = super().__new__(cls, f"{name}={value}")
+        text.flag = flag
+        text.value = value
+        return text
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of the setting with this dotted name."""
+    return f"{PREFIX}{name.upper().replace('.', '__')}"
+
+
+def place_path(value: object, folder: Path) -> object:
+    """Return a path, or a list of them, as seen from `folder`; what is absolute, in a home, a URL or empty stays."""
+    if isinstance(value, list | tuple):
+        return [place_path(one, folder) for one in value]
+    if not isinstance(value, str | Path) or value == "" or "://" in str(value) or str(value).startswith("~"):
+        return value
+    return str(folder / value)
 
 
 def given_values(
-    config: Path | None = None,
-    assignments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] = NO_FLAGS,
+    config: Path | None = None, assignments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> dict[str, tuple[Any, str]]:
     """Return what was given by dotted name, unjudged: each value as it stands, and its origin.
 
     Raises:
         SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is a value here and a table there.
     """
-    sources = _sources(config, assignments, environment, flags)
-    origins = _origins(sources)
-    return {name: (next(one.value(name) for one in sources if name in one.origins), at) for name, at in origins.items()}
+    environment = os.environ if environment is None else environment
+    given = _file_values(config) | _environment_values(environment) | _assigned_values(assignments)
+    _check_tables(given)
+    return given
 
 
 def own_outer(config: Path | None = None, assignments: Sequence[str] = ()) -> str:
@@ -218,23 +262,22 @@ def load(
     config: Path | None = None,
     assignments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] = NO_FLAGS,
     fallback: SettingsFallback | None = None,
 ) -> LoadedSettings:
-    """Merge flags, `a.b=c` assignments, environment, file and `fallback`, in falling precedence, and validate the whole.
-
-    `flags` are values of the section `up` by dotted name.
+    """Merge `a.b=c` assignments, environment, file and `fallback`, in falling precedence, and validate the whole.
 
     Raises:
         SettingsError: as `given_values`; a name is unknown, a value is wrong, also in the sections of an installed service;
             only `fallback` names some code.
     """
-    sources = (*_sources(config, assignments, environment, flags), fallback_values(fallback))
-    origins = _origins(sources)
-    _check_code(sources)
-    before = in_force.set(sources)
+    given = given_values(config, assignments, environment)
+    beneath = {} if fallback is None else fallback.stated()
+    _check_code(beneath, given)
+    stated = beneath | given
+    _check_tables(stated)
+    origins = {name: origin for name, (_, origin) in stated.items()}
     try:
-        settings = Settings()
+        settings = Settings.model_validate(_nest(stated))
         token(settings.run, "run id")
         token(settings.learner.id, "learner id")
         for completed in _completers():
@@ -244,8 +287,6 @@ def load(
         raise validation_error(error, origins, Settings) from error
     except SettingsError as error:
         raise with_origin(error, origins) from error
-    finally:
-        in_force.reset(before)
     return LoadedSettings(settings, origins)
 
 
@@ -255,15 +296,12 @@ def named_code(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in NAMES_OF_CODE[name]}
 
 
-def _check_code(sources: Sequence[StatedValues]) -> None:
+def _check_code(beneath: Stated, given: Stated) -> None:
     """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
-    *own, lowest = sources
-    for name, value in named_code({name: lowest.value(name) for name in NAMES_OF_CODE}).items():
-        if any(name in source.origins for source in own):
-            continue
+    for name, value in named_code({name: value for name, (value, _) in beneath.items() if name not in given}).items():
         raise SettingsError(
             "only code that you name yourself is run, and this is named by an earlier run alone",
-            got=f"{name} = {value[:80]} (from {lowest.origins[name]})",
+            got=f"{name} = {value[:80]} (from {beneath[name][1]})",
             todo=f"if you trust it, give it yourself, as --set {name}=… or {variable(name)}",
             setting=name,
         )
@@ -275,32 +313,98 @@ def _completers() -> tuple[Callable[..., Any], ...]:
     return tuple(point.load() for point in entry_points(group=COMPLETERS))
 
 
-def _sources(
-    config: Path | None,
-    assignments: Sequence[str],
-    environment: Mapping[str, str] | None,
-    flags: Mapping[str, object],
-) -> tuple[StatedValues, ...]:
-    """Return all that was given, highest precedence first."""
-    environment = os.environ if environment is None else environment
-    return (
-        flag_values(flags),
-        assigned_values(assignments),
-        environment_values(environment),
-        file_values(config, PLACES),
-    )
+def _file_values(config: Path | None) -> dict[str, tuple[Any, str]]:
+    if config is None:
+        return {}
+    try:
+        table = parsed_toml(read_text(config))
+    except OSError as error:
+        raise SettingsError(
+            "cannot read the configuration",
+            got=f"{config}: {error.strerror}",
+            allowed=f"a file of TOML in UTF-8, of at most {DOCUMENT_BYTES_MAX:,} bytes",
+            todo="check --config",
+        ) from error
+    except ValueError as error:
+        raise SettingsError(
+            "the configuration is not TOML", got=f"{config}: {error}", todo="correct the file"
+        ) from error
+    return {
+        name: (place_path(value, config.parent) if name in PLACES else value, str(config))
+        for name, value in _flatten(table).items()
+    }
 
 
-def _origins(sources: Sequence[StatedValues]) -> dict[str, str]:
-    """Return by name the origin of the value that holds; refuse a name that is a value in one place and a table in another."""
-    origins = {name: origin for source in reversed(sources) for name, origin in source.origins.items()}
-    # An empty table contradicts nothing.
-    values = [name for name in origins if not any(source.value(name) == {} for source in sources)]
-    for name, origin in origins.items():
-        if table := next((each for each in values if name.startswith(f"{each}.")), None):
-            raise SettingsError(
-                f"{table} is a value in one place and a table in another",
-                got=f"{table} from {origins[table]}, {name} from {origin}",
-                todo="remove one of them",
-            )
-    return origins
+def _environment_values(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Return what `ATOLL_…` variables give; an empty one gives nothing."""
+    found: dict[str, tuple[Any, str]] = {}
+    for key, text in sorted(environment.items()):
+        if key.startswith(PREFIX) and key != SWITCH and text != "":
+            found |= _read_table(key.removeprefix(PREFIX).lower().replace("__", "."), text, key)
+    return found
+
+
+def _assigned_values(assignments: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Return what `--set` texts and flags give."""
+    found: dict[str, tuple[Any, str]] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise SettingsError("not an assignment", got=assignment, allowed="a.b=c", todo="write --set name=value")
+        if isinstance(assignment, FlagText):
+            found |= _read_table(name, assignment.value, assignment.flag)
+        else:
+            found |= _read_table(name.strip(), text, f"--set {name.strip()}")
+    return found
+
+
+def _read_table(name: str, value: object, origin: str) -> dict[str, tuple[Any, str]]:
+    """Return what a flag, `--set` or a variable gives; of a table in JSON each value."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            table = json.loads(value)
+        except (ValueError, RecursionError):
+            table = None
+        if isinstance(table, dict):
+            return {inner: (leaf, origin) for inner, leaf in _flatten({name: table}).items()}
+    return {name: (value, origin)}
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Return leaf values by dotted name; an empty table is a leaf, so that an unknown one is refused."""
+    leaves: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _check_tables(stated: Stated) -> None:
+    """Raise `SettingsError` for a name that is a value in one place and a table in another; an empty table contradicts none."""
+    for name, (_, origin) in stated.items():
+        for table in _tables_above(name):
+            if table in stated and stated[table][0] != {}:
+                raise SettingsError(
+                    f"{table} is a value in one place and a table in another",
+                    got=f"{table} from {stated[table][1]}, {name} from {origin}",
+                    todo="remove one of them",
+                )
+
+
+def _tables_above(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _nest(stated: Stated) -> dict[str, Any]:
+    """Return values by dotted name as nested tables."""
+    tables: dict[str, Any] = {}
+    for name, (value, _) in sorted(stated.items(), key=lambda item: item[0].count(".")):
+        *path, last = name.split(".")
+        here = tables
+        for key in path:
+            here = here.setdefault(key, {})
+        here[last] = {} if value == {} else value
+    return tables

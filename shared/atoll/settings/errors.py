@@ -70,8 +70,10 @@ def validation_error(error: ValidationError, origins: Mapping[str, str], kind: t
     near = (one for one in origins if one.startswith(f"{name}.") or name.startswith(f"{one}."))
     origin = origins.get(name) or origins.get(next(near, ""), "a default")
     if first["type"] == "extra_forbidden":
-        # Its value stays unsaid: a misspelt name may hold a secret.
-        return SettingsError(f"unknown setting {name}", got=origin, todo=_LISTS, setting=name)
+        above = field_at(kind, first["loc"][:-1])
+        table = kind if above is None else above.annotation
+        names = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+        return with_origin(SettingsError.unknown(name, names, todo=_LISTS), {name: origin})
     return with_origin(
         _value_error(name, first, _describe_value(first["input"]), field_at(kind, first["loc"])), {name: origin}
     )

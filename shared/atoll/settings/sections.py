@@ -25,7 +25,7 @@ _REGION: Final = f"empty, or {ALLOWED}"
 
 
 class NamesPlace:
-    """Marks a text that may name a folder: such a text is a place, as a path is (see `atoll.settings.sources.place_path`)."""
+    """Marks a text that may name a folder: such a text is a place, as a path is (see `atoll.settings.place_path`)."""
 
 
 def _not_empty(given: object) -> object:
