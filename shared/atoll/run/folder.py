@@ -140,7 +140,6 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the folder."""
         self._release()
 
     def path(self, *parts: str) -> Path:

@@ -892,7 +892,6 @@ def _begun_s(at_s: float, fields: EventFields | None) -> float | None:
 
 
 def _remember(names: set[str], name: str) -> None:
-    """Add a name, unless there are too many."""
     if len(names) < WRITERS_MAX:
         names.add(name)
 

@@ -37,7 +37,6 @@ class MemberRoll:
     """The newest incarnation of every learner that has a member record."""
 
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
-        """Know none; `read` does."""
         self._bus = bus
         self._subjects = subjects
         self._newest: dict[str, int] = {}
@@ -48,7 +47,6 @@ class MemberRoll:
         self._wanted = asyncio.Event()
 
     def __contains__(self, learner: str) -> bool:
-        """Return whether a learner is known to have a record."""
         return learner in self._newest
 
     def admits(self, learner: str, incarnation: int) -> bool:
@@ -119,14 +117,12 @@ class Strangers(Generic[T]):
     """Messages whose senders have no record yet, by a key of each, with the time of their arrival; bounded."""
 
     def __init__(self, most: int = STRANGERS_MAX) -> None:
-        """Hold none."""
         self._most = most
         self._waiting: dict[object, tuple[float, T]] = {}
         self.room = asyncio.Event()
         self.room.set()
 
     def __len__(self) -> int:
-        """Return how many wait."""
         return len(self._waiting)
 
     def put(self, key: object, message: T) -> bool:

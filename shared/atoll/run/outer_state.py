@@ -59,7 +59,6 @@ class _StateReader:
     def __init__(
         self, bus: Bus, ref: BlobRef | None, update: GlobalUpdate, elements: int, held: StatedVersion | None
     ) -> None:
-        """Read nothing yet."""
         self._bus, self._ref, self._update, self._elements, self._held = bus, ref, update, elements, held
         self.state: State = {}
 

@@ -44,7 +44,6 @@ class Curve:
     _every: int = 1
 
     def __iter__(self) -> Iterator[SampleLine]:
-        """Iterate over the kept samples, and the newest."""
         yield from self._kept
         if self.newest is not None and (not self._kept or self._kept[-1] is not self.newest):
             yield self.newest

@@ -40,7 +40,6 @@ class ReportJudge:
     """Believes of a run's learners what can be since its founding, by the wall clock at each message's arrival or storage."""
 
     def __init__(self, run: RunRecord) -> None:
-        """Judge by the settings and the founding of `run`."""
         self._run = run
 
     def beat(self, beat: Beat, wall_s: float) -> Beat:

@@ -215,7 +215,6 @@ def standing_of(  # noqa: PLR0913  (all that a standing follows from, by name)
 def _missing_processes(
     protocol: ProtocolSettings, training: int, owned: Collection[int], *, heard: bool
 ) -> Iterator[str]:
-    """Yield which processes a run waits for, in words."""
     if not heard:
         yield "a learner: none is heard"
     elif training < protocol.quorum:
@@ -226,7 +225,6 @@ def _missing_processes(
 
 
 def _storage_faults(protocol: ProtocolSettings, owned: Collection[int], storing: Storing) -> Iterator[str]:
-    """Yield which storing a run waits for, in words."""
     served = [p for p in storing.stalled if any(p in protocol.fragments_of(shard) for shard in owned)]
     if served:
         names = few(map(str, served), NAMED_MAX)

@@ -142,7 +142,6 @@ def json_object(text: bytes | str) -> dict[str, Any]:
 
 
 def _is_within(value: object, levels: int) -> bool:
-    """Return whether a JSON value has at most so many levels, and whole numbers of at most 64 bits."""
     if isinstance(value, int):
         return -(1 << 63) <= value < 1 << 64
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -158,7 +157,6 @@ class Selection:
     fragments: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse kinds that are none."""
         if unknown := self.kinds - KINDS.keys():
             raise SettingsError(
                 "no tap has messages of this kind",
@@ -244,7 +242,7 @@ class TapMessage:
 class TapReader:
     """A reader of one run: `listen`, then iterate over `messages`.
 
-    What happens now is on the taps. What was before comes from two places, because nothing keeps taps: the *event log* has
+    Present messages are on the taps. Those of the past come from two places, because nothing keeps taps: the *event log* has
     every event of the last 30 days, in order and with numbers; of the *run, heads, members, heartbeats and presences* the
     broker keeps the last of each subject, so a reader of the past begins with how things stand (`KEPT`). Contributions of
     the past are in neither: a shard removes a manifest when its round is committed, and the `round` event says what became of
@@ -311,12 +309,10 @@ class TapReader:
                     yield told
 
     def _wanted(self) -> str:
-        """Return the narrowest filter of subjects that covers what is wanted."""
         wanted = self._selection.taps
         return wanted[0].pattern if self._tail == ">" and len(wanted) == 1 else self._tail
 
     def _read_heard(self, core_message: CoreMessage) -> TapMessage | None:
-        """Return what a tap says, None if it is not wanted."""
         tail = core_message.subject.removeprefix(self._subjects.tap(""))
         tap = kind_of(tail)
         if tap is None:
@@ -362,7 +358,6 @@ class TapReader:
     # --- the event log ------------------------------------------------------------------------------------------------
 
     async def _events(self) -> AsyncIterator[TapMessage]:
-        """Yield the wanted events after the last one that was read, to the end of the log."""
         wanted = self._selection.taps
         kind = wanted[0].kind if len(wanted) == 1 and wanted[0].fields is not None else "*"
         if not any(tap.fields for tap in wanted):
@@ -570,7 +565,6 @@ def _message(tap: TapKind) -> dict[str, Any]:
 
 
 def _needed(name: str, found: Mapping[str, dict[str, Any]]) -> set[str]:
-    """Return the names of a schema and of all that it refers to."""
     needed: set[str] = set()
     waiting = [name]
     while waiting:

@@ -35,7 +35,6 @@ class Watch:
     """Reads one run into `view`."""
 
     def __init__(self, bus: Bus, run: str, view: History, clock: Clock) -> None:
-        """Read nothing yet; `follow` does."""
         self.view = view
         self._bus = bus
         self._subjects = Subjects(run)

@@ -176,7 +176,6 @@ def episodes(hindered: Iterable[HinderedWork]) -> list[list[HinderedWork]]:
 
 
 def _hindered(history: History, word: str) -> Iterator[HinderedWork]:
-    """Yield the commits and uploads that waited because the broker was `word`, "full" or "away"."""
     for line in history.rounds:
         made = line.round
         before_s = made.away_s if word == "away" else 0.0
@@ -389,7 +388,6 @@ def _slow_link(
 
 
 def _uploads(history: History) -> dict[str, list[Upload]]:
-    """Return the known uploads by learner."""
     found: dict[str, list[Upload]] = {}
     for line, share in history.contributions():
         if share.upload_s and not share.inline:
@@ -580,7 +578,6 @@ def describe_measure(one: RefusedContribution) -> str:
 
 
 def _served(history: History, shards: Sequence[str]) -> str:
-    """Return shards with their fragments, bounded."""
     told = []
     for shard in shards[:NAMED_MAX]:
         fragments = history.fragments_of(shard)

@@ -120,7 +120,6 @@ def behind(history: History, learner: str | None) -> list[str]:
 
 
 def _most_late(shares: Sequence[LearnerShare], too_late: Mapping[str, int]) -> str | None:
-    """Return the learner with the most late and refused contributions, None if there is no such contribution."""
     lateness = Counter({share.learner: share.late for share in shares}) + Counter(too_late)
     return max(lateness, key=lambda name: lateness[name], default=None)
 
@@ -210,7 +209,6 @@ def refused(history: History, learner: str | None) -> list[str]:
 
 
 def _describe_staleness(history: History, refusal: Noted[RefusedContribution], base_version: int) -> str:
-    """Return on which version a stale contribution was, and at which its fragment was when it was refused."""
     push = refusal.fields
     here = [line for line in history.rounds if line.round.fragment == push.fragment and line.at_s <= refusal.at_s]
     version = here[-1].round.version if here else base_version
@@ -233,7 +231,6 @@ def describe_clips(history: History, learner: str | None) -> list[str]:
 
 
 def _loss_curves(history: History) -> dict[str, list[tuple[float, float]]]:
-    """Return the measured losses by what they are of: of held-out text, or else of each learner."""
     curves = defaultdict[str, list[tuple[float, float]]](list)
     if len(history.validations) > 1:  # a rise is between two points
         points = [(each.at_s, each.fields.bits_per_byte) for each in history.validations]
@@ -247,7 +244,6 @@ def _loss_curves(history: History) -> dict[str, list[tuple[float, float]]]:
 
 
 def _happenings(history: History) -> list[tuple[float, str]]:
-    """Return what happened to learners and shards, with its time (s)."""
     happened = [(each.at_s, f"{each.who} joined as incarnation {each.fields.incarnation}") for each in history.joined]
     happened += [(each.at_s, f"{each.who} left") for each in history.left]
     happened += [(each.from_s, f"{each.shard} has a new owner, epoch {each.fields.epoch}") for each in history.tenures]
@@ -367,7 +363,6 @@ def _delays(history: History, fragment: int | None) -> list[float]:
 
 
 def _missed(history: History, line: RoundLine, share: Contributor) -> str:
-    """Return which round a late contribution missed, and by how much."""
     push, missed = push_id(line, share), history.find(line.round.fragment, base_of(line, share) + 1)
     if missed is None or share.arrived_s is None:
         return f"    {push}: {share.age} late; {SILENT} by how much it missed its round"

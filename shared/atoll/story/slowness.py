@@ -129,7 +129,6 @@ def _slower_steps(history: History, there: Mapping[str, TimePresent], whole_s: f
 
 
 def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime]:
-    """Yield the parts of the rounds' time."""
     quorum_s = grace_s = queued_s = merge_s = commit_s = broker_s = 0.0
     for line in rounds:
         made = line.round

@@ -115,7 +115,6 @@ def fragment_story(history: History, fragment: int) -> list[str]:
 
 
 def _next_version(history: History, newest: RoundLine) -> str:
-    """Return how it stands with the version after the newest one of a fragment."""
     version, shard = newest.round.version + 1, newest.shard
     if shard in history.closed:
         return f"version {version - 1} is its last: {shard} has closed its ledger, and makes no other"
