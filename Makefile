@@ -30,7 +30,7 @@ BENCH = PYTHONPATH=$(CURDIR)/tests $(PY)
 PYTEST = $(if $(LOAD),$(PY) tests/support/under_load.py $(LOAD)) $(PY) -m pytest --durations 15 --numprocesses $(1) --dist loadscope --no-loadscope-reorder $(if $(SEED),--randomly-seed=$(SEED)) $(ARGS)
 SCHEDULED = $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES))
 
-.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-parity bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-taps bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-ends bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
+.PHONY: help setup demo test test-all test-cluster coverage lines docs docs-build wheel release lint types check compose-check compose-test deploy-check bench bench-faults bench-rebuild bench-replay bench-takeover bench-cluster bench-doors bench-fidelity bench-simulator bench-arithmetic bench-broker bench-bulk bench-regions bench-premerge bench-start bench-memory bench-round bench-link bench-bandwidth bench-bytes bench-goodput bench-peers bench-scale newest-nats trace chaos chaos-cluster race bench-cut dst bench-dst fuzz attacks bench-hostile bench-crowd bench-monitor bench-data bench-transformers bench-upgrade bench-loops experiment experiments results results-check clean mutants mutants-planted mutants-page
 
 help:  ## list the targets and the variables
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -41,7 +41,7 @@ help:  ## list the targets and the variables
 #: OUT=runs/mine       where the run writes (demo)
 #: MINUTES=5           about how long a benchmark may take (bench and every bench-..., experiment, experiments), each run
 #:                     (chaos), a simulation (dst) or a search (fuzz)
-#: SEEDS=3             how many seeds are compared (bench-parity, bench-peers, experiment, experiments)
+#: SEEDS=3             how many seeds are compared (bench-peers, experiment, experiments)
 #: LEARNERS=2          with how many learners a first model is trained, one number or several (bench-peers)
 #: NAME=m-scaling      which experiment (experiment)
 #: SCALE=0.02          token budgets times this: a quick look that is not published (experiment, experiments)
@@ -146,9 +146,6 @@ trace: $(READY)  ## count the modules and functions that one contribution passes
 bench: $(READY)  ## measure what the protocol costs a learner's step
 	$(BENCH) -m benchmarks.network.overhead $(BENCH_FLAGS)
 
-bench-parity: $(READY)  ## compare the loss with data-parallel training at equal tokens
-	$(BENCH) -m benchmarks.experiments.parity $(BENCH_FLAGS) $(if $(SEEDS),--seeds $(SEEDS))
-
 bench-faults: $(READY)  ## measure what a slow and a killed learner cost the others
 	$(BENCH) -m benchmarks.faults.faults $(BENCH_FLAGS)
 
@@ -169,9 +166,6 @@ bench-cluster: $(READY)  ## measure a broker of three nodes beside one, and what
 
 bench-doors: $(READY)  ## measure what TLS, permissions and signatures cost a round, beside an open broker
 	$(BENCH) -m benchmarks.network.doors $(BENCH_FLAGS)
-
-bench-taps: $(READY)  ## measure what taps with bodies cost a broker, beside taps with headers only; two minutes
-	$(BENCH) -m benchmarks.network.taps $(if $(SEED),--seed $(SEED))
 
 bench-arithmetic: $(READY)  ## measure folding, encoding and the outer step beside what memory allows
 	$(BENCH) -m benchmarks.arithmetic.arithmetic $(if $(SEED),--seed $(SEED))
@@ -197,14 +191,11 @@ bench-premerge: $(READY)  ## measure what a region that adds up saves of its lin
 bench-round: $(READY)  ## measure a whole round of merging beside what memory allows, and beside what others do
 	$(BENCH) -m benchmarks.arithmetic.merge_round $(if $(SEED),--seed $(SEED))
 
-bench-ends: $(READY)  ## measure a round from call to adoption beside moving and merging the same bytes
-	$(BENCH) -m benchmarks.network.ends $(if $(SEED),--seed $(SEED))
-
 bench-link: $(READY)  ## measure how much of a slow, far and lossy link is used (Linux, root)
 	$(BENCH) -m benchmarks.network.link $(if $(SEED),--seed $(SEED))
 
 bench-bandwidth: $(READY)  ## compute the published bandwidth figures from the planner's model, and compare
-	$(BENCH) -m benchmarks.network.bandwidth $(BENCH_FLAGS)
+	$(BENCH) -m benchmarks.network.bandwidth $(if $(SEED),--seed $(SEED))
 
 bench-bytes: $(READY)  ## measure the bytes per trained token by ledger and at the sockets, beside data-parallel training
 	$(BENCH) -m benchmarks.network.bytes_moved $(BENCH_FLAGS)

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, write
 
 FLOORS = {
     "shared/atoll/protocol": 98,

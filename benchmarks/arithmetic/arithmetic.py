@@ -19,8 +19,6 @@ All on one thread, but what JAX does.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,9 +36,8 @@ from atoll.codec.formats import BF16, INT4, INT8
 from atoll.codec.formats.interface import BLOCK
 from atoll.codec.kernels import in_jax, kernels
 from atoll.merge.outer import MOMENTUM, NO_CARRY, Nesterov
-from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.compiled import compile_kernels
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
 
 ELEMENTS = 50_000_000 // 1024 * 1024
 REPEATS = 9
@@ -67,7 +64,6 @@ class ArithmeticBench:
 
     @classmethod
     def of(cls, elements: int, repeats: int, seed: int) -> ArithmeticBench:
-        """Draw them."""
         dice = np.random.default_rng(seed)
         vector, momentum = (dice.standard_normal(elements, dtype=np.float32) * np.float32(1e-3) for _ in range(2))
         return cls(vector, np.zeros_like(vector), momentum, repeats)
@@ -98,24 +94,17 @@ class ArithmeticBench:
         return self.share(lambda: seconds(work), lambda: np.copyto(copy, self.vector), size, size)
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-arithmetic.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=count, default=ELEMENTS)
-    parser.add_argument("--repeats", type=count, default=REPEATS)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, elements: int = ELEMENTS, repeats: int = REPEATS, seed: int = 0) -> list[Figure]:
     compile_kernels()
-    bench = ArithmeticBench.of(options.elements, options.repeats, options.seed)
+    bench = ArithmeticBench.of(elements, repeats, seed)
     figures = []
     for codec in track(list(FORMATS), description="measuring"):
         figures += figures_of(bench, codec)
     figures += [*outer_steps(bench), encoded_on_device(bench)]
-    return write("bench-arithmetic", options.seed, figures)
+    return figures
 
 
 def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
-    """Return what one format costs and keeps."""
     form, count = FORMATS[codec], bench.vector.size
     sent, framing = Encoded.of(bench.vector, form), Framing(count, codec)
     segments = [bench.vector[slice(*framing.bounds(number))] for number in range(framing.segments)]
@@ -142,18 +131,16 @@ def figures_of(bench: ArithmeticBench, codec: str) -> list[Figure]:
     how = f"{count / 1e6:.0f}M numbers, best of {bench.repeats}"
     least = (ENCODE_MIN, DECODE_MIN) if codec == "int4" else (None, None)
     return [
-        Figure(f"{codec}: fold", folded, "of limit", f">= {FOLD_MIN}", folded >= FOLD_MIN, how),
-        Figure(f"{codec}: check and fold", both, "of limit", f">= {FOLD_MIN}", both >= FOLD_MIN, how),
-        Figure(f"{codec}: check", 1e9 * check_s / count, "ns/number", "", None, how),
-        Figure(f"{codec}: bent fold", bench.beside_memory(bend, fold_bytes + 4.0), "of limit", "", None, how),
-        Figure(
-            f"{codec}: NumPy fold", bench.beside_memory(textbook(bench, sent), fold_bytes), "of limit", "", None, how
-        ),
-        Figure(f"{codec}: encode", encoded, "of memcpy", *wanted(encoded, least[0]), how),
-        Figure(f"{codec}: decode", decoded, "of memcpy", *wanted(decoded, least[1]), how),
-        Figure(f"{codec}: on the wire", wire, "bits/number", "", None, "normally distributed; zstd where it is used"),
-        Figure(f"{codec}: relative error", error, "L2", "", None, "normally distributed"),
-        Figure(f"{codec}: cosine", cosine, "", "", None, "normally distributed"),
+        at_least(f"{codec}: fold", folded, "of limit", FOLD_MIN, how),
+        at_least(f"{codec}: check and fold", both, "of limit", FOLD_MIN, how),
+        fact(f"{codec}: check", 1e9 * check_s / count, "ns/number", how),
+        fact(f"{codec}: bent fold", bench.beside_memory(bend, fold_bytes + 4.0), "of limit", how),
+        fact(f"{codec}: NumPy fold", bench.beside_memory(textbook(bench, sent), fold_bytes), "of limit", how),
+        at_least(f"{codec}: encode", encoded, "of memcpy", least[0], how),
+        at_least(f"{codec}: decode", decoded, "of memcpy", least[1], how),
+        fact(f"{codec}: on the wire", wire, "bits/number", "normally distributed; zstd where it is used"),
+        fact(f"{codec}: relative error", error, "L2", "normally distributed"),
+        fact(f"{codec}: cosine", cosine, "", "normally distributed"),
     ]
 
 
@@ -175,10 +162,8 @@ def outer_steps(bench: ArithmeticBench) -> list[Figure]:
 
     settled = 14.0 + INT4.size(count) / count
     return [
-        Figure("Nesterov step", bench.beside_memory(step, STEP_BYTES), "of limit", "", None, "20 bytes a number"),
-        Figure(
-            "int4: settle", bench.beside_memory(settle, settled), "of limit", "", None, f"{settled:.1f} bytes a number"
-        ),
+        fact("Nesterov step", bench.beside_memory(step, STEP_BYTES), "of limit", "20 bytes a number"),
+        fact("int4: settle", bench.beside_memory(settle, settled), "of limit", f"{settled:.1f} bytes a number"),
     ]
 
 
@@ -193,7 +178,7 @@ def encoded_on_device(bench: ArithmeticBench) -> Figure:
     encode()
     share = bench.share(lambda: seconds(encode), lambda: vector.copy().block_until_ready(), size, size)
     how = f"on JAX's first device, {vector.device.platform}; codes stay there"
-    return Figure("int4: jitted encode", share, "of a copy", "", None, how)
+    return fact("int4: jitted encode", share, "of a copy", how)
 
 
 def checked_s(sent: Encoded, repeats: int) -> float:
@@ -244,17 +229,11 @@ def kept(vector: Vector, sent: Encoded) -> tuple[float, float]:
     return error, float(np.dot(arrived, vector)) / (length * float(np.linalg.norm(arrived)))
 
 
-def wanted(value: float, least: float | None) -> tuple[str, bool | None]:
-    """Return the goal in words and whether it is met, where there is one."""
-    return ("", None) if least is None else (f">= {least}", value >= least)
-
-
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long `work` takes."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-arithmetic", main)

@@ -15,7 +15,6 @@ taken off the learner's, together with its arrays. Both let large arrays lie in 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import psutil
@@ -44,9 +44,8 @@ from atoll.run.heads import read_head
 from atoll.settings import LearnerSettings
 from atoll.wire.messages import Beat, Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.compiled import compile_kernels
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, run_benchmark
 
 GIB = 1 << 30
 SIZE_BYTES = 2 * GIB
@@ -59,28 +58,22 @@ POLL_S = 0.5
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most that a process ever had in memory."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     raise SystemExit("this system does not say how large a process was (VmHWM): run it on Linux")
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-memory.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=positive, default=SIZE_BYTES / GIB, help="size of the fragment in float32")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    size_bytes = int(options.gib * GIB) // 4096 * 4096
+def main(*, gib: Annotated[float, "size of the fragment in float32"] = SIZE_BYTES / GIB) -> list[Figure]:
+    size_bytes = int(gib * GIB) // 4096 * 4096
     figures = []
     for name, measure, most in (("shard", shard_peak, SHARD_MAX), ("learner", learner_peak, LEARNER_MAX)):
         with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(folder, bytes_max=8 * STREAM_BYTES) as broker:
             peak, how = measure(broker.url, size_bytes)
         share = peak / size_bytes
-        figures.append(Figure(f"{name}, peak of memory", share, "fragments", f"<= {most:g}", share <= most, how))
+        figures.append(at_most(f"{name}, peak of memory", share, "fragments", most, how))
         print(f"{name}: {peak / 1e9:.3g} GB, {share:.3g} times the fragment; {how}", flush=True)
-    return write("bench-memory", options.seed, figures)
+    return figures
 
 
 def record_of(run: str, elements: int, quorum: int) -> RunRecord:
@@ -102,7 +95,6 @@ def record_of(run: str, elements: int, quorum: int) -> RunRecord:
 
 
 def synchronizer(url: str, run: str) -> subprocess.Popen[bytes]:
-    """Start a shard as a process."""
     told = {"ATOLL_RUN": run, "ATOLL_BROKER__URL": url, "ATOLL_BROKER__STREAM_BYTES_MAX": str(STREAM_BYTES)}
     command = [sys.executable, "-m", "atoll.cli", "synchronizer", "--shard", "0"]
     return subprocess.Popen(command, env={**os.environ, **told})
@@ -162,7 +154,6 @@ async def _no_loss() -> float | None:
 
 
 async def _beat(bus: Bus, record: RunRecord) -> None:
-    """Say for all learners that they are there."""
     while True:
         for number in range(M):
             beat = Beat(
@@ -243,9 +234,8 @@ def _fixed(arrays: dict[str, Vector]) -> dict[str, Vector]:
 
 
 def _moved(arrays: dict[str, Vector]) -> dict[str, Vector]:
-    """Do a step."""
     return _fixed({name: array * np.float32(0.999) for name, array in arrays.items()})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_benchmark("bench-memory", main)

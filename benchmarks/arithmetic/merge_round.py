@@ -19,41 +19,130 @@ writes a line of memory, or the product of the sum with its length.
 Beside it, on the same number of contributions of the same size: the same round as textbook NumPy and as one plain
 `jax.jit` with donated values and momentum, from the same bytes; and what others merge with, in environments of their
 own (`benchmarks/peers`): a weighted mean of float32 arrays, without decoding, checking, RDA or a step.
+
+The round of `merge_round` as others would write it: textbook NumPy, and one plain `jax.jit`.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import platform
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from rich.progress import track
 
 from atoll.base.buffer_pool import Vector
 from atoll.base.parallel import cores
 from atoll.codec import FORMATS, Encoded
+from atoll.codec.formats.interface import BLOCK, Bytes
 from atoll.merge.norms import slice_norms, validated_norms
 from atoll.merge.outer import Nesterov
 from atoll.merge.robust import CollectedFold, fold_of
 from atoll.model.layout import FragmentSlice
 from atoll.protocol.settings import ProtocolSettings
 from benchmarks.arithmetic.arithmetic import in_place, seconds
-from benchmarks.arithmetic.reference_merges import RivalRound, jitted, textbook
-from benchmarks.lib.arguments import count, natural
 from benchmarks.lib.compiled import compile_kernels
+from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
 from benchmarks.lib.peer_environments import PEERS, peer_seconds
-from benchmarks.lib.results import Figure, write
+
+RATE, MOMENTUM = 0.6, 0.3
+Timed = Callable[[], tuple[float, Vector]]
+
+
+@dataclass(frozen=True, slots=True)
+class RivalRound:
+    """Codes and scales of int4 per contribution, their weights, values, momentum, and where slices begin."""
+
+    codes: Sequence[Bytes]
+    scales: Sequence[Vector]
+    weights: Vector
+    values: Vector
+    momentum: Vector
+    offsets: tuple[int, ...]
+
+
+def textbook(work: RivalRound) -> Timed:
+    """Return the round in NumPy, as one would write it down, timed."""
+
+    def run() -> tuple[float, Vector]:
+        began_s = time.perf_counter()
+        directions = lengths = np.float32(0.0)
+        for codes, scales, weight in zip(work.codes, work.scales, work.weights, strict=True):
+            pairs = codes.reshape(-1, BLOCK // 2)
+            signed = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - np.float32(8.0)
+            vector = (signed * scales[:, None]).reshape(-1)
+            norms = np.sqrt(np.add.reduceat(vector * vector, work.offsets, dtype=np.float64)).astype(np.float32)
+            directions = directions + weight * vector / _spread(norms, work)
+            lengths = lengths + weight * norms
+        total = work.weights.sum()
+        directions, lengths = directions / total, lengths / total
+        norms = np.sqrt(np.add.reduceat(directions * directions, work.offsets, dtype=np.float64)).astype(np.float32)
+        merged = _spread(lengths / norms, work) * directions
+        momentum = MOMENTUM * work.momentum + merged
+        values = work.values - RATE * (merged + MOMENTUM * momentum)
+        return time.perf_counter() - began_s, values
+
+    return run
+
+
+def jitted(work: RivalRound) -> Timed:
+    """Return the round as one compiled function of all contributions, values and momentum donated, timed without compiling."""
+    codes, scales = (jnp.asarray(np.stack(parts)) for parts in (work.codes, work.scales))
+    lengths = np.diff([*work.offsets, work.values.size])
+    step = jax.jit(partial(_step, lengths=tuple(int(length) for length in lengths)), donate_argnums=(3, 4))
+    done: Any = jax.block_until_ready
+    weights = jnp.asarray(work.weights)
+
+    def run() -> tuple[float, Vector]:
+        values, momentum = jnp.array(work.values), jnp.array(work.momentum)
+        done((values, momentum))
+        began_s = time.perf_counter()
+        after = done(step(codes, scales, weights, values, momentum))
+        took = time.perf_counter() - began_s
+        return took, np.asarray(after[0])
+
+    return run
+
+
+def _step(
+    codes: Any,  # noqa: ANN401  (arrays of JAX)
+    scales: Any,  # noqa: ANN401
+    weights: Any,  # noqa: ANN401
+    values: Any,  # noqa: ANN401
+    momentum: Any,  # noqa: ANN401
+    lengths: tuple[int, ...],
+) -> tuple[Any, Any]:
+    """Do the round: decode, directions and lengths per slice, their means, the step."""
+    pairs = codes.reshape(codes.shape[0], -1, BLOCK // 2)
+    signed = jnp.concatenate([pairs & 15, pairs >> 4], axis=2).astype(jnp.float32) - 8.0
+    vectors = (signed * scales[:, :, None]).reshape(codes.shape[0], -1)
+    shares, cuts, merged = weights / weights.sum(), np.cumsum(lengths)[:-1], []
+    for part in jnp.split(vectors, cuts, axis=1):
+        norms = jnp.linalg.norm(part, axis=1)
+        direction = (shares / norms) @ part
+        merged.append((shares @ norms) / jnp.linalg.norm(direction) * direction)
+    pseudo_gradient = jnp.concatenate(merged)
+    pushed = MOMENTUM * momentum + pseudo_gradient
+    return values - RATE * (pseudo_gradient + MOMENTUM * pushed), pushed
+
+
+def _spread(per_slice: Vector, work: RivalRound) -> npt.NDArray[np.float32]:
+    """Return a number for every element from one for every slice."""
+    return np.repeat(per_slice, np.diff([*work.offsets, work.values.size]))
+
 
 SIZES = {"64 MB": 1 << 24, "200 MB": 50 << 20}
 M = 8
 SLICE = 1 << 22
-RATE, MOMENTUM = 0.6, 0.3
 NORM_MAX = 1e6
 PLAIN = ProtocolSettings(merge="rda", correction="none")
 JUDGED = ProtocolSettings(merge="rda", correction="none", quorum=3, robust="gate", share_max=0.5)
@@ -112,20 +201,16 @@ class MergeShard:
         )
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-round.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=count, default=REPEATS)
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--without-peers", action="store_true", help="make no environments")
-    options = parser.parse_args()
+def main(
+    *, repeats: int = REPEATS, seed: int = 0, without_peers: Annotated[bool, "make no environments"] = False
+) -> list[Figure]:
     compile_kernels()
     figures = []
     for name, elements in track(SIZES.items(), description="measuring"):
-        figures += figures_of(name, elements, options.repeats, options.seed)
-        if not options.without_peers:
-            figures += [peer_figure(peer, name, elements, options.seed) for peer in PEERS]
-    return write("bench-round", options.seed, figures)
+        figures += figures_of(name, elements, repeats, seed)
+        if not without_peers:
+            figures += [peer_figure(peer, name, elements, seed) for peer in PEERS]
+    return figures
 
 
 def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure]:
@@ -147,30 +232,26 @@ def figures_of(name: str, elements: int, repeats: int, seed: int) -> list[Figure
     kept = min(rounds) / min(judged)
     again = rival_figures(shard, name, min(rounds), versions)
     return [
-        Figure(f"{name}: a += s d on all cores", rate / 1e9, "GB/s", "", None, f"the limit, {how}"),
-        Figure(f"{name}: round", 1e3 * min(rounds), "ms", "", None, f"{how}; median {1e3 * np.median(rounds):.4g} ms"),
-        Figure(
+        fact(f"{name}: a += s d on all cores", rate / 1e9, "GB/s", f"the limit, {how}"),
+        fact(f"{name}: round", 1e3 * min(rounds), "ms", f"{how}; median {1e3 * np.median(rounds):.4g} ms"),
+        at_least(
             f"{name}: share of the limit, folded in on arrival",
             shares["on arrival"],
             "of limit",
-            f">= {SHARE_MIN}",
-            shares["on arrival"] >= SHARE_MIN,
+            SHARE_MIN,
             f"{touched('on arrival'):.4g} bytes a number; of medians {usual:.3g}",
         ),
-        Figure(
+        fact(
             f"{name}: share of the limit, every byte once",
             shares["at least"],
             "of limit",
-            "",
-            None,
             f"{touched('at least'):.4g} bytes a number",
         ),
-        Figure(
+        at_least(
             f"{name}: speed of the round with the gate",
             kept,
             "of the round's",
-            f">= {JUDGED_MIN}",
-            kept >= JUDGED_MIN,
+            JUDGED_MIN,
             f"{1e3 * min(judged):.4g} ms; of medians {np.median(rounds) / np.median(judged):.3g}",
         ),
         *again,
@@ -194,14 +275,14 @@ def rival_figures(shard: MergeShard, name: str, ours_s: float, versions: str) ->
         how = (
             f"{took / ours_s:.1f} times ours; values differ by {apart:.1g} at most; {versions}, best of {RIVAL_REPEATS}"
         )
-        figures.append(Figure(f"{name}: the same as {words}", 1e3 * took, "ms", "", None, how))
+        figures.append(fact(f"{name}: the same as {words}", 1e3 * took, "ms", how))
     return figures
 
 
 def peer_figure(peer: str, name: str, elements: int, seed: int) -> Figure:
     """Return how long another project's weighted mean takes, in an environment of its own."""
     took, words = peer_seconds(peer, M, elements, seed)
-    return Figure(f"{name}: {peer}, weighted mean only", 1e3 * took, "ms", "", None, words)
+    return fact(f"{name}: {peer}, weighted mean only", 1e3 * took, "ms", words)
 
 
 def all_cores(pool: ThreadPoolExecutor, total: Vector, vector: Vector) -> None:
@@ -222,4 +303,4 @@ def spans_of(elements: int) -> tuple[FragmentSlice, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-round", main)

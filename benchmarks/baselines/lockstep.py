@@ -90,7 +90,6 @@ class Feeds:
     """The batches of M learners in lock-step, each reading leases of its own, granted in order of need."""
 
     def __init__(self, work: LearnerWork, learners: int, lease_blocks: int, seed: int) -> None:
-        """Grant every learner its first lease, learner 1 first."""
         self._train, self._shards, self._lease_blocks = work.train, work.shards, lease_blocks
         rows = work.train.batch * work.train.accumulation
         self._readers = [BatchReader(work.shards, work.train.sequence, rows, seed) for _ in range(learners)]
@@ -120,12 +119,10 @@ class Average:
     """The exponential average of the parameters of all versions, by the rule of `atoll.merge.global_update`."""
 
     def __init__(self, horizon_versions: int) -> None:
-        """Begin without any version."""
         self._horizon_versions, self._weight = horizon_versions, 0.0
         self.params: Params | None = None
 
     def add(self, params: Params) -> None:
-        """Take in one more version."""
         self._weight, share = averaged_in(self._weight, self._horizon_versions)
         self.params = params if self.params is None else _towards(self.params, params, share)
 
@@ -143,7 +140,6 @@ class DataParallel:
     """
 
     def __init__(self, work: LearnerWork, params: Params) -> None:
-        """Begin from `params`."""
         self._step = make_step(work.model, work.train)
         self._state = init_optimizer(work.train, params)
         self.params = params
@@ -162,7 +158,6 @@ class Diloco:
     """M sets of parameters that move apart until they meet; `params` are the values of the last meeting."""
 
     def __init__(self, work: LearnerWork, params: Params, settings: Settings, learners: int) -> None:
-        """Begin from `params` with every learner."""
         protocol = settings.protocol
         self._format = format_of(protocol.codec_up)
         self._step = make_step(work.model, work.train)

@@ -48,7 +48,6 @@ class CellStore:
     """
 
     def __init__(self, folder: Path, name: str, also: Sequence[str] = ()) -> None:
-        """Open the store."""
         self.here = folder / name
         self._places = [self.here, *(folder / other for other in also)]
         self._folder = folder
@@ -62,7 +61,6 @@ class CellStore:
         return None
 
     def keep(self, cell: GridCell, record: Record) -> None:
-        """Keep what a cell came to."""
         self.here.mkdir(parents=True, exist_ok=True)
         write_whole(self.here / f"{cell.digest}.json", (json.dumps(record) + "\n").encode())
 
@@ -87,7 +85,6 @@ def _kept(path: Path) -> Record | None:
 
 
 def cell_of(described: Mapping[str, Any]) -> GridCell:
-    """Return the cell of what `GridCell.describe` said."""
     settings = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(described["settings"].items()))
     own = {name: described[name] for name in ("method", "learners", "tokens", "seed", "warm")}
     return GridCell(**own, settings=settings)
@@ -100,13 +97,11 @@ class Paces:
     """
 
     def __init__(self, known: Iterable[tuple[GridCell, float]]) -> None:
-        """Start from what is known."""
         self._known: dict[tuple[str, ...], tuple[float, int]] = {}
         for cell, took_s in known:
             self.add(cell, took_s)
 
     def add(self, cell: GridCell, took_s: float) -> None:
-        """Take note of a cell that took `took_s`."""
         for key in self._keys(cell):
             seconds, tokens = self._known.get(key, (0.0, 0))
             self._known[key] = (seconds + max(0.1, took_s - START_S), tokens + cell.tokens)
@@ -199,7 +194,6 @@ class Crew:
             )
 
     def _finish(self, job: _Job, paces: Paces) -> str:
-        """Keep what a job came to and return it in words."""
         took_s = time.monotonic() - job.began_s
         code = job.process.returncode if job.process is not None else 0
         report = job.out / "run" / "report.json"
@@ -261,7 +255,6 @@ def in_words(cell: GridCell) -> str:
 
 
 def left(cells: Sequence[GridCell], paces: Paces, jobs: int) -> str:
-    """Return how long cells will take, in words."""
     return duration(sum(paces.seconds(cell) for cell in cells) / jobs)
 
 
@@ -326,7 +319,6 @@ def verbs(cell: GridCell, out: Path) -> list[list[str]]:
 
 
 def toml(settings: Mapping[str, Value]) -> str:
-    """Return dotted settings as a TOML text."""
     return "".join(f"{name} = {_toml_value(value)}\n" for name, value in settings.items())
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,15 +21,13 @@ from typing import Any
 from atoll.base.atomic_files import hold
 from atoll.base.errors import INTERRUPTED, AtollError, EnvironmentFault, SettingsError
 from atoll_learner.data.shards import TokenShards
-from benchmarks.experiments.aggregation import answers, figures
 from benchmarks.experiments.cells import CellStore, Crew, Paces, cell_of, left, verbs
-from benchmarks.experiments.experiment_lint import sensible
-from benchmarks.experiments.experiment_page import PREFIX, Raw, load, page, save, svgs
+from benchmarks.experiments.experiment_page import PREFIX, Raw, answers, figures, load, page, save, svgs
 from benchmarks.experiments.grid import GridCell, GridRow, rows, standing_settings
-from benchmarks.experiments.questions import FOLDER, Experiment, matches, read
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import write
-from benchmarks.lib.source_digest import source_digest
+from benchmarks.experiments.questions import FOLDER, Experiment, matches, read, sensible
+from benchmarks.lib.harness import count, natural, positive, write
+from benchmarks.lib.kept_parts import source_digest
+from benchmarks.lib.runs import prepare
 
 BUILD = Path("build/experiments")
 ROOTS = ("atoll_simulator", "benchmarks.baselines")
@@ -77,7 +74,6 @@ def _alone(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _go(options: argparse.Namespace) -> int:
-    """Read, refuse, run and tell."""
     names = options.names or sorted(path.stem for path in options.folder.glob("*.toml"))
     if not names:
         raise SettingsError("no experiments are there", got=options.folder, allowed="a folder with TOML files")
@@ -249,14 +245,6 @@ def laid_back(options: argparse.Namespace, text: str) -> list[str]:
         if store.find(cell) is None:
             store.keep(cell, record)
     return [name for name in stores if name.endswith(f"-{text}")]
-
-
-def prepare(corpus: Path) -> Path:
-    """Make the token shards of the standard library once."""
-    if not (corpus / "meta.json").exists():
-        command = [sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(corpus)]
-        subprocess.run(command, check=True)
-    return corpus
 
 
 def _environment(options: argparse.Namespace, data: Path) -> dict[str, str]:

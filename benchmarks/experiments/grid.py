@@ -80,11 +80,9 @@ class GridCell:
 
     @property
     def digest(self) -> str:
-        """Return 16 hex digits that only equal cells share."""
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """Return the cell as JSON values."""
         return {
             "method": self.method,
             "learners": self.learners,
@@ -297,6 +295,5 @@ def _nested(settings: Sequence[tuple[str, str]], section: str) -> dict[str, Valu
 
 
 def _plain(value: str) -> str:
-    """Return a JSON value as `--set` wants it."""
     inner = json.loads(value)
     return inner if isinstance(inner, str) else value

@@ -12,7 +12,6 @@ the heads give the pace before, meanwhile and afterwards.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -29,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import nats.errors
 import psutil
@@ -44,11 +43,11 @@ from atoll.run.history import History
 from atoll.run.record import read_run
 from atoll.story.findings import exceeded_shares
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.chaos import FOLDER, prepare
+from benchmarks.faults.chaos import FOLDER
 from benchmarks.faults.hostile import PACE_MIN, Seen, Spectator, begun, command
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, child_name
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true, zero
+from benchmarks.lib.runs import prepare
 from support.composed_run import BROKERS, ComposedRun, composed_service
 from support.composed_run import RUN as COMPOSED
 from support.door_attacks import (
@@ -136,15 +135,12 @@ class AttackedDoor:
 
     @property
     def operator(self) -> HeldIdentity:
-        """Return the identity of the operator."""
         return read_identity(self.keys.path / "identities" / "operator.toml")
 
     def identity(self, name: str) -> HeldIdentity:
-        """Return an identity of the run."""
         return read_identity(self.keys.path / "identities" / self.run / f"{name}.toml")
 
     def admit(self) -> None:
-        """Let the intruders and their victim in."""
         for name, kind in INTRUDERS.items():
             place = VICTIMS_PLACE if name == VICTIM else ""
             self.keys.add(name, kind, self.run, time.time(), region=place)
@@ -160,22 +156,21 @@ class AttackedDoor:
         return sum(log.read_text(encoding="utf-8", errors="replace").count("Violation") for log in self.logs)
 
 
-def main() -> int:
-    """Attack four runs and write `build/results/attacks.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--only", action="append", choices=DOORS, help="try this door alone")
-    options = parser.parse_args()
+def main(
+    *,
+    minutes: float = MINUTES,
+    seed: int = 0,
+    only: Annotated[list[str] | None, "try this door alone", tuple(DOORS)] = None,
+) -> list[Figure]:
     configure("console", "error", role="attacks", run=RUN)  # readers name the intruder in each reading
-    part_s, corpus = PART_S * options.minutes, prepare()
+    part_s, corpus = PART_S * minutes, prepare()
     found: list[Figure] = []
-    for name in options.only or DOORS:
+    for name in only or DOORS:
         out = FOLDER / RUN
         shutil.rmtree(out, ignore_errors=True)
-        seen, outcome, exact, violations = DOORS[name](corpus, out, options.seed, part_s)
+        seen, outcome, exact, violations = DOORS[name](corpus, out, seed, part_s)
         found += [replace(one, name=f"{name}: {one.name}") for one in figures(seen, outcome, exact, part_s, violations)]
-    return write("attacks", options.seed, found)
+    return found
 
 
 Played = tuple[Seen, AttackOutcome, bool, int]
@@ -217,7 +212,7 @@ def on_up(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
 def on_compose(corpus: Path, out: Path, seed: int, part_s: float) -> Played:
     """Attack the services of `docker-compose.yml`; the intruders' keys are made where the operator's folder is."""
     told = {f"ATOLL_{name.replace('.', '__').upper()}": value for name, value in (one.split("=") for one in SETTINGS)}
-    told |= {"ATOLL_SEED": str(seed), "ATOLL_DATA__DIR": str(corpus.resolve()), "ATOLL_LEARNER__THROTTLE": f"{PACE:g}"}
+    told |= {"ATOLL_SEED": str(seed), "ATOLL_DATA__DIR": str(corpus), "ATOLL_LEARNER__THROTTLE": f"{PACE:g}"}
     with ComposedRun(out, told) as composed:
         composed.begin("keys", *BROKERS, "synchronizer-a", "synchronizer-b", *COMPOSED_LEARNERS)
         keys, stores = KeyFolder(composed.volume("keys")), ("broker-1", "broker-2", "broker-3")
@@ -237,13 +232,11 @@ class AttackedUp:
     """A run of `atoll up`."""
 
     def __init__(self, up: subprocess.Popen[bytes], out: Path) -> None:
-        """Take it over."""
         self._up, self._out = up, out
         self.parent = psutil.Process(up.pid)
         self.name_of = child_name
 
     def poll(self) -> int | None:
-        """Return with what code it ended, None while it runs."""
         return self._up.poll()
 
     def end(self) -> bool:
@@ -255,7 +248,6 @@ class AttackedUp:
         return all(error.startswith(tuple(f"{name}/" for name in ATTACKERS)) for error in report["fates_errors"])
 
     def kill(self) -> None:
-        """End it anyhow."""
         self._up.kill()
         self._up.wait()
 
@@ -264,16 +256,13 @@ class AttackedCompose:
     """The services of `docker-compose.yml`, children of this process."""
 
     def __init__(self, composed: ComposedRun) -> None:
-        """Take them over."""
         self._composed = composed
         self.parent = psutil.Process()
 
     def name_of(self, child: psutil.Process) -> str:
-        """Return the service that a child is."""
         return composed_service(child.environ())
 
     def poll(self) -> int | None:
-        """Return None: who ends is seen by `end`."""
         return None
 
     def end(self) -> bool:
@@ -349,7 +338,6 @@ async def attack(door: AttackedDoor, part_s: float) -> AttackOutcome:
 
 
 async def try_door(doors: DoorWitness, outcome: AttackOutcome) -> None:
-    """Play the table of the door once."""
     for each in ATTACKS:
         breach = await doors.play(each)
         outcome.tried[each] += 1
@@ -431,43 +419,39 @@ def figures(
         refused = outcome.refused[each]
         told = f"refused {refused} times" if refused else _SILENT if each in SWALLOWED else _ALLOWED.get(each.verb, "")
         how = got_in or f"tried {tried} times by a {INTRUDERS[each.who]}; {told}"
-        found.append(Figure(f"{each.verb}: {each.name}", float(bool(got_in)), "got in", "0", not got_in, how))
+        found.append(zero(f"{each.verb}: {each.name}", bool(got_in), "got in", how))
     for row in outcome.sent:
         harm = outcome.harm.get(row, "")
         how = harm or "nothing of the others was refused but what was late, and each fragment and learner went on"
-        found.append(Figure(f"member: {row.name}", float(bool(harm)), "got in", "0", not harm, how))
+        found.append(zero(f"member: {row.name}", bool(harm), "got in", how))
     kinds = len(outcome.tried) + len(outcome.sent)
-    found.append(
-        Figure("kinds of attack", float(kinds), "rows", "", None, "tests/support/door_attacks.py, member_attacks.py")
-    )
+    found.append(fact("kinds of attack", float(kinds), "rows", "tests/support/door_attacks.py, member_attacks.py"))
     before = seen.commits_per_minute(outcome.began_s - part_s, outcome.began_s)
     pace = seen.commits_per_minute(outcome.began_s, outcome.ended_s) / before
     how = f"{kinds} attacks in {outcome.ended_s - outcome.began_s:.0f} s; {before:.0f} commits a minute before"
-    found.append(Figure("pace under attack", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how))
+    found.append(at_least("pace under attack", pace, "ratio", PACE_MIN, how))
     pace = seen.commits_per_minute(outcome.filled_s, outcome.revoked_s) / before
     how = f"manifests and chunks for {outcome.revoked_s - outcome.filled_s:.0f} s"
-    found.append(Figure("pace while filled", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how))
+    found.append(at_least("pace while filled", pace, "ratio", PACE_MIN, how))
     from_s = outcome.revoked_s + REST_S
     pace = seen.commits_per_minute(from_s, from_s + part_s) / before
     how = f"from {REST_S:.0f} s after the filler was revoked, for {part_s:.0f} s"
-    found.append(Figure("pace afterwards", pace, "ratio", f">= {PACE_AFTER_MIN}", pace >= PACE_AFTER_MIN, how))
-    found.append(
-        Figure("filler named", float(outcome.named), "", "1", outcome.named, "by its name, as `atoll why` does")
-    )
+    found.append(at_least("pace afterwards", pace, "ratio", PACE_AFTER_MIN, how))
+    found.append(true("filler named", outcome.named, "by its name, as `atoll why` does"))
     how = "; ".join(outcome.swollen) or "no reader of the event log shows of a learner more than it can have trained"
-    found.append(Figure("impossible totals shown", float(len(outcome.swollen)), "lives", "0", not outcome.swollen, how))
+    found.append(zero("impossible totals shown", len(outcome.swollen), "lives", how))
     grown, most = outcome.ids_bytes / 1e6, ID_BYTES_MAX / 1e6
     how = "the most that any broker's memory grew while long ids were sent"
-    found.append(Figure("broker memory under the ids", grown, "MB", f"<= {most:.0f}", grown <= most, how))
+    found.append(at_most("broker memory under the ids", grown, "MB", most, how))
     refusals = sum(outcome.refused.values())
     named = f"{refusals} refusals told to the intruders"
     logged = violations >= refusals
     found.append(Figure("refusals in the broker's log", float(violations), "lines", f">= {refusals}", logged, named))
     ended = sum(len(pids) - 1 for pids in seen.pids.values())
-    found.append(Figure("processes that ended", float(ended), "processes", "0", ended == 0, "learners and shards"))
+    found.append(zero("processes that ended", ended, "processes", "learners and shards"))
     return [
         *found,
-        Figure("fates exact", float(exact), "", "1", exact, "of all but the attackers: its report, or its ledger"),
+        true("fates exact", exact, "of all but the attackers: its report, or its ledger"),
     ]
 
 
@@ -480,5 +464,4 @@ DOORS: Final[dict[str, Callable[[Path, Path, int, float], Played]]] = {
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("attacks", main)

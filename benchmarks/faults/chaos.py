@@ -23,18 +23,16 @@ stored must have a fate in the ledgers; the ledgers must settle, and the report 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.faults.extracts import SCHEMA, Course, Extract, load, save
-from benchmarks.faults.fault_schedule import seconds_for
 from benchmarks.faults.metrics import figures
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import sources, write
+from benchmarks.faults.storm import seconds_for
+from benchmarks.lib.harness import count, natural, positive, sources, write
+from benchmarks.lib.runs import prepare
 
 FOLDER = Path("build/chaos")
 RATES = (1.0, 4.0, 16.0)
@@ -67,7 +65,6 @@ def main() -> int:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=numbers, default=list(RATES), help="faults per minute, as 1,4,16")
     parser.add_argument("--kills", type=count, default=KILLS_MIN, help="kills at which the gauntlet ends")
@@ -83,7 +80,6 @@ def parsed() -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a list with commas."""
     return [float(part) for part in text.split(",")]
 
 
@@ -105,7 +101,6 @@ def courses(options: argparse.Namespace, seed: int) -> list[Course]:
 
 
 def path_of(course: Course) -> Path:
-    """Return where the extract of a course lies."""
     return FOLDER / sources() / f"seed-{course.seed}" / f"{course.name}.json.zst"
 
 
@@ -119,8 +114,7 @@ def kept(course: Course, path: Path) -> Extract | None:
 
 
 def measure(course: Course, path: Path) -> Extract:
-    """Do a run anew."""
-    from benchmarks.faults.group_in_storm import run_group  # noqa: PLC0415  (what runs is loaded when something runs)
+    from benchmarks.faults.synchronous import run_group  # noqa: PLC0415  (what runs is loaded when something runs)
     from benchmarks.faults.up_in_storm import run_up  # noqa: PLC0415
 
     print(f"run {course.name}", flush=True)
@@ -129,18 +123,6 @@ def measure(course: Course, path: Path) -> Extract:
     extract = (run_up if course.system == "atoll" else run_group)(course, corpus, out)
     save(extract, path)
     return extract
-
-
-def prepare() -> Path:
-    """Make the token shards of the standard library once; all runs read the same, and who comes second waits."""
-    corpus = FOLDER / "corpus"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with corpus.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (corpus / "meta.json").exists():
-            words = [sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(corpus)]
-            subprocess.run(words, check=True)
-    return corpus
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ The same for a node that does not lead it, and for a leader that is stopped poli
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.progress import track
@@ -31,8 +30,7 @@ from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import GIB
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import count, natural
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, fact, run_benchmark
 
 RUN = "bench"
 SIZE = 64 << 20
@@ -49,7 +47,6 @@ Rates = dict[str, list[float]]
 
 @contextmanager
 def broker_of(folder: Path, nodes: int, *, always: bool) -> Iterator[str]:
-    """Yield the addresses of a broker."""
     broker = (
         EmbeddedBroker(folder, sync_always=always) if nodes == 1 else LocalCluster(folder, nodes, sync_always=always)
     )
@@ -136,7 +133,7 @@ def measured(sizes: tuple[int, int, int], seed: int) -> list[Figure]:
                 rates = asyncio.run(speed(url, nodes, data, rounds))
             kind = f"{counted(nodes, 'copy', 'copies')}, sync {'always' if always else 'os'}"
             for name, unit in (("put", "MB/s"), ("get", "MB/s"), ("records", "1/s")):
-                figures.append(Figure(f"{kind}: {name}", statistics.median(rates[name]), unit, "", None, how))
+                figures.append(fact(f"{kind}: {name}", statistics.median(rates[name]), unit, how))
     cases = (
         ("its leader is killed", ClusteredBroker.kill, True),
         ("another node is killed", ClusteredBroker.kill, False),
@@ -146,22 +143,20 @@ def measured(sizes: tuple[int, int, int], seed: int) -> list[Figure]:
         with tempfile.TemporaryDirectory() as folder, LocalCluster(Path(folder), 3) as cluster:
             found = asyncio.run(pauses(cluster, kills, end, leads=leads))
         told = f"{kills} times, longest commit of each"
-        figures.append(Figure(f"pause when {name}", statistics.median(found), "s", "", None, f"{told}, median"))
-        figures.append(Figure(f"longest pause when {name}", max(found), "s", "", None, told))
+        figures.append(fact(f"pause when {name}", statistics.median(found), "s", f"{told}, median"))
+        figures.append(fact(f"longest pause when {name}", max(found), "s", told))
     return figures
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-cluster.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=count, default=SIZE, help="bytes of the blob")
-    parser.add_argument("--rounds", type=count, default=ROUNDS)
-    parser.add_argument("--kills", type=count, default=KILLS, help="ends of a node, of each kind")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    figures = measured((options.size, options.rounds, options.kills), options.seed)
-    return write("bench-cluster", options.seed, figures)
+def main(
+    *,
+    size: Annotated[int, "bytes of the blob"] = SIZE,
+    rounds: int = ROUNDS,
+    kills: Annotated[int, "ends of a node, of each kind"] = KILLS,
+    seed: int = 0,
+) -> list[Figure]:
+    return measured((size, rounds, kills), seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-cluster", main)

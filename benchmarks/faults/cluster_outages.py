@@ -17,13 +17,11 @@ ledgers must give every token one fate, and the event log must show every versio
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -41,10 +39,9 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Beat, Event, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.chaos import prepare
 from benchmarks.faults.upgrade import pause, round_s
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true, zero
+from benchmarks.lib.runs import prepare
 from support.islands import DEADLINE_S, IslandProcess, unforked
 from support.relayed_cluster import RelayedCluster
 
@@ -78,7 +75,6 @@ class Outages:
 
     @contextmanager
     def of(self, kind: str) -> Iterator[None]:
-        """Note a fault that lasts as long as the block."""
         began_s = time.time()
         yield
         self.done.append((kind, began_s, time.time()))
@@ -120,7 +116,6 @@ def of_one(broker: EmbeddedBroker, found: Outages, until_s: float) -> None:
 
 
 def frozen(pid: int) -> None:
-    """Stop a process for a while."""
     os.kill(pid, signal.SIGSTOP)
     time.sleep(FROZEN_S)
     with contextlib.suppress(ProcessLookupError):
@@ -195,7 +190,6 @@ def trained(folder: Path, url: str, corpus: Path, copies: int, seconds: float, f
 
 
 async def _listened(url: str, run: str, beats: list[Beat]) -> None:
-    """Keep every heartbeat of the run."""
     bus = await open_bus(url, run, name="ear", options=BusOptions(patience_s=60.0))
     try:
         async for core_message in await bus.listen(Subjects(run).beat("*")):
@@ -215,13 +209,8 @@ def tokens_per_s(beats: list[Beat], began_s: float, ended_s: float) -> float:
     return rate
 
 
-def main() -> int:
-    """Play and measure; write `build/results/chaos-cluster.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    corpus, seconds = prepare().resolve(), 60.0 * options.minutes
+def main(*, minutes: float = MINUTES) -> list[Figure]:
+    corpus, seconds = prepare(), 60.0 * minutes
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         with RelayedCluster(folder / "three", watched=True) as cluster:
@@ -242,8 +231,7 @@ def main() -> int:
                 seconds * SHARE_OF_ONE,
                 lambda _, found, until_s: of_one(broker, found, until_s),
             )
-    figures = [*figures_of("three nodes", three, PAUSE_GOAL_S), *figures_of("one server", one, None)]
-    return write("chaos-cluster", options.seed, figures)
+    return [*figures_of("three nodes", three, PAUSE_GOAL_S), *figures_of("one server", one, None)]
 
 
 def figures_of(broker: str, course: OutageCourse, goal_s: float | None) -> list[Figure]:
@@ -251,33 +239,30 @@ def figures_of(broker: str, course: OutageCourse, goal_s: float | None) -> list[
     outages, commits = course.outages, sorted(event.at_s for event in course.rounds)
     first_s = outages.done[0][1]
     quiet = [event for event in course.rounds if outages.began_s <= event.at_s < first_s]
-    told = [Figure(f"{broker}: a round", round_s(quiet), "s", "", None, "median over fragments before the first fault")]
+    told = [fact(f"{broker}: a round", round_s(quiet), "s", "median over fragments before the first fault")]
     pauses: dict[str, list[float]] = defaultdict(list)
     for kind, began_s, ended_s in outages.done:
         pauses[kind].append(pause(commits, began_s, ended_s))
     for kind, found in pauses.items():
         every = ", ".join(f"{each:.1f}" for each in sorted(found))
-        told.append(
-            Figure(f"{broker}: commits pause, {kind}", statistics.median(found), "s", "", None, f"median of {every} s")
-        )
+        told.append(fact(f"{broker}: commits pause, {kind}", statistics.median(found), "s", f"median of {every} s"))
     middle = statistics.median(each for found in pauses.values() for each in found)
-    wanted, holds = ("", None) if goal_s is None else (f"<= {goal_s:g}", middle <= goal_s)
-    told.append(Figure(f"{broker}: commits pause", middle, "s", wanted, holds, "median of all faults"))
+    told.append(at_most(f"{broker}: commits pause", middle, "s", goal_s, "median of all faults"))
     calm = tokens_per_s(course.beats, outages.began_s, first_s)
     paces = [tokens_per_s(course.beats, began_s, ended_s + AFTER_S) / calm for _, began_s, ended_s in outages.done]
     pace = statistics.median(paces)
     how = f"tokens a second beside those before the first fault; median of {len(paces)} faults, least {min(paces):.2f}"
-    goal, met = ("", None) if goal_s is None else (f">= {STEPS_GOAL:g}", pace >= STEPS_GOAL)
-    told.append(Figure(f"{broker}: learners' pace", pace, "x", goal, met, how))
+    least = None if goal_s is None else STEPS_GOAL
+    told.append(at_least(f"{broker}: learners' pace", pace, "x", least, how))
     lost, exact, twice = course.settled.fates["lost"], course.settled.exact, not unforked(course.rounds)
     books = "closing ledgers; " + "; ".join(course.settled.errors)
     return [
         *told,
-        Figure(f"{broker}: acknowledged contributions lost", float(lost), "token-fragments", "0", lost == 0, books),
-        Figure(f"{broker}: fates exact", float(exact), "", "1", exact, books),
-        Figure(f"{broker}: versions made twice", float(twice), "", "0", not twice, "event log"),
+        zero(f"{broker}: acknowledged contributions lost", lost, "token-fragments", books),
+        true(f"{broker}: fates exact", exact, books),
+        zero(f"{broker}: versions made twice", twice, "", "event log"),
     ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("chaos-cluster", main)

@@ -12,10 +12,8 @@ Then each pushes every fragment again, on the newest version, and all of that mu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -45,8 +43,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
 from atoll.run.ledger import read_ledger
 from atoll.wire.messages import Beat, Contribution, RunRecord, encode
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 
 MINUTES = 4.0
 MEMBERS, CUT, FRAGMENTS = 1000, 64, 24
@@ -61,14 +58,8 @@ AT_ONCE = 64
 WAIT_S = 300.0
 
 
-def main() -> int:
-    """Do both parts and write `build/results/bench-crowd.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    figures = asyncio.run(heartbeats(60.0 * options.minutes / 4.0)) + asyncio.run(outage(options.seed))
-    return write("bench-crowd", options.seed, figures)
+def main(*, minutes: float = MINUTES, seed: int = 0) -> list[Figure]:
+    return asyncio.run(heartbeats(60.0 * minutes / 4.0)) + asyncio.run(outage(seed))
 
 
 # --- the two parts --------------------------------------------------------------------------------------------------------
@@ -95,8 +86,8 @@ async def heartbeats(part_s: float) -> list[Figure]:
     each_ms = 1e3 * (busy_s - quiet_s) / (MEMBERS * part_s / BEAT_S)
     return [
         Figure("core for heartbeats", share, "cores", f"< {CORE_MAX}", share < CORE_MAX, how),
-        Figure("one heartbeat", each_ms, "ms", "", None, how),
-        Figure("when all of them are new", joined_s / JOIN_S, "cores", "", None, f"the first {JOIN_S:.0f} s"),
+        fact("one heartbeat", each_ms, "ms", how),
+        fact("when all of them are new", joined_s / JOIN_S, "cores", f"the first {JOIN_S:.0f} s"),
     ]
 
 
@@ -134,14 +125,14 @@ async def outage(seed: int) -> list[Figure]:
     soon = f"<= {STALE_S_MAX:g}"
     return [
         Figure("stale pushes refused", float(stale), "pushes", f"{pushes}", stale == pushes, how),
-        Figure("until all stale pushes were refused", stale_s, "s", soon, stale_s <= STALE_S_MAX, how),
+        at_most("until all stale pushes were refused", stale_s, "s", STALE_S_MAX, how),
         Figure(
             "until everybody's next push was merged", current_s, "s", soon, current_s <= STALE_S_MAX, "from then on"
         ),
         Figure(
             "pushes merged after it", float(current), "pushes", f"{all_again}", current == all_again, "by the ledgers"
         ),
-        Figure("memory after over before", growth, "ratio", f"<= {GROWTH_MAX}", growth <= GROWTH_MAX, told),
+        at_most("memory after over before", growth, "ratio", GROWTH_MAX, told),
     ]
 
 
@@ -149,7 +140,6 @@ async def outage(seed: int) -> list[Figure]:
 
 
 async def founded(url: str, name: str, settings: Mapping[str, object]) -> tuple[Bus, RunRecord]:
-    """Found a run of one shard."""
     bus = await open_bus(url, name, name="crowd")
     await bus.provision(8 * GIB)
     layout = plan_layout([TensorSpec(f"t{p}", (ELEMENTS,), "float32") for p in range(FRAGMENTS)], FRAGMENTS)
@@ -244,12 +234,10 @@ async def settled(bus: Bus, run: RunRecord, of: Callable[[Account], int], each: 
 
 
 async def versions_of(bus: Bus, run: RunRecord) -> list[int]:
-    """Return the newest version of each fragment."""
     return [head.version for _, head in sorted((await read_heads(bus, run)).items())]
 
 
 async def until_all(bus: Bus, run: RunRecord, version: int) -> None:
-    """Wait until every fragment has come to a version."""
     deadline_s = time.monotonic() + WAIT_S
     while min(await versions_of(bus, run)) < version:
         if time.monotonic() > deadline_s:
@@ -258,7 +246,6 @@ async def until_all(bus: Bus, run: RunRecord, version: int) -> None:
 
 
 async def in_batches(work: list[Coroutine[Any, Any, Any]]) -> None:
-    """Do all of it, a bounded number at a time."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(doing: Coroutine[Any, Any, Any]) -> None:
@@ -296,5 +283,4 @@ def weighed(process: psutil.Process) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("bench-crowd", main)

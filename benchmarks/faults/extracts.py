@@ -158,13 +158,11 @@ def save(extract: Extract, path: Path) -> None:
 
 
 def load(path: Path) -> Extract:
-    """Read an extract."""
     data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=EXTRACT_BYTES_MAX)
     return msgspec.json.decode(data, type=Extract)
 
 
 def ranges(numbers: Iterable[int]) -> Ranges:
-    """Return numbers as ranges [first, last], in order."""
     found: Ranges = []
     for number in sorted(set(numbers)):
         if found and number == found[-1][1] + 1:
@@ -175,5 +173,4 @@ def ranges(numbers: Iterable[int]) -> Ranges:
 
 
 def numbers(found: Ranges) -> set[int]:
-    """Return the numbers of ranges."""
     return {number for first, last in found for number in range(first, last + 1)}

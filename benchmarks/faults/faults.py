@@ -14,7 +14,6 @@ equal merged tokens: at the smaller of the two totals, on the curve of either ru
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -22,14 +21,13 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
@@ -38,13 +36,11 @@ from atoll.base.loop_thread import LoopThread
 from atoll.bus.open import open_bus
 from atoll.wire.messages import Beat, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.own_broker import as_operator
-from benchmarks.lib.reports import loss_beside
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, at_most, fact, run_benchmark, true
+from benchmarks.lib.runs import as_operator, learner_names, loss_beside, read_report, up_command
 
 FOLDER = Path("build/faults")
-LEARNERS = tuple(f"learner-{i}" for i in range(1, 5))
+LEARNERS = tuple(learner_names(4))
 SLOW, KILLED = "learner-4", "learner-2"
 PACE, SLOWER = 12.0, 5.0
 SETTINGS = ("model.size=xs", "protocol.interval_steps=16")
@@ -83,18 +79,15 @@ class Run:
         return statistics.fmean(self.rate(name, start_s, stop_s) for name in learners)
 
 
-def main() -> int:
-    """Do the three runs and write `build/results/bench-faults.json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=positive, default=0.0, help="shorten: about this long for all three runs")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    tokens = int(options.minutes / 3 * TOKENS_PER_MINUTE) if options.minutes else TOKENS
+def main(
+    *, minutes: Annotated[float, "shorten: about this long for all three runs"] = 0.0, seed: int = 0
+) -> list[Figure]:
+    tokens = int(minutes / 3 * TOKENS_PER_MINUTE) if minutes else TOKENS
     even = dict.fromkeys(LEARNERS, PACE)
-    plain = run("undisturbed", even, tokens, options.seed)
-    slow = run("slow", even | {SLOW: PACE * SLOWER}, tokens, options.seed)
-    killed = run("killed", even, tokens, options.seed, kill)
-    return write("bench-faults", options.seed, [*slow_figures(plain, slow), *kill_figures(plain, killed)])
+    plain = run("undisturbed", even, tokens, seed)
+    slow = run("slow", even | {SLOW: PACE * SLOWER}, tokens, seed)
+    killed = run("killed", even, tokens, seed, kill)
+    return [*slow_figures(plain, slow), *kill_figures(plain, killed)]
 
 
 def slow_figures(plain: Run, slow: Run) -> list[Figure]:
@@ -110,11 +103,15 @@ def slow_figures(plain: Run, slow: Run) -> list[Figure]:
     loss, losses = loss_beside(slow.report, plain.report)
     table = ", ".join(f"{fate} {count}" for fate, count in fates.items() if count)
     return [
-        Figure("speed of the slow learner", speed, "of others", "", None, "steps per second, by heartbeats"),
-        at_least("step rate of the others beside a slow one", rate, 1.0 - max(2 * noise, RATE_LOSS_MAX), beside),
-        at_most("share of their time inside island.step", waiting, INSIDE_MAX, "the largest, by their own clocks"),
-        at_least("merged share of its tokens", merged / sum(fates.values()), 0.5, table),
-        at_most("held-out loss beside a slow one", loss, LOSS_MAX, losses),
+        fact("speed of the slow learner", speed, "of others", "steps per second, by heartbeats"),
+        at_least(
+            "step rate of the others beside a slow one", rate, "ratio", 1.0 - max(2 * noise, RATE_LOSS_MAX), beside
+        ),
+        at_most(
+            "share of their time inside island.step", waiting, "ratio", INSIDE_MAX, "the largest, by their own clocks"
+        ),
+        at_least("merged share of its tokens", merged / sum(fates.values()), "ratio", 0.5, table),
+        at_most("held-out loss beside a slow one", loss, "ratio", LOSS_MAX, losses),
         exactness("fates of the run with a slow one", slow),
     ]
 
@@ -131,27 +128,16 @@ def kill_figures(plain: Run, killed: Run) -> list[Figure]:
     away = killed.stepped_again_s - killed.started_again_s
     loss, losses = loss_beside(killed.report, plain.report)
     return [
-        at_least("step rate of the others after a kill", change, 1.0 - max(2 * noise, RATE_LOSS_MAX), how),
-        at_most("from its new process to its first step", away, RETURN_MAX_S, "process start to its log line", "s"),
-        at_most("held-out loss with a kill", loss, LOSS_MAX, losses),
+        at_least("step rate of the others after a kill", change, "ratio", 1.0 - max(2 * noise, RATE_LOSS_MAX), how),
+        at_most("from its new process to its first step", away, "s", RETURN_MAX_S, "process start to its log line"),
+        at_most("held-out loss with a kill", loss, "ratio", LOSS_MAX, losses),
         exactness("fates of the run with a kill", killed),
     ]
 
 
-def at_least(name: str, value: float, low: float, how: str) -> Figure:
-    """Return a figure whose goal is a lower bound."""
-    return Figure(name, value, "ratio", f">= {low:.4g}", value >= low, how)
-
-
-def at_most(name: str, value: float, high: float, how: str, unit: str = "ratio") -> Figure:
-    """Return a figure whose goal is an upper bound."""
-    return Figure(name, value, unit, f"<= {high:.4g}", value <= high, how)
-
-
 def exactness(name: str, run: Run) -> Figure:
-    """Return whether every token of a run has one fate."""
     exact = run.report["fates_exact"] and sum(run.report["tokens_by_fate"].values()) == run.report["tokens_trained"]
-    return Figure(name, float(exact), "exact", "1", bool(exact), json.dumps(run.report["tokens_by_fate"]))
+    return true(name, exact, json.dumps(run.report["tokens_by_fate"]), "exact")
 
 
 def lives_of(run: Run, learner: str) -> list[dict[str, Any]]:
@@ -189,10 +175,8 @@ def run(
 ) -> Run:
     """Run `atoll up` to its end, hear its heartbeats, and give `disturb` its chance every now and then."""
     out = FOLDER / name
-    command = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--learners", str(len(LEARNERS))]
-    command += ["--shards", "2", "--tokens", str(tokens), "--seed", str(seed), "--set", f"run={name}"]
-    command += [word for setting in SETTINGS for word in ("--set", setting)]
-    command += [word for learner, pace in paces.items() for word in ("--throttle", f"{learner}={pace:g}")]
+    flags = {"learners": len(LEARNERS), "shards": 2, "tokens": tokens, "seed": seed}
+    command = up_command(out, flags, settings=(*SETTINGS, f"run={name}"), throttle=paces)
     shutil.rmtree(out, ignore_errors=True)
     print(f"run {name}: {tokens} tokens", flush=True)
     seen, url_file = Run(), out / "nats" / "url"
@@ -210,12 +194,11 @@ def run(
     home.stop()
     if process.returncode:
         raise SystemExit(f"atoll up left with {process.returncode}")
-    seen.report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    seen.report = read_report(out)
     return seen
 
 
 async def hear(seen: Run, name: str, out: Path, over: threading.Event) -> None:
-    """Note every heartbeat until the run is over."""
     url = (out / "nats" / "url").read_text(encoding="utf-8")
     bus = await open_bus(url, name, name="faults", options=as_operator(out, name))
     beats = await bus.listen(Subjects(name).beat("*"))
@@ -263,4 +246,4 @@ def first_steps(out: Path, learner: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-faults", main)

@@ -8,16 +8,12 @@ once more, with nobody hostile, gives the loss to compare with.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -39,10 +35,10 @@ from atoll.run.heads import read_heads
 from atoll.run.record import read_run
 from atoll.wire.messages import RunRecord
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.chaos import FOLDER, LEARNERS, prepare
+from benchmarks.faults.chaos import FOLDER, LEARNERS
 from benchmarks.faults.up_in_storm import BEGIN_MAX_S, END_MAX_S, PACE, SETTINGS, SHARDS, child_name
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true, zero
+from benchmarks.lib.runs import learner_names, loss_at, prepare, read_report, up_command
 from support.attacks import ATTACKS, HostileConnection, HostileMessage, junk_manifests
 
 MINUTES = 14.0
@@ -101,11 +97,9 @@ class Spectator(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Sample."""
         asyncio.run(self._watch())
 
     def stop(self) -> None:
-        """End."""
         self._over.set()
         self.join()
 
@@ -156,17 +150,12 @@ class Window:
     sent: int
 
 
-def main() -> int:
-    """Do both runs and write `build/results/bench-hostile.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    part_s = 60.0 * options.minutes / (2 * (2 + parts()))
+def main(*, minutes: float = MINUTES, seed: int = 0) -> list[Figure]:
+    part_s = 60.0 * minutes / (2 * (2 + parts()))
     corpus = prepare()
-    attacked, windows, report = play("hostile", corpus, options.seed, part_s, hostile=True)
-    _, _, calm = play("calm", corpus, options.seed, part_s, hostile=False)
-    return write("bench-hostile", options.seed, figures(attacked, windows, part_s, report, calm))
+    attacked, windows, report = play("hostile", corpus, seed, part_s, hostile=True)
+    _, _, calm = play("calm", corpus, seed, part_s, hostile=False)
+    return figures(attacked, windows, part_s, report, calm)
 
 
 def play(
@@ -194,7 +183,7 @@ def play(
             spectator.stop()
             up.kill()
             up.wait()
-    return spectator.seen, windows, json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return spectator.seen, windows, read_report(out)
 
 
 def begun(spectator: Spectator, up: Polled) -> RunRecord:
@@ -226,27 +215,22 @@ def parts() -> int:
 
 
 def again(name: str, run: RunRecord) -> Iterator[HostileMessage]:
-    """Yield the messages of an attack over and over."""
     return itertools.chain.from_iterable(ATTACKS[name](run) for _ in itertools.count())
 
 
 def command(name: str, corpus: Path, out: Path, url: str | None, seed: int) -> list[str]:
     """Return the command of a run at the broker at `url`, or at a locked broker of its own."""
-    words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--seed", str(seed)]
-    words += [] if url is None else ["--broker", url]
-    words += ["--learners", str(LEARNERS), "--shards", str(SHARDS), "--tokens", "0"]
-    settings = (*SETTINGS, f"run={name}", f"data.dir={corpus.resolve()}")
-    words += [word for setting in settings for word in ("--set", setting)]
-    return words + [word for i in range(1, LEARNERS + 1) for word in ("--throttle", f"learner-{i}={PACE:g}")]
+    settings, paces = (*SETTINGS, f"run={name}", f"data.dir={corpus}"), dict.fromkeys(learner_names(LEARNERS), PACE)
+    flags = {"learners": LEARNERS, "shards": SHARDS, "tokens": 0, "seed": seed, "broker": url}
+    return up_command(out, flags, settings=settings, throttle=paces)
 
 
 def figures(
     seen: Seen, windows: list[Window], part_s: float, report: dict[str, Any], calm: dict[str, Any]
 ) -> list[Figure]:
-    """Return what the attacks cost."""
     first_s = windows[0].began_s
     before = seen.commits_per_minute(first_s - part_s, first_s)
-    found = [Figure("commits per minute before", before, "1/min", "", None, f"{part_s:.0f} s")]
+    found = [fact("commits per minute before", before, "1/min", f"{part_s:.0f} s")]
     for window in windows:
         share = seen.commits_per_minute(window.began_s, window.ended_s) / before
         after = seen.commits_per_minute(window.ended_s, window.ended_s + part_s) / before
@@ -255,27 +239,21 @@ def figures(
         found.append(Figure(f"pace under {window.name}", share, "ratio", f">= {PACE_MIN}", holds, how))
     growth = seen.growth(first_s)
     most = max(growth, key=growth.__getitem__)
-    found.append(
-        Figure("memory after over before", growth[most], "ratio", f"<= {MEMORY_MAX}", growth[most] <= MEMORY_MAX, most)
-    )
+    found.append(at_most("memory after over before", growth[most], "ratio", MEMORY_MAX, most))
     ended = sum(len(pids) - 1 for pids in seen.pids.values())
-    found.append(Figure("processes that ended", float(ended), "processes", "0", ended == 0, "learners and shards"))
+    found.append(zero("processes that ended", ended, "processes", "learners and shards"))
     loss, how = loss_apart(report, calm)
-    found.append(Figure("loss beside a calm run", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, how))
-    found.append(
-        Figure("fates exact", float(report["fates_exact"]), "", "1", bool(report["fates_exact"]), "its report")
-    )
+    found.append(at_most("loss beside a calm run", loss, "ratio", LOSS_MAX, how))
+    found.append(true("fates exact", report["fates_exact"], "its report"))
     return found
 
 
 def loss_apart(report: dict[str, Any], calm: dict[str, Any]) -> tuple[float, str]:
     """Return by how much the loss is above the calm run's, relative, at the last tokens that both were measured at."""
-    curves = [[(p["run_tokens"], p["bits_per_byte"]) for p in each["validation"]["curve"]] for each in (report, calm)]
-    at = min(float(curve[-1][0]) for curve in curves)
-    ours, theirs = (float(np.interp(at, [p[0] for p in curve], [p[1] for p in curve])) for curve in curves)
+    at = min(each["validation"]["curve"][-1]["run_tokens"] for each in (report, calm))
+    ours, theirs = (loss_at(each, at, by="run_tokens") for each in (report, calm))
     return ours / theirs - 1.0, f"{ours:.4f} and {theirs:.4f} bits per byte at {at:,.0f} tokens"
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("bench-hostile", main)

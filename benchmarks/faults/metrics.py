@@ -1,19 +1,325 @@
-"""From extracts to figures: how soon things went on, what it cost; what must be zero or exact is in `safety`. Pure."""
+"""From extracts to figures: how soon things went on, what it cost; what must be zero or exact is in `safety`. Pure.
+
+How much of a fleet's time went into the model: two words, defined alike for Atoll and for the synchronous baseline.
+
+**Participation** is stepping time over present time: the learner-seconds of the measured window in which steps were
+taken, over the learner-seconds of the window. Every learner counts as present from the beginning of the window to its
+end, dead or alive, because a fault is what keeps it away; one that never came back, or never stepped, as well. The rows of
+the baseline are its group's, which steps as one: what they say holds for each of its workers. Between two rows of one life
+stepping is the new steps times the seconds a step takes, at most the time between the rows. A step that was taken and
+later thrown away counts.
+
+**Useful-step share** is the tokens that entered the model in the window over the tokens that the same system's learners
+would have trained in the same time undisturbed. Of Atoll what was merged, in time or late; of the baseline the steps
+that its group still has at the end: what it rolled back is not in it. A late contribution counts with all its tokens
+although it weighs less in the merge; the *damped* share counts `age_damping^age` of them.
+
+What must be zero or exact in a run whatever happens, from its extract. Pure.
+
+The event log has one line per commit, written after it; an owner that is killed between the two leaves a commit without a
+line, and one that is frozen or cut off between the two writes its line late. So versions are judged by their heads as
+well, as far as somebody read them while they were the newest, and their order by the heads alone. Every count that must
+hold is made from two sides that do not know of each other:
+
+    per incarnation and fragment   tokens that the ledgers give a fate  =  tokens of the distinct pushes with a fate
+    per fragment                   tokens merged by the head  =  by the ledgers  =  of the distinct contributions merged
+    per incarnation that left      tokens pushed  =  tokens settled
+
+A contribution that is merged twice has its tokens twice in the first two of each, and once in the last: it is seen even
+where neither event log nor head told of one of the two commits. What a push was worth is heard from its tap or read from a
+commit; where nobody heard of one, the first line is an inequality, and how often that was is said.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from benchmarks.faults.extracts import Extract, ExtractRound
-from benchmarks.faults.goodput import Window, gaps, paces, participation, useful_share
-from benchmarks.faults.safety import safety
+from benchmarks.faults.extracts import FORMER, Booked, Extract, ExtractRound, ExtractShare, Made, Row, numbers
 from benchmarks.faults.storm import Fault
-from benchmarks.lib.reports import loss_beside, merged_tokens
-from benchmarks.lib.results import Figure
+from benchmarks.lib.figures import line_figure
+from benchmarks.lib.harness import Figure, at_least, at_most, fact, true, zero
+from benchmarks.lib.runs import loss_beside, merged_tokens
+
+Window = tuple[float, float]
+
+
+def participation(extract: Extract) -> float:
+    """Return stepping over present learner-seconds; see the module docstring."""
+    seconds = extract.course.seconds
+    stepping: dict[str, float] = defaultdict(float)
+    for life, rows in extract.lives.items():
+        learner = life.rpartition("/")[0]
+        for before, after in itertools.pairwise(rows):
+            between_s = max(0.0, min(after[0], seconds) - max(before[0], 0.0))
+            whole_s = after[0] - before[0]
+            if between_s > 0.0 and whole_s > 0.0:
+                stepped_s = min(whole_s, (after[1] - before[1]) * after[3])
+                stepping[learner] += stepped_s * between_s / whole_s
+    present = 1 if extract.course.system == "synchronous" else extract.course.learners
+    return sum(stepping.values()) / (seconds * present)
+
+
+def useful_share(extract: Extract, plain: Extract, damping: float = 1.0) -> float:
+    """Return useful tokens over those possible at the rate of `plain`, the same system undisturbed."""
+    possible = trained(plain) / plain.course.seconds * extract.course.seconds
+    return useful(extract, damping) / possible if possible else 0.0
+
+
+def useful(extract: Extract, damping: float = 1.0) -> float:
+    """Return the tokens that entered the model in the window, each times `damping` per version of its age."""
+    if extract.course.system == "synchronous":
+        return kept_steps(extract) * extract.step_tokens
+    merged = sum(share.tokens * damping**share.age for made in within(extract) for share in made.shares)
+    return merged / extract.fragments
+
+
+def within(extract: Extract) -> list[ExtractRound]:
+    return [made for made in extract.rounds if 0.0 <= made.at_s <= extract.course.seconds]
+
+
+def kept_steps(extract: Extract) -> float:
+    """Return by how many steps the synchronous group's model is ahead at the end of the window of its beginning."""
+    rows = sorted(row for rows in extract.lives.values() for row in rows)
+    before = [row[1] for row in rows if row[0] <= 0.0]
+    inside = [row[1] for row in rows if row[0] <= extract.course.seconds]
+    return inside[-1] - (before[-1] if before else 0) if inside else 0
+
+
+def trained(extract: Extract) -> float:
+    """Return the tokens trained in the window, whatever became of them."""
+    ends = (0.0, extract.course.seconds)
+    return sum(grown(rows, *ends, column=2) for rows in extract.lives.values())
+
+
+def grown(rows: Sequence[Row], start_s: float, stop_s: float, column: int = 1) -> float:
+    """Return by how much a column of a life grew between two times, straight between its rows."""
+    return _at(rows, stop_s, column) - _at(rows, start_s, column)
+
+
+def _at(rows: Sequence[Row], at_s: float, column: int) -> float:
+    after = bisect_right(rows, at_s, key=lambda row: row[0])
+    if after == 0:
+        return rows[0][column]
+    if after == len(rows):
+        return rows[-1][column]
+    low, high = rows[after - 1], rows[after]
+    return low[column] + (high[column] - low[column]) * (at_s - low[0]) / (high[0] - low[0])
+
+
+def spans(rows: Sequence[Row], window: Window) -> bool:
+    """Return whether a life goes on over the whole of a window, as far as was heard."""
+    return bool(rows) and rows[0][0] <= window[0] and rows[-1][0] >= window[1]
+
+
+def paces(extract: Extract, windows: Iterable[Window], quiet: Iterable[Window]) -> list[tuple[float, float]]:
+    """Return, per window and learner that lives through it, the steps taken and those it takes in as much quiet time.
+
+    Learners are compared with themselves; where the sums are equal they did not notice.
+    """
+    windows, quiet = list(windows), list(quiet)
+    by_learner: dict[str, list[list[Row]]] = defaultdict(list)
+    for life, rows in extract.lives.items():
+        by_learner[life.rpartition("/")[0]].append(rows)
+    found: list[tuple[float, float]] = []
+    for lives in by_learner.values():
+        calm = [(rows, w) for rows in lives for w in quiet if spans(rows, w)]
+        calm_s = sum(stop - start for _, (start, stop) in calm)
+        if calm_s <= 0.0:
+            continue
+        rate = sum(grown(rows, *w) for rows, w in calm) / calm_s
+        found += [
+            (grown(rows, *window), rate * (window[1] - window[0]))
+            for window in windows
+            for rows in lives
+            if rate > 0.0 and spans(rows, window)
+        ]
+    return found
+
+
+def gaps(busy: Iterable[Window], start_s: float, stop_s: float, shortest_s: float) -> list[Window]:
+    """Return what lies between some windows, from `start_s` to `stop_s`, where it lasts `shortest_s` or longer."""
+    free: list[Window] = []
+    at_s = start_s
+    for begin, end in sorted(busy):
+        if begin - at_s >= shortest_s:
+            free.append((at_s, begin))
+        at_s = max(at_s, end)
+    if stop_s - at_s >= shortest_s:
+        free.append((at_s, stop_s))
+    return free
+
+
+Key = tuple[str, int, int]
+
+
+def safety(extract: Extract) -> list[Figure]:
+    """Return what must be zero or exact whatever happens."""
+    merges = commits(extract)
+    pushes = Counter(
+        (fragment, *key_of(share)) for (fragment, _), told in merges.items() for shares in told for share in shares
+    )
+    silent = sum(
+        last - len({made.version for made in extract.rounds if made.fragment == fragment} - {0})
+        for fragment, last in extract.heads.items()
+    )
+    seen = f"{len(extract.rounds)} commits on the event log, {len(extract.made)} heads read"
+    died = "their owner died between the commit and the line"
+    twice = sum(count - 1 for count in pushes.values())
+    late = sum(later < former for made in told_versions(extract).values() for former, later in pairwise(made))
+    return [
+        zero("versions made twice or out of order", forks(extract, merges), "versions", seen),
+        zero("contributions merged twice", twice, "pushes", f"{len(pushes)} contributions in {len(merges)} commits"),
+        *fates(extract),
+        multiplicity(extract, merges),
+        merged_alike(extract, merges),
+        *unheard(extract),
+        *report(extract),
+        fact("commits without a line on the event log", float(silent), "commits", died),
+        fact("lines that came late", float(late), "lines", "their owner was away between commit and line"),
+    ]
+
+
+def key_of(share: ExtractShare) -> Key:
+    return share.learner, share.incarnation, share.push
+
+
+def commits(extract: Extract) -> dict[tuple[int, int], list[list[ExtractShare]]]:
+    """Return, by fragment and version, every different list of contributions that a head or the event log gives it."""
+    found: dict[tuple[int, int], dict[frozenset[Key], list[ExtractShare]]] = defaultdict(dict)
+    every: list[Made | ExtractRound] = [*extract.made, *extract.rounds]
+    for made in every:
+        if made.version > 0:
+            found[made.fragment, made.version].setdefault(frozenset(map(key_of, made.shares)), made.shares)
+    return {version: list(told.values()) for version, told in found.items()}
+
+
+def told_versions(extract: Extract) -> dict[int, list[int]]:
+    """Return the versions of each fragment in the order in which the event log tells of them."""
+    versions: dict[int, list[int]] = defaultdict(list)
+    for line in extract.rounds:
+        versions[line.fragment].append(line.version)
+    return versions
+
+
+def forks(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> int:
+    """Return how many versions were made again: by the event log, by two heads, told of differently by both, or after later."""
+    again = sum(len(made) - len(set(made)) for made in told_versions(extract).values())
+    newest: dict[int, int] = {}
+    for made in extract.made:
+        again += made.version < newest.get(made.fragment, 0)
+        newest[made.fragment] = max(newest.get(made.fragment, 0), made.version)
+    frames = Counter(
+        (fragment, version) for fragment, version, _ in {(m.fragment, m.version, m.digest) for m in extract.made}
+    )
+    return again + sum(max(frames[version], len(told)) - 1 for version, told in merges.items())
+
+
+def fates(extract: Extract) -> list[Figure]:
+    """Return what was stored or pushed and has no fate by the ledgers; of an incarnation that left, also what has too much.
+
+    Of former lives the ledgers have sums and no push numbers: these are compared in tokens (`multiplicity`, `merged_alike`).
+    """
+    former = extract.ledger.former
+    open_lives = {
+        who: found for who, found in extract.acknowledged.items() if not former.covers(who.rpartition("/")[0])
+    }
+    lost = sum(len(numbers(found) - numbers(extract.settled.get(who, []))) for who, found in open_lives.items())
+    heard = sum(len(numbers(found)) for found in open_lives.values())
+    unsettled = sum(
+        abs(a.pushed - a.settled) if a.left else max(0, a.pushed - a.settled) for a in extract.ledger.accounts.values()
+    )
+    how = "by the ledgers that shards closed with; of incarnations that left also what was settled beyond it"
+    return [
+        zero(
+            "acknowledged and without a fate", lost, "pushes", f"{heard} heard of as stored, by the ledgers at the end"
+        ),
+        zero("pushed and without a fate", unsettled, "token-fragments", how),
+    ]
+
+
+def multiplicity(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> Figure:
+    """Return by how much the tokens with a fate differ from those of the distinct pushes that have one."""
+    worth = {key: dict(pairs) for key, pairs in extract.stored.items()}
+    for (fragment, _), told in merges.items():
+        for share in (share for shares in told for share in shares):
+            worth.setdefault(f"{share.learner}/{share.incarnation}/{fragment}", {})[share.push] = share.tokens
+    wrong = unknown = compared = 0
+    pooled: Counter[str] = Counter()
+    for who, known in worth.items():
+        if who not in extract.settled and extract.ledger.former.covers(who.rpartition("/")[0]):
+            pooled[f"{FORMER}/{who.rpartition('/')[2]}"] += sum(known.values())
+    for who in (extract.settled.keys() | extract.booked.keys()) - pooled.keys():
+        booked, settled = extract.booked.get(who, Booked(0, 0, 0)), numbers(extract.settled.get(who, []))
+        known = worth.get(who, {})
+        sizes = [known[push] for push in settled if push in known]
+        beyond = booked.merged + booked.merged_late + booked.refused - sum(sizes)
+        missing = len(settled) - len(sizes)
+        compared += len(sizes)
+        unknown += missing
+        # A push whose size nobody heard has at least a token.
+        wrong += abs(beyond) if not missing else max(0, missing - beyond)
+    for who, tokens in pooled.items():  # a push that nobody heard of may be among them
+        booked = extract.booked.get(who, Booked(0, 0, 0))
+        wrong += max(0, tokens - booked.merged - booked.merged_late - booked.refused)
+    how = f"{compared} pushes with a fate have a known size; of {unknown} nobody heard it"
+    return zero("tokens with a fate beside those of the pushes with one", wrong, "token-fragments", how)
+
+
+def merged_alike(extract: Extract, merges: dict[tuple[int, int], list[list[ExtractShare]]]) -> Figure:
+    """Return by how much the tokens merged differ between heads, ledgers and the distinct contributions in commits."""
+    wrong = whole = 0
+    for fragment, by_head in extract.merged.items():
+        by_books = sum(
+            booked.merged + booked.merged_late
+            for who, booked in extract.booked.items()
+            if who.rpartition("/")[2] == str(fragment)
+        )
+        wrong += abs(by_head - by_books)
+        if all((fragment, version) in merges for version in range(1, extract.heads[fragment] + 1)):
+            told = [
+                share for (of, _), found in merges.items() if of == fragment for shares in found for share in shares
+            ]
+            wrong += abs(by_head - sum({key_of(share): share.tokens for share in told}.values()))
+            whole += 1
+    how = f"{len(extract.merged)} fragments by heads and ledgers, {whole} whose every commit is known by contributions too"
+    return zero("tokens merged by heads, ledgers and contributions", wrong, "token-fragments", how)
+
+
+def unheard(extract: Extract) -> list[Figure]:
+    """Return what the tap did not tell: pushes with a fate that nobody heard of, and numbers that nothing is known of."""
+    silent = skipped = settled = 0
+    for who in extract.settled.keys() | extract.acknowledged.keys():
+        ends, heard = numbers(extract.settled.get(who, [])), numbers(extract.acknowledged.get(who, []))
+        settled += len(ends)
+        silent += len(ends - heard)
+        skipped += max(ends | heard, default=0) - len(ends | heard)
+    away = f"of {settled} with a fate; the recorder was cut from the broker when they were stored"
+    given_up = "given up before they were sent, or stored unheard and lost, which the tokens pushed would show"
+    return [
+        fact("stored and not heard of", float(silent), "pushes", away),
+        fact("push numbers without a sound or a fate", float(skipped), "pushes", given_up),
+    ]
+
+
+def report(extract: Extract) -> list[Figure]:
+    """Return whether the run's own report gives every token one fate, and isolates nobody."""
+    said = extract.report
+    exact = bool(said["fates_exact"] and sum(said["tokens_by_fate"].values()) == said["tokens_trained"])
+    isolated = said.get("quarantined", [])
+    what = json.dumps(said["tokens_by_fate"])
+    what += "".join(f"; {error}" for error in said.get("fates_errors", [])[:4])
+    return [
+        true("every token has one fate", exact, what, "exact"),
+        zero("honest learners isolated", len(isolated), "learners", json.dumps(isolated)),
+    ]
+
 
 COMMIT_MAX_S = 5.0
 LOSS_MAX = 0.01
@@ -46,12 +352,10 @@ def figures(extracts: Sequence[Extract]) -> list[Figure]:
 
 
 def plains(extracts: Sequence[Extract]) -> dict[tuple[str, int], Extract]:
-    """Return the undisturbed runs by system and seed."""
     return {(e.course.system, e.course.seed): e for e in extracts if not e.course.per_minute}
 
 
 def named(extract: Extract, found: Sequence[Figure]) -> list[Figure]:
-    """Return figures under the name of their run."""
     name = extract.course.name
     return [Figure(f"{name}: {f.name}", f.value, f.unit, f.goal, f.holds, f.how) for f in found]
 
@@ -74,7 +378,7 @@ def what_was_done(extract: Extract) -> list[Figure]:
             killed >= least if least else None,
             f"in {minutes:.1f} minutes; {extract.missed} planned faults found nobody",
         ),
-        Figure("faults", float(len(extract.faults)), "faults", "", None, what),
+        fact("faults", float(len(extract.faults)), "faults", what),
     ]
 
 
@@ -138,7 +442,7 @@ def takeovers(extracts: Sequence[Extract]) -> list[Figure]:
         f"steps of learners that live through one, over theirs in quiet times; {len(found)} windows and learners, "
         f"standard error {sigma:.3f}; {left_out} takeovers with other faults left out"
     )
-    return [Figure("storms: pace during a takeover", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how)]
+    return [at_least("storms: pace during a takeover", pace, "ratio", PACE_MIN, how)]
 
 
 def disturbed(extract: Extract, window: Window, besides: Fault) -> bool:
@@ -159,7 +463,7 @@ def after(
     found = [wait for _, wait in waits]
     median = statistics.median(found)
     how = f"median of {len(found)}; longest {max(found):.1f} {unit}{more}"
-    return [Figure(name, median, unit, f"<= {goal:g}" if goal else "", median <= goal if goal else None, how)]
+    return [at_most(name, median, unit, goal, how)]
 
 
 def next_commit(rounds: Sequence[ExtractRound], at_s: float, shard: str = "", besides: str = "") -> float:
@@ -215,7 +519,7 @@ def partition(extract: Extract) -> list[Figure]:
         every = f"{len(firsts)} of {extract.fragments} fragments: {what}"
         found += [
             Figure("first fate after a partition", soonest, "s", "finite", True, how),
-            Figure("last of the first fates after it", latest, "s", "", None, every),
+            fact("last of the first fates after it", latest, "s", every),
         ]
     return found
 
@@ -256,15 +560,15 @@ def first_fates(extract: Extract, learner: str, incarnation: int, since_s: float
 
 def shares(extract: Extract, plain: Extract | None) -> list[Figure]:
     """Return participation and, where the undisturbed run is known, the useful-step share."""
-    found = [Figure("participation", participation(extract), "ratio", "", None, "stepping over present time")]
+    found = [fact("participation", participation(extract), "ratio", "stepping over present time")]
     if plain is not None:
         share = useful_share(extract, plain)
         how = "tokens that entered the model over those possible in the same time undisturbed"
-        found.append(Figure("useful-step share", share, "ratio", "", None, how))
+        found.append(fact("useful-step share", share, "ratio", how))
     if plain is not None and extract.course.system == "atoll":
         damped = useful_share(extract, plain, extract.age_damping)
         how = f"the same, with {extract.age_damping:g} per version of age of what was merged late"
-        found.append(Figure("useful-step share, damped", damped, "ratio", "", None, how))
+        found.append(fact("useful-step share, damped", damped, "ratio", how))
     return found
 
 
@@ -280,21 +584,62 @@ def quality(extract: Extract, plain: Extract) -> list[Figure]:
 def loss_at_equal(extract: Extract, plain: Extract) -> Figure:
     """Return by how much the loss is above the undisturbed run's at equal merged tokens."""
     loss, losses = loss_beside(extract.report, plain.report)
-    return Figure("held-out loss", loss, "ratio", f"<= {LOSS_MAX}", loss <= LOSS_MAX, losses)
+    return at_most("held-out loss", loss, "ratio", LOSS_MAX, losses)
 
 
 def thrown_away(extract: Extract, name: str, how: str) -> Figure:
     """Return the share of the trained tokens that no model has."""
     lost = extract.report["tokens_by_fate"]["lost"] / max(1, extract.report["tokens_trained"])
-    return Figure(name, lost, "ratio", "", None, how)
+    return fact(name, lost, "ratio", how)
 
 
 def final_loss(extract: Extract) -> Figure:
     """Return the held-out loss at the end, after the same time for every run."""
     how = f"the final model, {merged_tokens(extract.report)} tokens merged"
-    return Figure("final held-out loss", last_loss(extract.report), "bits/byte", "", None, how)
+    return fact("final held-out loss", last_loss(extract.report), "bits/byte", how)
 
 
 def last_loss(report: dict[str, Any]) -> float:
-    """Return the bits per byte of the final model."""
     return float(report["validation"]["final_bits_per_byte"])
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------------
+
+NAMES = {"atoll": "Atoll", "synchronous": "synchronous baseline"}
+Measure = Callable[[Extract, Extract | None], float | None]
+
+
+def plots(extracts: Sequence[Extract]) -> dict[str, str]:
+    def stepping(extract: Extract, _: Extract | None) -> float | None:
+        return participation(extract)
+
+    def share(extract: Extract, plain: Extract | None) -> float | None:
+        return None if plain is None else useful_share(extract, plain)
+
+    def loss(extract: Extract, _: Extract | None) -> float | None:
+        return last_loss(extract.report)
+
+    return {
+        "chaos-useful.svg": plot(extracts, share, "useful-step share"),
+        "chaos-participation.svg": plot(extracts, stepping, "participation"),
+        "chaos-loss.svg": plot(extracts, loss, "held-out bits per byte"),
+    }
+
+
+def plot(extracts: Sequence[Extract], measure: Measure, name: str) -> str:
+    """Return one plot against the fault rate, one line per system; several seeds are averaged."""
+    undisturbed = plains(extracts)
+    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for extract in extracts:
+        course = extract.course
+        if course.kills_min:
+            # A gauntlet has a length of its own.
+            continue
+        value = measure(extract, undisturbed.get((course.system, course.seed)))
+        if value is not None:
+            found[course.system][course.per_minute].append(value)
+    lines = {
+        NAMES[system]: [(rate, sum(values) / len(values)) for rate, values in sorted(found[system].items())]
+        for system in NAMES
+    }
+    return line_figure(lines, "faults per minute", name)

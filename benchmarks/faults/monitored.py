@@ -12,10 +12,8 @@ over the second half: what it keeps is bounded. This is also what a monitor read
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -37,8 +36,7 @@ from atoll.client.membership import claim
 from atoll.wire.events import Contributor, RoundEvent, log_entry
 from atoll.wire.messages import RunRecord, encode
 from benchmarks.faults.crowd import FRAGMENTS, beaten, founded, in_batches, spent_s, weighed
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 
 MINUTES = 4.0
 LEARNERS = 64
@@ -53,15 +51,9 @@ WAIT_S = 120.0
 SETTLE_S = 10.0
 
 
-def main() -> int:
-    """Do both parts and write `build/results/bench-monitor.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES, help="with less than 4 the day is shorter, too")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    part_s, day = 60.0 * options.minutes / 2.0, min(1.0, options.minutes / MINUTES)
-    figures = asyncio.run(measured(part_s, int(day * DAY_S / ROUND_S)))
-    return write("bench-monitor", options.seed, figures)
+def main(*, minutes: Annotated[float, "with less than 4 the day is shorter, too"] = MINUTES) -> list[Figure]:
+    part_s, day = 60.0 * minutes / 2.0, min(1.0, minutes / MINUTES)
+    return asyncio.run(measured(part_s, int(day * DAY_S / ROUND_S)))
 
 
 async def measured(part_s: float, day_rounds: int) -> list[Figure]:
@@ -103,8 +95,8 @@ async def at_its_pace(monitor: WatchingProcess, rounds: LoggedCommits, part_s: f
     size = f"{monitor.text_bytes / 1e3:.0f} kB"
     return [
         Figure("core for the monitor", share, "cores", f"< {CORE_MAX}", share < CORE_MAX, how),
-        Figure("a scrape", max(scrapes, default=0.0), "s", "", None, f"the longest of {len(scrapes)}, {size}"),
-        Figure("memory at its pace", monitor.process.memory_info().rss / 1e6, "MB", "", None, "resident"),
+        fact("a scrape", max(scrapes, default=0.0), "s", f"the longest of {len(scrapes)}, {size}"),
+        fact("memory at its pace", monitor.process.memory_info().rss / 1e6, "MB", "resident"),
     ]
 
 
@@ -137,16 +129,9 @@ async def a_day(monitor: WatchingProcess, rounds: LoggedCommits, count: int, mem
             most <= GROWTH_MAX * half,
             how,
         ),
-        Figure("memory after a day", most / 1e6, "MB", "", None, "the most, resident"),
-        Figure(
-            "commits read in a second",
-            total / took_s,
-            "1/s",
-            "",
-            None,
-            "as the script writes them, and the broker keeps them",
-        ),
-        Figure("files of the journal after a day", float(kept), "files", f"<= {FILES_MAX}", kept <= FILES_MAX, how),
+        fact("memory after a day", most / 1e6, "MB", "the most, resident"),
+        fact("commits read in a second", total / took_s, "1/s", "as the script writes them, and the broker keeps them"),
+        at_most("files of the journal after a day", float(kept), "files", FILES_MAX, how),
     ]
 
 
@@ -185,7 +170,6 @@ class LoggedCommits:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
     async def commit(self, count: int) -> None:
-        """Write so many commits at once."""
         await in_batches([self._commit(self.committed + number) for number in range(count)])
         self.committed += count
 
@@ -242,7 +226,6 @@ class WatchingProcess:
 
 @asynccontextmanager
 async def monitoring(broker: str, run: str, folder: Path) -> AsyncIterator[WatchingProcess]:
-    """Yield a monitor that serves."""
     records, log = folder / "records", folder / "monitor.log"
     given = [f"run={run}", f"broker.url={broker}", "monitor.port=0", f"monitor.folder={records}", "log.format=json"]
     words = [sys.executable, "-m", "atoll_monitor", *(part for each in given for part in ("--set", each))]
@@ -261,5 +244,4 @@ async def monitoring(broker: str, run: str, folder: Path) -> AsyncIterator[Watch
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("bench-monitor", main)

@@ -16,17 +16,16 @@ processors.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -42,9 +41,8 @@ from atoll.run.folder import read_run_file
 from atoll.run.heads import read_heads
 from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.own_broker import as_operator
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true
+from benchmarks.lib.runs import as_operator, learner_names, read_report, up_command
 
 OUT = Path("build/rebuild")
 RUN = "rebuild"
@@ -67,19 +65,14 @@ class Known:
     at_s: float
 
 
-def main() -> int:
-    """Lose the disk, rebuild, and write `build/results/rebuild.json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--minutes", type=positive, default=2.0, help="about how long to train before the loss, and after"
-    )
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(
+    *, minutes: Annotated[float, "about how long to train before the loss, and after"] = 2.0, seed: int = 0
+) -> list[Figure]:
     shutil.rmtree(OUT, ignore_errors=True)
-    before_s = max(WARM_UP_S, 30.0 * options.minutes)
-    known = train_and_lose(before_s, options.seed)
+    before_s = max(WARM_UP_S, 30.0 * minutes)
+    known = train_and_lose(before_s, seed)
     identical, compared = asyncio.run(compare())
-    began_s, started = time.monotonic(), subprocess.Popen(command("--resume"))
+    began_s, started = time.monotonic(), subprocess.Popen(command())
     try:
         answered_s, committed_s = asyncio.run(wait_for_commit(began_s))
     finally:
@@ -87,58 +80,38 @@ def main() -> int:
         started.wait()
     if started.returncode:
         raise SystemExit(f"atoll up --resume left with {started.returncode}")
-    report = json.loads((OUT / "report.json").read_text(encoding="utf-8"))
+    report = read_report(OUT)
     rebuilt = report["rebuilt"][-1]
     again = max(0, known.tokens - rebuilt["tokens"])
     exact = bool(report["fates_exact"])
     what = f"{known.tokens} heard of, {rebuilt['tokens']} in checkpoint {rebuilt['checkpoint']}; a checkpoint every {EVERY_S} s"
     share, age_s = again / known.tokens, known.at_s - rebuilt["checkpoint_at_s"]
     bound_s = INTERVALS_MAX * EVERY_S
-    figures = [
-        Figure("the rebuilt run is bit-identical to the checkpoint", float(identical), "yes", "1", identical, compared),
-        Figure("commits last heard of", float(known.versions), "commits", "", None, "by the event log, all fragments"),
-        Figure(
-            "commits rebuilt", float(rebuilt["versions"]), "commits", "", None, f"checkpoint {rebuilt['checkpoint']}"
-        ),
-        Figure("tokens trained again", float(again), "tokens", "", None, what),
-        Figure("share trained again", share, "ratio", "", None, f"of what was trained in about {before_s:.0f} s"),
-        Figure(
-            "age of the checkpoint at the loss",
-            age_s,
-            "s",
-            f"<= {bound_s:g}",
-            age_s <= bound_s,
-            "two intervals at most",
-        ),
-        Figure(
-            "from --resume to an answering broker", answered_s, "s", "", None, "process start to a rebuilt run record"
-        ),
-        Figure(
-            "from there to the next commit",
-            committed_s,
-            "s",
-            "",
-            None,
-            "data check, JAX start and first round included",
-        ),
-        Figure("fates of the rebuilt run", float(exact), "exact", "1", exact, json.dumps(report["tokens_by_fate"])),
+    return [
+        true("the rebuilt run is bit-identical to the checkpoint", identical, compared, "yes"),
+        fact("commits last heard of", float(known.versions), "commits", "by the event log, all fragments"),
+        fact("commits rebuilt", float(rebuilt["versions"]), "commits", f"checkpoint {rebuilt['checkpoint']}"),
+        fact("tokens trained again", float(again), "tokens", what),
+        fact("share trained again", share, "ratio", f"of what was trained in about {before_s:.0f} s"),
+        at_most("age of the checkpoint at the loss", age_s, "s", bound_s, "two intervals at most"),
+        fact("from --resume to an answering broker", answered_s, "s", "process start to a rebuilt run record"),
+        fact("from there to the next commit", committed_s, "s", "data check, JAX start and first round included"),
+        true("fates of the rebuilt run", exact, json.dumps(report["tokens_by_fate"]), "exact"),
     ]
-    return write("rebuild", options.seed, figures)
 
 
-def command(*words: str) -> list[str]:
-    """Return the command of the run."""
-    told = [sys.executable, "-m", "atoll.cli", "up", "--out", str(OUT), "--tokens", "0", *words]
-    told += [word for learner in (1, 2) for word in ("--throttle", f"learner-{learner}={PACE:g}")]
-    if "--resume" in words:
-        return told
-    told += ["--learners", "2", "--shards", str(SHARDS)]
-    return told + [word for setting in SETTINGS for word in ("--set", setting)]
+def command(seed: int | None = None) -> list[str]:
+    """Return the command that begins the run with a seed, or that resumes it."""
+    paces = dict.fromkeys(learner_names(2), PACE)
+    if seed is None:
+        return up_command(OUT, {"tokens": 0, "resume": True}, throttle=paces)
+    flags = {"tokens": 0, "learners": 2, "shards": SHARDS, "seed": seed}
+    return up_command(OUT, flags, settings=SETTINGS, throttle=paces)
 
 
 def train_and_lose(seconds: float, seed: int) -> Known:
     """Train until both shards have made checkpoints and `seconds` have gone by; kill everything and delete the store."""
-    up = subprocess.Popen(command("--seed", str(seed)))
+    up = subprocess.Popen(command(seed))
     try:
         logs = [OUT / "logs" / f"shard-{shard}.jsonl" for shard in range(SHARDS)]
         until_s = time.monotonic() + WAIT_S
@@ -160,7 +133,6 @@ def train_and_lose(seconds: float, seed: int) -> Known:
 
 
 async def heard_of() -> Known:
-    """Return what the event log knows at this moment."""
     url = (OUT / "nats" / "url").read_text(encoding="utf-8")
     bus = await open_bus(url, RUN, name="bench", options=as_operator(OUT, RUN))
     try:
@@ -215,4 +187,4 @@ async def wait_for_commit(began_s: float) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("rebuild", main)

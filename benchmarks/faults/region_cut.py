@@ -12,12 +12,10 @@ processes that lived through the loss leave, because the run was replaced.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from atoll.bus.open import open_bus
 from atoll.bus.options import PORT
@@ -35,12 +33,10 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Head, decode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.chaos import prepare
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
-from benchmarks.lib.shaped_links import UNFIT, is_unfit
+from benchmarks.lib.harness import Figure, Unfit, at_most, fact, run_benchmark, true
+from benchmarks.lib.runs import prepare
 from support.islands import DEADLINE_S, IslandProcess
-from support.wan import Wan, Wire, inside, wan
+from support.wan import Wan, Wire, inside, unfit, wan
 
 HUB: Final = "hub"
 REGIONS: Final = ("a", "b", "c", "d")
@@ -72,11 +68,9 @@ class Hosts:
             self.island.start(self.log(name), *self.words[name])
 
     def log(self, name: str) -> str:
-        """Return the name of the log of its present life."""
         return f"{name}-{self.lives[name]}"
 
     def keep(self) -> None:
-        """Start again whatever ends."""
         while not self.over.wait(LOOK_S):
             for name in self.words:
                 if self.island.process(self.log(name)).poll() is not None:
@@ -94,7 +88,6 @@ def _at_s(line: dict[str, Any]) -> float:
 
 @contextmanager
 def running(there: Wan, folder: Path, corpus: Path) -> Iterator[tuple[Hosts, EmbeddedBroker]]:
-    """Have the hub and a learner in each region."""
     with inside(there.namespaces[HUB]):
         broker = EmbeddedBroker(folder / "nats", PORT, host=there.addresses[HUB]).start()
     island = IslandProcess(folder, broker.url, corpus)
@@ -140,7 +133,6 @@ def lose_disk(hosts: Hosts, broker: EmbeddedBroker) -> None:
 
 
 def wait_for(what: str, found: Any, seconds: float = DEADLINE_S) -> float:  # noqa: ANN401
-    """Return how long it took until `found()` is true."""
     began_s = time.monotonic()
     while not found():
         if time.monotonic() - began_s > seconds:
@@ -205,19 +197,17 @@ def played(hosts: Hosts, broker: EmbeddedBroker, cut_s: float) -> CutOutcome:
 
 
 def commits_of(hosts: Hosts) -> int:
-    """Return the commits of the hub's present life."""
     return len(hosts.island.lines(hosts.log(HUB), "round.committed"))
 
 
 def figures_of(found: CutOutcome, minutes: float) -> list[Figure]:
-    """Return the figures."""
     how = f"after the healing; cut off for {minutes:g} min, the hub's disk lost at a third of it and rebuilt from the archive"
-    current, paced, exact = found.current_s <= CURRENT_GOAL_S, found.pace >= STEPS_GOAL, found.settled.exact
+    _current, paced, exact = found.current_s <= CURRENT_GOAL_S, found.pace >= STEPS_GOAL, found.settled.exact
     fates, own = json.dumps(dict(found.settled.fates)), json.dumps(found.own)
     others = "of the rebuilt run, before the healing"
     return [
-        Figure("current again", found.current_s, "s", f"<= {CURRENT_GOAL_S:g}", current, how),
-        Figure("counted again", found.counted_s, "s", "", None, "a head holds a contribution of its"),
+        at_most("current again", found.current_s, "s", CURRENT_GOAL_S, how),
+        fact("counted again", found.counted_s, "s", "a head holds a contribution of its"),
         Figure(
             "pace of the cut learner",
             found.pace,
@@ -226,10 +216,10 @@ def figures_of(found: CutOutcome, minutes: float) -> list[Figure]:
             paced,
             "steps a second beside those before",
         ),
-        Figure("the hub commits again", found.rebuilt_s, "s", "", None, "from the loss of its disk"),
+        fact("the hub commits again", found.rebuilt_s, "s", "from the loss of its disk"),
         Figure("commits of the others", float(found.commits), "commits", "> 0", found.commits > 0, others),
-        Figure("fates exact", float(exact), "", "1", exact, f"token-fragments of the rebuilt run: {fates}"),
-        Figure("lives of the cut learner", float(len(found.own)), "", "", None, own),
+        true("fates exact", exact, f"token-fragments of the rebuilt run: {fates}"),
+        fact("lives of the cut learner", float(len(found.own)), "", own),
     ]
 
 
@@ -241,23 +231,18 @@ def steps_per_s(steps: list[tuple[float, int]], began_s: float, ended_s: float) 
     return sum(made for _, made in whole) / max(1e-9, sum(seconds for seconds, _ in whole))
 
 
-def main() -> int:
-    """Play and write `build/results/bench-cut.json`; leave with 3 where links cannot be shaped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES, help="of the cut")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    if is_unfit():
-        return UNFIT
-    corpus = prepare().resolve()
+def main(*, minutes: Annotated[float, "of the cut"] = MINUTES, seed: int = 0) -> list[Figure]:
+    if reason := unfit():
+        raise Unfit(reason)
+    corpus = prepare()
     with (
         tempfile.TemporaryDirectory() as name,
-        wan({HUB: None, **dict.fromkeys(REGIONS, WIRE)}, options.seed) as there,
+        wan({HUB: None, **dict.fromkeys(REGIONS, WIRE)}, seed) as there,
         running(there, Path(name), corpus) as (hosts, broker),
     ):
-        found = played(hosts, broker, 60.0 * options.minutes)
-    return write("bench-cut", options.seed, figures_of(found, options.minutes))
+        found = played(hosts, broker, 60.0 * minutes)
+    return figures_of(found, minutes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-cut", main)

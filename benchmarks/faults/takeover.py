@@ -11,25 +11,20 @@ turns killed and stopped (SIGSTOP). Nobody else dies, so no shard may change han
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import shutil
-import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.faults.chaos import FOLDER, LEARNERS, prepare
+from benchmarks.faults.chaos import FOLDER, LEARNERS
 from benchmarks.faults.extracts import Course, Extract, save
-from benchmarks.faults.fault_schedule import Planned
-from benchmarks.faults.goodput import paces
-from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, quiet
+from benchmarks.faults.metrics import COMMIT_MAX_S, PACE_MIN, after, next_commit, paces, quiet
+from benchmarks.faults.storm import Planned
 from benchmarks.faults.up_in_storm import SHARDS, run_up
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import BenchmarkResult, Figure, at_least, at_most, fact, natural, run_benchmark, true, zero
+from benchmarks.lib.runs import prepare, read_report
 
 EVERY_S = 13.0
 MINUTES = 13.0
@@ -41,27 +36,25 @@ QUIET_S = 12.0
 RESAMPLES = 2000
 
 
-def main() -> int:
-    """Do the run and write `build/results/bench-takeover.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--outages", type=count, default=0, help="absences of the broker, in place of kills of owners")
-    options = parser.parse_args()
-    if options.outages:
-        return outages(options.outages, options.seed)
-    seconds = 60.0 * options.minutes
-    course = Course("takeovers", "atoll", 60.0 / EVERY_S, options.seed, seconds, 0.0, LEARNERS)
+def main(
+    *,
+    minutes: float = MINUTES,
+    seed: int = 0,
+    outages: Annotated[int, natural, "absences of the broker, in place of kills of owners"] = 0,
+) -> BenchmarkResult:
+    if outages:
+        return BenchmarkResult(broker_outages(outages, seed), target="bench-takeover-outages")
+    seconds = 60.0 * minutes
+    course = Course("takeovers", "atoll", 60.0 / EVERY_S, seed, seconds, 0.0, LEARNERS)
     out = FOLDER / "takeovers"
     shutil.rmtree(out, ignore_errors=True)
     extract = run_up(course, prepare(), out, kills(seconds))
     save(extract, out.with_suffix(".json.zst"))
-    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    return write("bench-takeover", options.seed, figures(extract, report, options.seed))
+    report = read_report(out)
+    return BenchmarkResult(figures(extract, report, seed))
 
 
-def outages(number: int, seed: int) -> int:
-    """Do the run in which only the broker is away, and write `build/results/bench-takeover-outages.json`."""
+def broker_outages(number: int, seed: int) -> list[Figure]:
     planned = absences(number, seed)
     seconds = planned[-1].at_s + planned[-1].over_s + QUIET_S
     course = Course("outages", "atoll", 60.0 * number / seconds, seed, seconds, 0.0, LEARNERS)
@@ -69,7 +62,7 @@ def outages(number: int, seed: int) -> int:
     shutil.rmtree(out, ignore_errors=True)
     extract = run_up(course, prepare(), out, planned)
     save(extract, out.with_suffix(".json.zst"))
-    return write("bench-takeover-outages", seed, outage_figures(extract))
+    return outage_figures(extract)
 
 
 def absences(number: int, seed: int) -> list[Planned]:
@@ -92,22 +85,12 @@ def outage_figures(extract: Extract) -> list[Figure]:
     waits = [
         (fault, next_commit(extract.rounds, fault.over_at_s, f"shard-{p}")) for fault in away for p in range(SHARDS)
     ]
-    taken = float(sum(extract.tenures.values()))
-    exact = float(extract.report["fates_exact"])
+    taken = sum(extract.tenures.values())
     return [
-        Figure(
-            "absences of the broker",
-            float(len(away)),
-            "times",
-            "",
-            None,
-            f"killed or stopped; longest {longest_s:.1f} s",
-        ),
-        Figure(
-            "shards taken from an owner that lives", taken, "takeovers", "0", taken == 0.0, "by the epochs of leases"
-        ),
+        fact("absences of the broker", float(len(away)), "times", f"killed or stopped; longest {longest_s:.1f} s"),
+        zero("shards taken from an owner that lives", taken, "takeovers", "by the epochs of leases"),
         *after("next commit of a shard after an absence", waits, None),
-        Figure("fates exact", exact, "", "1", exact == 1.0, "by the report"),
+        true("fates exact", extract.report["fates_exact"], "by the report"),
     ]
 
 
@@ -118,7 +101,6 @@ def kills(seconds: float) -> list[Planned]:
 
 
 def figures(extract: Extract, report: dict[str, Any], seed: int) -> list[Figure]:
-    """Return how long takeovers took and what learners noticed."""
     waits = [(f, next_commit(extract.rounds, f.at_s, f"shard-{f.shard}")) for f in extract.storm]
     windows = [(fault.at_s, fault.at_s + wait) for fault, wait in waits if wait < float("inf")]
     pairs = paces(extract, windows, quiet(extract))
@@ -126,15 +108,14 @@ def figures(extract: Extract, report: dict[str, Any], seed: int) -> list[Figure]
     how = f"steps over those of the same learners in quiet time; {len(pairs)} windows; 95 %: {low:.3f} to {high:.3f}"
     inside = [x for learner in report["learners"] for life in learner["incarnations"] if (x := life["overhead"])]
     return [
-        Figure("owners killed", float(len(waits)), "kills", "", None, f"one every {EVERY_S:g} s"),
+        fact("owners killed", float(len(waits)), "kills", f"one every {EVERY_S:g} s"),
         *after("next commit of the shard", waits, COMMIT_MAX_S),
-        Figure("pace during a takeover", pace, "ratio", f">= {PACE_MIN}", pace >= PACE_MIN, how),
-        Figure(
+        at_least("pace during a takeover", pace, "ratio", PACE_MIN, how),
+        at_most(
             "share of their time inside island.step",
             max(inside),
             "ratio",
-            f"<= {INSIDE_MAX}",
-            max(inside) <= INSIDE_MAX,
+            INSIDE_MAX,
             "the largest, by their own clocks, over the whole run",
         ),
     ]
@@ -155,5 +136,4 @@ def interval(pairs: Sequence[tuple[float, float]], seed: int) -> tuple[float, fl
 
 
 if __name__ == "__main__":
-    os.environ.pop("ATOLL_BROKER__URL", None)
-    sys.exit(main())
+    run_benchmark("bench-takeover", main)

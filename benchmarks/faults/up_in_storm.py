@@ -9,11 +9,9 @@ recorder listens at the broker itself: heartbeats, and taps that say which contr
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -55,9 +53,9 @@ from benchmarks.faults.extracts import (
     Row,
     ranges,
 )
-from benchmarks.faults.fault_schedule import Planned, storm
-from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
-from benchmarks.lib.results import sources
+from benchmarks.faults.storm import Planned, Storm, StormLinks, Victim, chosen, storm
+from benchmarks.lib.harness import sources
+from benchmarks.lib.runs import learner_names, read_report, up_command
 
 SHARDS, STANDBYS = 2, 1
 PACE = 12.0
@@ -117,30 +115,25 @@ def run_up(
                 record.close()
                 up.kill()
                 up.wait()
-        extract.report = kept(json.loads((out / "report.json").read_text(encoding="utf-8")))
+        extract.report = kept(read_report(out))
         return extract
 
 
 def link_names(course: Course) -> list[str]:
     """Return the processes that have a relay of their own."""
-    learners = [f"learner-{i}" for i in range(1, course.learners + 1)]
-    return [*learners, *shard_names(SHARDS), *standby_names(SHARDS, STANDBYS)]
+    return [*learner_names(course.learners), *shard_names(SHARDS), *standby_names(SHARDS, STANDBYS)]
 
 
 def command(
     course: Course, corpus: Path, out: Path, url: str, links: StormLinks, settings: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command of a run, with more `settings`."""
-    words = [sys.executable, "-m", "atoll.cli", "up", "--out", str(out), "--broker", url, "--seed", str(course.seed)]
-    words += ["--learners", str(course.learners), "--shards", str(SHARDS), "--standbys", str(STANDBYS), "--tokens", "0"]
-    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus.resolve()}", *settings)
-    words += [word for setting in settings for word in ("--set", setting)]
-    words += [word for i in range(1, course.learners + 1) for word in ("--throttle", f"learner-{i}={PACE:g}")]
-    return words + [word for name, via in links.urls.items() for word in ("--via", f"{name}={via}")]
+    settings = (*SETTINGS, f"run={course.name}", f"data.dir={corpus}", *settings)
+    paces = dict.fromkeys(learner_names(course.learners), PACE)
+    flags = {"learners": course.learners, "shards": SHARDS, "standbys": STANDBYS, "tokens": 0, "seed": course.seed}
+    return up_command(out, {**flags, "broker": url}, settings=settings, throttle=paces, via=links.urls)
 
 
 def kept(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a report that an extract keeps."""
     fates = ("tokens_trained", "tokens_by_fate", "fates_exact", "fates_errors", "quarantined")
     names = (*fates, "validation", "goodput", "commits")
     return {name: report[name] for name in names}
@@ -150,7 +143,6 @@ class UpGround:
     """Finds who is meant among the children of one `atoll up`."""
 
     def __init__(self, broker: EmbeddedBroker, links: StormLinks, record: CourseRecorder, up: psutil.Process) -> None:
-        """Look at the children of `up`."""
         self.broker = broker
         self.links = links
         self._record = record
@@ -192,7 +184,6 @@ def child_name(child: psutil.Process) -> str:
 
 
 def is_alive(child: psutil.Process) -> bool:
-    """Return whether a process runs and is not stopped."""
     try:
         return child.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -203,7 +194,6 @@ class CourseRecorder:
     """Listens to one run from beside the broker, and reads its event log and its ledger at the end."""
 
     def __init__(self, run: str, url: str) -> None:
-        """Begin to listen."""
         self._home = LoopThread("recorder")
         self._subjects = Subjects(run)
         self._run = run
@@ -215,7 +205,6 @@ class CourseRecorder:
         self._hearing = [self._home.submit(hear()) for hear in hearing]
 
     def await_steps(self, learners: int, up: subprocess.Popen[bytes]) -> None:
-        """Return once so many learners have taken a step."""
         deadline_s = time.monotonic() + BEGIN_MAX_S
         while len(self._stepping()) < learners:
             if up.poll() is not None or time.monotonic() > deadline_s:
@@ -223,7 +212,6 @@ class CourseRecorder:
             time.sleep(0.2)
 
     def _stepping(self) -> set[str]:
-        """Return the learners that have taken a step."""
         return {life.rpartition("/")[0] for life, rows in list(self._beats.items()) if rows and rows[-1][1] > 0}
 
     def has_trained(self, learner: str, for_s: float) -> bool:
@@ -284,7 +272,6 @@ class CourseRecorder:
         extract.made = [made for _, made in sorted(self._made.items())]
 
     def close(self) -> None:
-        """Let go of the broker."""
         for hearing in self._hearing:
             hearing.cancel()
         self._wait(self._bus.close(), READ_S)
@@ -358,17 +345,14 @@ class CourseRecorder:
 
 
 def booked_of(account: SettledPushes | FormerLives) -> Booked:
-    """Return the tokens of one account by fate."""
     return Booked(account.merged, account.merged_late, sum(account.refused.values()))
 
 
 def pushes_of(account: SettledPushes) -> Ranges:
-    """Return the settled push numbers of one account."""
     return [list(pair) for pair in account.pushes]
 
 
 def round_of(event: Event, began_s: float) -> ExtractRound:
-    """Return a `round` event as the extract keeps it."""
     fields = {name: msgspec.json.decode(raw) for name, raw in event.fields.items()}
     found = [
         ExtractShare(share["learner"], share["incarnation"], share["push"], share["age"], share["tokens"])
@@ -378,7 +362,6 @@ def round_of(event: Event, began_s: float) -> ExtractRound:
 
 
 def refusals_of(event: Event, began_s: float) -> list[Refusal]:
-    """Return a `refused` event as the extract keeps it."""
     at_s = round(event.at_s - began_s, 3)
     rows = msgspec.json.decode(event.fields["refusals"])
     return [

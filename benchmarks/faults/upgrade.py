@@ -9,13 +9,11 @@ if it were on a machine of its own.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -27,9 +25,8 @@ import msgspec
 from atoll.bus.server import EmbeddedBroker
 from atoll.protocol.ledger import Settlement
 from atoll.wire.messages import Event
-from benchmarks.faults.chaos import prepare
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, fact, run_benchmark, true, zero
+from benchmarks.lib.runs import prepare
 from support.islands import DEADLINE_S, IslandProcess
 
 MINUTES = 4.0
@@ -54,28 +51,22 @@ class Upgrades:
     done: list[tuple[str, float, float]] = field(default_factory=list)
 
     def note(self, kind: str, ended_s: float) -> None:
-        """Note that a process is back."""
         self.done.append((kind, ended_s, time.time()))
         print(f"{kind} replaced in {time.time() - ended_s:.1f} s", flush=True)
 
 
-def main() -> int:
-    """Replace and measure; write `build/results/upgrade.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, minutes: float = MINUTES) -> list[Figure]:
     corpus = prepare()
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "store") as broker:
-        island = IslandProcess(Path(folder), broker.url, corpus.resolve())
+        island = IslandProcess(Path(folder), broker.url, corpus)
         island.environment |= SETTINGS
         try:
-            upgrades = play(island, broker, 60.0 * options.minutes)
+            upgrades = play(island, broker, 60.0 * minutes)
             rounds = asyncio.run(island.events("round"))
             settled = asyncio.run(island.settlement())
         finally:
             island.stop()
-    return write("bench-upgrade", options.seed, figures(upgrades, rounds, settled))
+    return figures(upgrades, rounds, settled)
 
 
 def play(island: IslandProcess, broker: EmbeddedBroker, seconds: float) -> Upgrades:
@@ -133,7 +124,7 @@ def figures(upgrades: Upgrades, rounds: list[Event], settled: Settlement) -> lis
     commits = sorted(event.at_s for event in rounds)
     first_s = upgrades.done[0][1]
     one_s = round_s([event for event in rounds if upgrades.began_s <= event.at_s < first_s])
-    told = [Figure("a round", one_s, "s", "", None, f"median over fragments in {QUIET_S:g} s before the first upgrade")]
+    told = [fact("a round", one_s, "s", f"median over fragments in {QUIET_S:g} s before the first upgrade")]
     for kind in ("synchronizer", "learner", "broker"):
         spans = [(ended, back) for each, ended, back in upgrades.done if each == kind]
         longest = [pause(commits, ended, back) for ended, back in spans]
@@ -141,12 +132,12 @@ def figures(upgrades: Upgrades, rounds: list[Event], settled: Settlement) -> lis
         how = f"{len(longest)} replaced; median {statistics.median(longest):.2f} s; goal: one round"
         told.append(Figure(f"longest pause, {kind}", max(longest), "s", f"<= {one_s:.2f}", holds, how))
         away = statistics.median(back - ended for ended, back in spans)
-        told.append(Figure(f"away, {kind}", away, "s", "", None, "median, from SIGTERM until it works again"))
+        told.append(fact(f"away, {kind}", away, "s", "median, from SIGTERM until it works again"))
     lost, exact = settled.fates["lost"], settled.exact
     return [
         *told,
-        Figure("acknowledged contributions lost", float(lost), "token-fragments", "0", lost == 0, "closing ledgers"),
-        Figure("fates exact", float(exact), "", "1", exact, "every token has one fate; " + "; ".join(settled.errors)),
+        zero("acknowledged contributions lost", lost, "token-fragments", "closing ledgers"),
+        true("fates exact", exact, "every token has one fate; " + "; ".join(settled.errors)),
     ]
 
 
@@ -165,4 +156,4 @@ def pause(commits: list[float], ended_s: float, back_s: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-upgrade", main)

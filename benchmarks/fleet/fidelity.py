@@ -11,7 +11,6 @@ hardly wait for each other's processor.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -25,15 +24,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from atoll.bus.open import open_bus
 from atoll.bus.server import EmbeddedBroker
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, run_benchmark
+from benchmarks.lib.runs import prepare, read_report, up_command
 
 FOLDER = Path("build/fidelity")
 RUN: Final = "fidelity"
@@ -98,24 +97,17 @@ class Pair:
     agrees: bool
 
 
-def main() -> int:
-    """Run both and write `build/results/bench-fidelity.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES, help="about this long for both runs")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    tokens = int(TOKENS_PER_MINUTE * options.minutes / MINUTES)
+def main(*, minutes: Annotated[float, "about this long for both runs"] = MINUTES, seed: int = 0) -> list[Figure]:
+    tokens = int(TOKENS_PER_MINUTE * minutes / MINUTES)
     shutil.rmtree(FOLDER, ignore_errors=True)
-    data = FOLDER / "data"
-    subprocess.run([sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(data)], check=True)
-    settings = SETTINGS | {"data.dir": data.absolute(), "learner.compile_cache": (FOLDER / "cache").absolute()}
-    words = ["--tokens", str(tokens), "--seed", str(options.seed)]
+    settings = SETTINGS | {"data.dir": prepare(), "learner.compile_cache": (FOLDER / "cache").absolute()}
+    words = ["--tokens", str(tokens), "--seed", str(seed)]
     real = run_real(FOLDER / "real", words, settings)
     pace = pace_of(FOLDER / "real", real)
     simulated = run_simulated(FOLDER / "simulated", words, settings, pace)
     steps = ", ".join(f"{name} {step_s:.4f} s a step" for name, step_s in pace.step_s.items())
     how = f"{steps}, {1000 * pace.leg_s:.2f} ms a message"
-    return write("bench-fidelity", options.seed, as_figures(compare(real, simulated), how))
+    return as_figures(compare(real, simulated), how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +120,14 @@ class FidelityReport:
 
 def run_real(out: Path, words: Sequence[str], settings: dict[str, Any]) -> FidelityReport:
     """Train with real processes on a broker of our own, whose event log outlives them."""
-    command = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(len(LEARNERS)), "--out", str(out)]
-    command += [word for name, factor in THROTTLES.items() for word in ("--throttle", f"{name}={factor}")]
     with tempfile.TemporaryDirectory() as store, EmbeddedBroker(Path(store)) as broker:
-        command += ["--broker", broker.url, *words, *_set(settings)]
+        command = up_command(out, {"learners": len(LEARNERS), "broker": broker.url}, throttle=THROTTLES)
+        command += [*words, *_set(settings)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return FidelityReport(_report(out), asyncio.run(_events(broker.url)))
+        return FidelityReport(read_report(out), asyncio.run(_events(broker.url)))
 
 
 def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pace: MeasuredPace) -> FidelityReport:
-    """Train in virtual time at a measured pace."""
     base_s = min(pace.step_s.values())
     scenario: dict[str, Any] = {"sim.step_s": base_s, "sim.start_s": pace.start_s, "sim.link.latency_s": pace.leg_s}
     for name, step_s in pace.step_s.items():
@@ -147,7 +137,7 @@ def run_simulated(out: Path, words: Sequence[str], settings: dict[str, Any], pac
     command = [sys.executable, "-m", "atoll.cli", "sim", "train", "--learners", str(len(LEARNERS)), "--out", str(out)]
     subprocess.run([*command, *words, *_set(settings | scenario)], check=True, capture_output=True)
     lines = (out / "events.jsonl").read_bytes().splitlines()
-    return FidelityReport(_report(out), [json.loads(line)["event"] for line in lines])
+    return FidelityReport(read_report(out), [json.loads(line)["event"] for line in lines])
 
 
 def pace_of(out: Path, real: FidelityReport) -> MeasuredPace:
@@ -230,11 +220,6 @@ def _set(settings: dict[str, Any]) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
-def _report(out: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    return report
-
-
 def _log(out: Path, name: str) -> list[str]:
     return (out / "logs" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
 
@@ -244,7 +229,6 @@ def _at_s(line: dict[str, Any]) -> float:
 
 
 async def _events(url: str) -> list[dict[str, Any]]:
-    """Return the events of the run on the broker."""
     bus = await open_bus(url, RUN, name="reader")
     try:
         entries = await bus.replay(Subjects(RUN).event("*", "*"), limit=100_000)
@@ -254,4 +238,4 @@ async def _events(url: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-fidelity", main)

@@ -24,13 +24,11 @@ of these defaults, those of the null model of its own fit.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
 
@@ -50,9 +48,8 @@ from atoll_simulator.fleet.cells import (
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
 from atoll_simulator.fleet.rounds import RoundsReport, StepWindow, rounds
 from atoll_simulator.fleet.scavenging import EXTRAS, Budget, Scavenged, scavenge, stall_for
-from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.figures import ShareLine, share_figure
-from benchmarks.lib.results import RESULTS, Figure, write
+from benchmarks.lib.harness import RESULTS, Figure, at_most, fact, run_benchmark, true
 
 PAPER: Final[Mapping[tuple[str, int], float]] = {
     (RIGID, 150_000): 72.0,
@@ -200,7 +197,7 @@ def compared(cells: Sequence[FleetCell], null: FleetParameters, null_cells: Sequ
     how = f"{len(VALIDATED)} sizes, none of them fitted"
     theirs = f"downscale {null.downscale_s:.1f} s fitted on the same two cells, upscale 0 s"
     return [
-        Figure("largest error of a validated cell", worst, "points", f"<= {POINTS:g}", worst <= POINTS, how),
+        at_most("largest error of a validated cell", worst, "points", POINTS, how),
         Figure(
             "root mean square error of the validated cells",
             rms,
@@ -209,8 +206,8 @@ def compared(cells: Sequence[FleetCell], null: FleetParameters, null_cells: Sequ
             rms < null_rms,
             how,
         ),
-        Figure("null model: largest error of a validated cell", null_worst, "points", "", None, theirs),
-        Figure("null model: root mean square error of the validated cells", null_rms, "points", "", None, theirs),
+        fact("null model: largest error of a validated cell", null_worst, "points", theirs),
+        fact("null model: root mean square error of the validated cells", null_rms, "points", theirs),
     ]
 
 
@@ -250,7 +247,7 @@ def sensitivities(seeds: Sequence[int]) -> list[Figure]:
             system, chips = cells[far]
             eight = moves[cells.index(("8", CHIPS))]
             how = f"of the twelve cells {where(system, chips)} moves most; M = 8 on 1.2M by {eight:+.1f}"
-            figures.append(Figure(f"sensitivity: {name} {word}", float(moves[far]), "points", "", None, how))
+            figures.append(fact(f"sensitivity: {name} {word}", float(moves[far]), "points", how))
     return figures
 
 
@@ -264,7 +261,7 @@ def replays(seeds: Sequence[int]) -> list[Figure]:
         off = [value - PAPER[cell] for cell, value in found]
         how = f"restart refitted to {fleet.restart_s:.0f} s; off by {' and '.join(f'{error:+.1f}' for error in off)}"
         worst = max(map(abs, off))
-        figures.append(Figure(f"rigid row with progress kept every {every_s:g} s", worst, "points", "", None, how))
+        figures.append(fact(f"rigid row with progress kept every {every_s:g} s", worst, "points", how))
     return figures
 
 
@@ -287,7 +284,7 @@ def notices(seeds: Sequence[int]) -> list[Figure]:
             off = max((value - PAPER[cell] for cell, value in zip(cells, found, strict=False)), key=abs)
             how = f"refitted: {constants}; 1 {row} on {size_text(2 * CHIPS)} then {found[-1]:.1f} %"
             which = "rigid row" if row == RIGID else "validated cells"
-            figures.append(Figure(f"largest error of the {which}, failures {words}", abs(off), "points", "", None, how))
+            figures.append(fact(f"largest error of the {which}, failures {words}", abs(off), "points", how))
     return figures
 
 
@@ -306,7 +303,7 @@ def refits(seeds: Sequence[int]) -> list[Figure]:
         how = f"refitted: {stalls}; the prediction of {where(*unknown[most])} moves by {moves[most]:+.1f}"
         worst = max(map(abs, off))
         name = f"largest error of a validated cell, admission every {every_s:g} s"
-        figures.append(Figure(name, worst, "points", "", None, how))
+        figures.append(fact(name, worst, "points", how))
     return figures
 
 
@@ -320,10 +317,10 @@ def window(seed: int, steps: int = STEPS) -> list[Figure]:
     waits = abs(found.waited_s) < 1e-6
     shares = [(fate, 100.0 * count / found.trained) for fate, count in sorted(found.fates.items())]
     return [
-        Figure("rounds: time to simulate", took_s, "s", "", None, f"{how}; {found.events} events"),
-        Figure("rounds: commits", found.commits, "", "", None, how),
-        Figure("rounds: contributors per commit", found.contributors_mean, "", "", None, how),
-        Figure("rounds: participation", 100.0 * found.participation, "%", "", None, "finished steps over all time"),
+        fact("rounds: time to simulate", took_s, "s", f"{how}; {found.events} events"),
+        fact("rounds: commits", found.commits, "", how),
+        fact("rounds: contributors per commit", found.contributors_mean, "", how),
+        fact("rounds: participation", 100.0 * found.participation, "%", "finished steps over all time"),
         Figure(
             "rounds: time that learners waited",
             abs(found.waited_s),
@@ -332,13 +329,10 @@ def window(seed: int, steps: int = STEPS) -> list[Figure]:
             waits,
             "there, less stalls and what each step was to take",
         ),
-        Figure("rounds: goodput of the chips in this window", 100.0 * found.chips.goodput, "%", "", None, how),
+        fact("rounds: goodput of the chips in this window", 100.0 * found.chips.goodput, "%", how),
         Figure("rounds: capacity trained on, apart from it", apart, "points", "<= 1", apart <= 1.0, "steps cut short"),
-        *[
-            Figure(f"rounds: tokens {fate}", share, "%", "", None, "of all trained, drain included")
-            for fate, share in shares
-        ],
-        Figure("rounds: ledgers exact", float(found.exact), "", "1", found.exact, "every token has one fate"),
+        *[fact(f"rounds: tokens {fate}", share, "%", "of all trained, drain included") for fate, share in shares],
+        true("rounds: ledgers exact", found.exact, "every token has one fate"),
     ]
 
 
@@ -357,13 +351,11 @@ def scavenged(seed: int, budget: Budget, extras: Sequence[float] = EXTRAS) -> li
             theirs, share = ELASTIC_PAPER[row.extra], shares[row.extra]
             ours = f"with two stalls of {budget.stall_s:g} s in {budget.steps} s: {row.elastic:.3f}"
             how = f"gives the paper's {theirs:g}; {ours}"
-            figures.append(
-                Figure(f"scavenging: stall of elastic DP, {name}", 100 * share, "% of the run", "", None, how)
-            )
+            figures.append(fact(f"scavenging: stall of elastic DP, {name}", 100 * share, "% of the run", how))
     one = math.fsum(shares.values()) / len(shares)
     worst = max(2.0 * abs(share - one) for share in shares.values())
     how = f"the mean of the four; as two stalls per run it meets the paper's four times within {worst:.2f}"
-    return [*figures, Figure("scavenging: one stall of elastic DP for all", 100 * one, "% of the run", "", None, how)]
+    return [*figures, fact("scavenging: one stall of elastic DP for all", 100 * one, "% of the run", how)]
 
 
 def shorter(seed: int) -> list[Figure]:
@@ -373,7 +365,7 @@ def shorter(seed: int) -> list[Figure]:
         (row,) = scavenge(FleetParameters(), Exchange(), Budget(steps=steps), EXTRAS[-1:], seed)
         how = f"{helpers(row)}; off by {100.0 * (row.learners / row.ideal - 1.0):+.1f} % from {row.ideal:.3f}"
         name = f"scavenging: time of learners, +{100 * row.extra:g} %, budget of {steps} steps"
-        figures.append(Figure(name, row.learners, "", "", None, how))
+        figures.append(fact(name, row.learners, "", how))
     return figures
 
 
@@ -383,17 +375,14 @@ def helpers(row: Scavenged) -> str:
 
 
 def told(cell: FleetCell) -> str:
-    """Return a cell's name."""
     return where(cell.system, cell.chips)
 
 
 def where(system: str, chips: int) -> str:
-    """Return a cell's name."""
     return f"{'M = ' + system if system.isdigit() else '1 ' + system} on {size_text(chips)}"
 
 
 def interval(cell: FleetCell) -> str:
-    """Return how sure a goodput is."""
     return f"± {half(cell.goodput)} (95 %, {SEEDS} seeds of {DAYS:g} days)"
 
 
@@ -402,16 +391,10 @@ def half(share: SeedSpread) -> str:
     return "-" if share.half is None else f"{100 * share.half:.2f}"
 
 
-def main() -> int:
-    """Fit, validate, predict, simulate a window and scavenging, write; return 1 if a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--minutes", type=positive, default=2.0, help="about how long; scales the seeds of fit and sensitivity"
-    )
-    parser.add_argument("--seed", type=natural, default=0)
-    chosen = parser.parse_args()
-    seed = chosen.seed
-    few = range(seed, seed + max(2, round(2.5 * chosen.minutes)))
+def main(
+    *, minutes: Annotated[float, "about how long; scales the seeds of fit and sensitivity"] = 2.0, seed: int = 0
+) -> list[Figure]:
+    few = range(seed, seed + max(2, round(2.5 * minutes)))
     began_s = time.monotonic()
     cells = table(FleetParameters(), ROWS, COLUMNS, seeds=range(seed, seed + SEEDS), days=DAYS)
     took_s = time.monotonic() - began_s
@@ -422,7 +405,7 @@ def main() -> int:
         *goodputs(cells),
         *compared(cells, null, null_cells),
         *uptimes(cells),
-        Figure("time of the whole table", took_s, "s", f"<= {TABLE_S_MAX:g}", took_s <= TABLE_S_MAX, "all cores"),
+        at_most("time of the whole table", took_s, "s", TABLE_S_MAX, "all cores"),
         *refits(few),
         *replays(few),
         *notices(few),
@@ -435,7 +418,7 @@ def main() -> int:
     marks = [(system, chips, value / 100.0) for (system, chips), value in PAPER.items()]
     (RESULTS / "bench-goodput-goodput.svg").write_text(plot(cells, "goodput", marks), encoding="utf-8")
     (RESULTS / "bench-goodput-uptime.svg").write_text(plot(cells, "uptime"), encoding="utf-8")
-    return write("bench-goodput", seed, figures)
+    return figures
 
 
 def plot(
@@ -455,4 +438,4 @@ def plot(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-goodput", main)

@@ -9,7 +9,6 @@ of their own; the medians count.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,10 +16,10 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
+from benchmarks.lib.runs import prepare
 
 FOLDER = Path("build/simulator")
 LEARNERS: Final = 4
@@ -77,20 +76,14 @@ print(json.dumps(ran.steps_per_s))
 """
 
 
-def main() -> int:
-    """Measure in turns and write `build/results/bench-simulator.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=4.0, help="about this long in all")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, minutes: Annotated[float, "about this long in all"] = 4.0, seed: int = 0) -> list[Figure]:
     shutil.rmtree(FOLDER, ignore_errors=True)
-    data, cache = (FOLDER / "data").absolute(), (FOLDER / "cache").absolute()
-    subprocess.run([sys.executable, "-m", "atoll.cli", "data", "prepare", "--stdlib", "--out", str(data)], check=True)
-    tokens = int(TOKENS_PER_MINUTE * options.minutes / TURNS)
+    data, cache = prepare(), (FOLDER / "cache").absolute()
+    tokens = int(TOKENS_PER_MINUTE * minutes / TURNS)
     told = [f"data.dir={data}", f"learner.compile_cache={cache}", f"protocol.tokens_target={tokens}"]
     # A bare loop measures no held-out text, so the run does so only at its beginning and its end.
-    told += [f"seed={options.seed}", "sim.step_cv=0.1", f"sim.evaluate_tokens={1 << 60}"]
-    seconds = str(60 * options.minutes / TURNS / 6)
+    told += [f"seed={seed}", "sim.step_cv=0.1", f"sim.evaluate_tokens={1 << 60}"]
+    seconds = str(60 * minutes / TURNS / 6)
     bare, wide, simulated = [], [], []
     for turn in range(TURNS):
         bare.append(measured(BARE, str(data), str(cache), seconds, "1"))
@@ -100,21 +93,13 @@ def main() -> int:
     one, all_of_them = statistics.median(bare), statistics.median(simulated)
     share, given = all_of_them / (cores * one), statistics.median(wide)
     how = f"median of {TURNS} turns: {', '.join(f'{rate:.2f}' for rate in simulated)}"
-    return write(
-        "bench-simulator",
-        options.seed,
-        [
-            Figure(
-                "steps of a bare loop on one core", one, "1/s", "", None, "the demo's model, batch of 8 x 128 tokens"
-            ),
-            Figure(f"steps of a simulated run, {LEARNERS} learners", all_of_them, "1/s", "", None, how),
-            Figure(
-                f"steps of a bare loop, {LEARNERS} learners", given, "1/s", "", None, "on all cores, as they are now"
-            ),
-            Figure("of that bare loop", all_of_them / given, "ratio", "", None, how),
-            Figure(f"of what {cores} cores could do", share, "ratio", f">= {SHARE_MIN}", share >= SHARE_MIN, how),
-        ],
-    )
+    return [
+        fact("steps of a bare loop on one core", one, "1/s", "the demo's model, batch of 8 x 128 tokens"),
+        fact(f"steps of a simulated run, {LEARNERS} learners", all_of_them, "1/s", how),
+        fact(f"steps of a bare loop, {LEARNERS} learners", given, "1/s", "on all cores, as they are now"),
+        fact("of that bare loop", all_of_them / given, "ratio", how),
+        at_least(f"of what {cores} cores could do", share, "ratio", SHARE_MIN, how),
+    ]
 
 
 def measured(code: str, *words: str) -> float:
@@ -125,4 +110,4 @@ def measured(code: str, *words: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-simulator", main)

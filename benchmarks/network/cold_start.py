@@ -9,7 +9,7 @@ middle of `REPEATS` is told. Kernels are compiled on a thread of their own, late
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import os
 import statistics
 import subprocess
@@ -18,13 +18,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Final
 
 from atoll.bus.server import EmbeddedBroker
-from benchmarks.lib.arguments import natural
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, fact, run_benchmark
 
 REPEATS: Final = 3
 GOAL_S: Final = 3.0
@@ -57,19 +55,14 @@ subprocess.run([sys.executable, "-m", "atoll.cli", *sys.argv[1:]], check=True, s
 READ = "import atoll\natoll.read_model(sys.argv[1], run=sys.argv[2])"
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-start.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    seed = str(options.seed)
+def main(*, seed: int = 0) -> list[Figure]:
     figures = [
         figure("import atoll", partial(timed, TIMED.format(body="import atoll"))),
         figure("atoll --help", partial(process_s, "--help")),
     ]
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder) / "broker") as broker:
         for size, shape in SIZES.items():
-            figures.append(goal(f"join, {size}", partial(founded, broker.url, count(1), seed, shape)))
+            figures.append(goal(f"join, {size}", partial(founded, broker.url, itertools.count(1), str(seed), shape)))
         run = run_of(SIZES["1M parameters"], 1)
         read = partial(timed, TIMED.format(body=READ), broker.url, run)
         export = partial(process_s, "export", "--run", run, "--broker", broker.url, "--out", f"{folder}/out")
@@ -77,7 +70,7 @@ def main() -> int:
     for codec in ("f32", "int4"):
         compiling = partial(timed, TIMED.format(body=COMPILE), codec)
         figures.append(figure(f"compiling the kernels of {codec}", compiling))
-    return write("bench-start", options.seed, figures)
+    return figures
 
 
 def founded(url: str, numbers: Iterator[int], seed: str, shape: tuple[int, int]) -> float:
@@ -86,18 +79,16 @@ def founded(url: str, numbers: Iterator[int], seed: str, shape: tuple[int, int])
 
 
 def run_of(shape: tuple[int, int], number: int) -> str:
-    """Return a run id."""
     return f"r{shape[0]}-{number}"
 
 
 def figure(name: str, measure: Callable[[], float]) -> Figure:
     """Return the middle of several measurements, seconds."""
     taken = sorted(measure() for _ in range(REPEATS))
-    return Figure(name, statistics.median(taken), "s", "", None, f"{taken[0]:.2f} to {taken[-1]:.2f} s")
+    return fact(name, statistics.median(taken), "s", f"{taken[0]:.2f} to {taken[-1]:.2f} s")
 
 
 def goal(name: str, measure: Callable[[], float]) -> Figure:
-    """Return a figure that has to be at most `GOAL_S`."""
     got = figure(name, measure)
     return replace(got, goal=f"<= {GOAL_S:g}", holds=got.value <= GOAL_S)
 
@@ -125,4 +116,4 @@ def timed(program: str, *words: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-start", main)

@@ -10,7 +10,6 @@ processor time is what server, shard and learner use together.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -37,8 +36,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import read_heads
 from atoll.run.record import read_run
 from atoll.wire.subjects import Subjects
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from support.locked_brokers import LockedBroker
 
 RUN = "doors"
@@ -72,13 +70,11 @@ class DoorsPlace:
     server: int
 
     def options(self) -> BusOptions:
-        """Return what a reader of the run needs."""
         return BusOptions(credentials=None if self.shard is None else read_identity(self.shard).credentials())
 
 
 @contextlib.contextmanager
 def place(folder: Path, *, locked: bool) -> Iterator[DoorsPlace]:
-    """Yield a broker, open or locked."""
     if not locked:
         with EmbeddedBroker(folder / "store") as broker:
             yield DoorsPlace(broker.url, None, None, _server())
@@ -94,7 +90,6 @@ def _server() -> int:
 
 
 def turn(pace: str, *, locked: bool, seconds: float, seed: int) -> DoorsTurn:
-    """Merge for so long."""
     with tempfile.TemporaryDirectory() as folder, place(Path(folder), locked=locked) as there:
         shard = shard_of(there)
         try:
@@ -105,7 +100,6 @@ def turn(pace: str, *, locked: bool, seconds: float, seed: int) -> DoorsTurn:
 
 
 def shard_of(there: DoorsPlace) -> subprocess.Popen[bytes]:
-    """Start one real shard."""
     given = [f"run={RUN}", f"broker.url={there.url}", "log.level=warning"]
     given += [] if there.shard is None else [f"broker.identity={there.shard}"]
     flags = [part for each in given for part in ("--set", each)]
@@ -142,7 +136,6 @@ def steps(island, params, pace: str, seconds: float):  # type: ignore[no-untyped
 
 
 async def commits(there: DoorsPlace) -> int:
-    """Return how many versions were committed."""
     bus = await open_bus(there.url, RUN, name="eye", options=there.options())
     try:
         record = await read_run(bus, Subjects(RUN))
@@ -158,25 +151,20 @@ def cpu_s(processes: list[psutil.Process]) -> float:
     return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
-def main() -> int:
-    """Measure for about the given minutes and write `build/results/doors.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=4.0)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    seconds = options.minutes * 60.0 / (4 * TURNS)
+def main(*, minutes: float = 4.0, seed: int = 0) -> list[Figure]:
+    seconds = minutes * 60.0 / (4 * TURNS)
     told: list[Figure] = []
     for pace in (TRAINING, WITHOUT_PAUSE):
         found: dict[bool, list[DoorsTurn]] = {False: [], True: []}
         for number in range(2 * TURNS):
             locked = number % 4 in (1, 2)
-            found[locked].append(turn(pace, locked=locked, seconds=seconds, seed=options.seed))
+            found[locked].append(turn(pace, locked=locked, seconds=seconds, seed=seed))
             print(
                 f"{pace}, turn {number + 1} of {2 * TURNS}, {'locked' if locked else 'open'}: {found[locked][-1]}",
                 flush=True,
             )
         told += figures(found, pace, seconds)
-    return write("bench-doors", options.seed, told)
+    return told
 
 
 def figures(found: dict[bool, list[DoorsTurn]], pace: str, seconds: float) -> list[Figure]:
@@ -189,12 +177,12 @@ def figures(found: dict[bool, list[DoorsTurn]], pace: str, seconds: float) -> li
     told = []
     for name, values in (("a round", wall), ("processor time of a round", cpu)):
         ratio = values[True] / values[False]
-        goal, holds = (f"<= {COST_MAX}", ratio <= COST_MAX) if pace == TRAINING else ("", None)
-        told.append(Figure(f"{pace}: {name}, locked over open", ratio, "ratio", goal, holds, how))
-        told.append(Figure(f"{pace}: {name}, open", values[False] * 1e3, "ms", "", None, how))
-        told.append(Figure(f"{pace}: {name}, with all doors", values[True] * 1e3, "ms", "", None, how))
+        most = COST_MAX if pace == TRAINING else None
+        told.append(at_most(f"{pace}: {name}, locked over open", ratio, "ratio", most, how))
+        told.append(fact(f"{pace}: {name}, open", values[False] * 1e3, "ms", how))
+        told.append(fact(f"{pace}: {name}, with all doors", values[True] * 1e3, "ms", how))
     return told
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-doors", main)

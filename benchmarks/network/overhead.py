@@ -13,7 +13,6 @@ both, its limit (1 %) the goal, and the interval (bootstrap over pairs of blocks
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -33,8 +32,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.model_settings import model_settings
 from atoll_learner.process import limit_threads
 from atoll_learner.train_settings import train_settings
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 
 RUN = "overhead"
 BLOCK_STEPS = 12
@@ -46,32 +44,25 @@ RESAMPLES = 1000
 Step = Callable[[], tuple[float, float]]
 
 
-def main() -> int:
-    """Measure for the given minutes and write `build/results/bench.json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=positive, default=3.0)
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, minutes: float = 3.0, seed: int = 0) -> list[Figure]:
     limit_threads(1)
     stay_on(OTHERS)
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
         shard = spawn_shard(broker.url)
         try:
-            blocks = measure(broker.url, options.minutes * 60.0, options.seed)
+            blocks = measure(broker.url, minutes * 60.0, seed)
         finally:
             shard.terminate()
             shard.wait(30)
     overhead = blocks.slower() + blocks.inside()
-    low, high = blocks.interval(options.seed)
+    low, high = blocks.interval(seed)
     how = f"{blocks.bare.size} steps of either kind in turns of {BLOCK_STEPS}, one process; 95 %: {low:+.2%} to {high:+.2%}"
-    holds = overhead <= OVERHEAD_MAX
-    figures = [
-        Figure("step-time overhead of an island", overhead, "ratio", f"<= {OVERHEAD_MAX}", holds, how),
-        Figure("of it the step itself", blocks.slower(), "ratio", "", None, "ratio of the medians of all steps"),
-        Figure("of it inside island.step", blocks.inside(), "ratio", "", None, "clocked: mean over the bare step"),
-        Figure("bare step", float(np.median(blocks.bare)) * 1e3, "ms", "", None, "median"),
+    return [
+        at_most("step-time overhead of an island", overhead, "ratio", OVERHEAD_MAX, how),
+        fact("of it the step itself", blocks.slower(), "ratio", "ratio of the medians of all steps"),
+        fact("of it inside island.step", blocks.inside(), "ratio", "clocked: mean over the bare step"),
+        fact("bare step", float(np.median(blocks.bare)) * 1e3, "ms", "median"),
     ]
-    return write("bench", options.seed, figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +162,4 @@ def block(one: Step) -> npt.NDArray[np.float64]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench", main)

@@ -10,10 +10,8 @@ The learners of the first part train nothing: they move large arrays by a little
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -22,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +41,7 @@ from atoll.wire.events import event_of
 from atoll.wire.subjects import Subjects
 from atoll_synchronizer.process import serve_run, wait_for_run
 from atoll_synchronizer.region_service import RegionService
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark
 from support.links import unique_run
 from support.memory_world import MemoryWorld
 from support.regions import RelayedRegion
@@ -75,7 +72,6 @@ class Folding:
     """The synchronizer of a region, on a loop."""
 
     def __init__(self, home: LoopThread, opener: Callable[[], Coroutine[Any, Any, Bus]], run: str, region: str) -> None:
-        """Serve once the run is founded, until the run is over."""
         self._opener, self._run, self._region = opener, run, region
         self.served: Future[str] = home.submit(self._serve())
 
@@ -183,7 +179,7 @@ def figures_of(moved: dict[tuple[int, bool], tuple[float, float]], losses: dict[
     """Return the figures; `moved` by learners and pre-merge, `losses` by pre-merge, a loss for each seed."""
     how = f"bytes at a relay for each version, beside a fragment of {ELEMENTS // FRAGMENTS >> 20} M numbers in bf16"
     found = [
-        Figure(f"up, {_named(learners)}{PREMERGE if premerge else ''}", up, "x", "", None, how)
+        fact(f"up, {_named(learners)}{PREMERGE if premerge else ''}", up, "x", how)
         for (learners, premerge), (up, _) in moved.items()
     ]
     for way, place in (("up", 0), ("down", 1)):
@@ -191,8 +187,7 @@ def figures_of(moved: dict[tuple[int, bool], tuple[float, float]], losses: dict[
             ratio = moved[LEARNERS, premerge][place] / moved[1, premerge][place]
             has_goal = premerge or way == "down"
             name = f"{way}, four learners beside one{PREMERGE if premerge else ''}"
-            goal, holds = (f"<= {BYTES_GOAL:g}", ratio <= BYTES_GOAL) if has_goal else ("", None)
-            found.append(Figure(name, ratio, "x", goal, holds, how))
+            found.append(at_most(name, ratio, "x", BYTES_GOAL if has_goal else None, how))
     plain, added = losses[False], losses[True]
     apart = [b - a for a, b in zip(plain, added, strict=True)]
     noise = statistics.stdev(plain) if len(plain) > 1 else 0.0
@@ -203,7 +198,7 @@ def figures_of(moved: dict[tuple[int, bool], tuple[float, float]], losses: dict[
     return [
         *found,
         Figure("loss with pre-merge minus without", gap, "", "within twice the noise", within, told),
-        Figure("noise of the loss over seeds", noise, "", "", None, "standard deviation without pre-merge"),
+        fact("noise of the loss over seeds", noise, "", "standard deviation without pre-merge"),
     ]
 
 
@@ -211,25 +206,24 @@ def _named(learners: int) -> str:
     return "one learner" if learners == 1 else "four learners"
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-premerge.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=0.8, help="of training for each count of bytes")
-    parser.add_argument("--seeds", type=count, default=4, help="how many")
-    parser.add_argument("--tokens", type=count, default=120_000, help="to which digits are trained")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(
+    *,
+    minutes: Annotated[float, "of training for each count of bytes"] = 0.8,
+    seeds: Annotated[int, "how many"] = 4,
+    tokens: Annotated[int, "to which digits are trained"] = 120_000,
+    seed: int = 0,
+) -> list[Figure]:
     moved = {}
     with tempfile.TemporaryDirectory() as name, RelayedRegion(Path(name)) as there:
         cases = [(learners, premerge) for learners in (1, LEARNERS) for premerge in (False, True)]
         for learners, premerge in track(cases, "bytes", transient=True):
-            moved[learners, premerge] = carried(there, learners, 60.0 * options.minutes, premerge=premerge)
+            moved[learners, premerge] = carried(there, learners, 60.0 * minutes, premerge=premerge)
     losses: dict[bool, list[float]] = {False: [], True: []}
-    for number in track(range(options.seeds), "losses", transient=True):
+    for number in track(range(seeds), "losses", transient=True):
         for premerge in (False, True):
-            losses[premerge].append(trained_loss(options.seed + number, options.tokens, premerge=premerge))
-    return write("bench-premerge", options.seed, figures_of(moved, losses))
+            losses[premerge].append(trained_loss(seed + number, tokens, premerge=premerge))
+    return figures_of(moved, losses)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-premerge", main)

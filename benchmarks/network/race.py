@@ -24,7 +24,6 @@ one program: of the merged model for Atoll, of worker 0 for the others. The loss
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -37,7 +36,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from atoll.bus.options import PORT
 from atoll.bus.server import EmbeddedBroker
@@ -47,13 +46,11 @@ from atoll_learner.hugging_face import config_of
 from atoll_learner.model_settings import ModelSettings
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings
-from benchmarks.faults.chaos import prepare
-from benchmarks.lib.arguments import natural, positive
 from benchmarks.lib.figures import line_figure
+from benchmarks.lib.harness import RESULTS, Figure, Unfit, fact, run_benchmark
 from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.results import RESULTS, Figure, write
-from benchmarks.lib.shaped_links import UNFIT, is_unfit
-from support.wan import DEVICE, Wan, Wire, inside, wan
+from benchmarks.lib.runs import prepare
+from support.wan import DEVICE, Wan, Wire, inside, unfit, wan
 
 REGIONS: Final = ("us-central", "us-east", "us-west", "us-south")
 HUB: Final = "hub"
@@ -118,7 +115,6 @@ class RaceOutcome:
     sent_mb: float
 
     def seconds_to(self, loss: float) -> float:
-        """Return when the loss was reached first."""
         return next((at_s for at_s, found in self.losses if found <= loss), math.inf)
 
 
@@ -140,13 +136,11 @@ def shared(**more: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def command(role: str, request: Mapping[str, Any]) -> list[str]:
-    """Return the command of a peer's worker."""
     return [environment("racing"), str(HERE / "racing.py"), role, json.dumps(request)]
 
 
 @contextmanager
 def running(there: Wan, host: str, words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a process on a host, and end it."""
     with inside(there.namespaces[host]), log.open("ab") as told:
         process = subprocess.Popen(
             words, env={**os.environ, "GLOO_SOCKET_IFNAME": DEVICE, **variables}, stdout=told, stderr=told
@@ -249,7 +243,6 @@ def peers(course: RaceTrack, there: Wan, system: str) -> None:
 
 
 def raced(course: RaceTrack, system: str) -> RaceOutcome:
-    """Race one system over links of its own."""
     (course.folder / system).mkdir()
     wire = Wire(course.bits_s, DELAY_S, 0.0, QUEUE_S)
     with wan({HUB: None, **dict.fromkeys(REGIONS, wire)}, course.seed) as there:
@@ -283,13 +276,10 @@ def losses(course: RaceTrack, system: str) -> list[tuple[float, float]]:
 
 
 def figures_of(course: RaceTrack, found: Mapping[str, RaceOutcome]) -> list[Figure]:
-    """Return the figures of one rate."""
     at = f"{course.gigabits:g} Gbit/s"
     scaled = f"scaled to {course.bits_s / 1e6:.2f} Mbit/s, {course.seconds:.0f} s"
     told = [
-        Figure(
-            f"{at}: {name}", each.tokens_per_s, "tokens/s", "", None, f"{scaled}; {each.sent_mb:.1f} MB left a region"
-        )
+        fact(f"{at}: {name}", each.tokens_per_s, "tokens/s", f"{scaled}; {each.sent_mb:.1f} MB left a region")
         for name, each in found.items()
     ]
     ours, goal = found["Atoll"], course.gigabits == GIGABITS_12B[0]
@@ -305,27 +295,24 @@ def figures_of(course: RaceTrack, found: Mapping[str, RaceOutcome]) -> list[Figu
         how = (
             f"seconds to {level:.3f} bits per byte, which all reach; lowest {min(loss for _, loss in each.losses):.3f}"
         )
-        told.append(Figure(f"{at}: {name}, time to a loss", each.seconds_to(level), "s", "", None, how))
+        told.append(fact(f"{at}: {name}, time to a loss", each.seconds_to(level), "s", how))
     return told
 
 
-def main() -> int:
-    """Race and write `build/results/race.json`; leave with 3 where links cannot be shaped."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=MINUTES, help="of all races together, starts not counted")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    if is_unfit():
-        return UNFIT
-    corpus = prepare().resolve()
-    parameters = sum(value.size for value in first_values(MODEL, options.seed, None).values())
-    told: list[Figure] = [Figure("parameters", float(parameters), "", "", None, f"steps of {STEP_S:g} s")]
+def main(
+    *, minutes: Annotated[float, "of all races together, starts not counted"] = MINUTES, seed: int = 0
+) -> list[Figure]:
+    if reason := unfit():
+        raise Unfit(reason)
+    corpus = prepare()
+    parameters = sum(value.size for value in first_values(MODEL, seed, None).values())
+    told: list[Figure] = [fact("parameters", float(parameters), "", f"steps of {STEP_S:g} s")]
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
-    seconds = 60.0 * options.minutes / len(GIGABITS_12B) / len(SYSTEMS)
+    seconds = 60.0 * minutes / len(GIGABITS_12B) / len(SYSTEMS)
     for gigabits in GIGABITS_12B:
         bits_s = 1e9 * gigabits * parameters * STEP_12B_S / (PARAMETERS_12B * STEP_S)
         with tempfile.TemporaryDirectory() as name:
-            course = RaceTrack(gigabits, bits_s, seconds, options.seed, Path(name), corpus / "train.bin")
+            course = RaceTrack(gigabits, bits_s, seconds, seed, Path(name), corpus / "train.bin")
             subprocess.run(command("make", course.common | shared()), check=True)
             found = {}
             for system in SYSTEMS:
@@ -337,8 +324,8 @@ def main() -> int:
     plot = RESULTS / "race-speed.svg"
     RESULTS.mkdir(parents=True, exist_ok=True)
     plot.write_text(line_figure(lines, "Gbit/s of 12B", "tokens/s"), encoding="utf-8")
-    return write("race", options.seed, told)
+    return told
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("race", main)

@@ -21,7 +21,6 @@ Request = dict[str, Any]
 
 
 def learner(request: Request) -> None:
-    """Train in one region."""
     import jax  # noqa: PLC0415  (the keeper needs none)
 
     import atoll  # noqa: PLC0415
@@ -63,7 +62,6 @@ def learner(request: Request) -> None:
 
 
 def keeper(request: Request) -> None:
-    """Keep the merged model of now and then."""
     from safetensors.numpy import save_file  # noqa: PLC0415
 
     import atoll  # noqa: PLC0415

@@ -13,17 +13,15 @@ A hub and the broker of a region are two nats-servers on this machine; their lin
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 from rich.progress import track
@@ -36,9 +34,8 @@ from atoll.bus.streams import GIB
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import decode, encode
 from atoll.wire.subjects import Subjects
-from benchmarks.faults.chaos import prepare
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, at_most, fact, run_benchmark, true, zero
+from benchmarks.lib.runs import prepare
 from benchmarks.network.bulk import record_of
 from support.islands import DEADLINE_S, IslandProcess, unforked
 from support.links import LinkProxy, unique_run
@@ -240,47 +237,39 @@ def figures_of(
     ratio, straight = (each / per_frame for each in beside)
     once = "bytes down, four readers beside one"
     found = [
-        Figure("bytes down of a frame, one reader", per_frame / FRAME_BYTES, "x", "", None, f"beside its size; {how}"),
-        Figure(once, ratio, "x", f"<= {BYTES_GOAL:g}", ratio <= BYTES_GOAL, how),
-        Figure("the same four without a region", straight, "x", "", None, how),
+        fact("bytes down of a frame, one reader", per_frame / FRAME_BYTES, "x", f"beside its size; {how}"),
+        at_most(once, ratio, "x", BYTES_GOAL, how),
+        fact("the same four without a region", straight, "x", how),
     ]
     for seconds, cut in cuts:
         name, count = f"cut of {seconds:g} s", f"{len(cut.acknowledged)} contributions were acknowledged"
         lost, twice = len(cut.acknowledged - cut.met.keys()) + cut.broken, sum(n - 1 for n in cut.met.values())
-        soon = cut.current_s <= CURRENT_GOAL_S
-        limit = f"<= {CURRENT_GOAL_S:g}"
         found += [
-            Figure(f"{name}: current again", cut.current_s, "s", limit, soon, "a reader has the newest frame"),
-            Figure(f"{name}: outbox empty", cut.caught_up_s, "s", "", None, f"the shard has met all; {count}"),
-            Figure(f"{name}: acknowledged and lost", float(lost), "", "0", lost == 0, count),
-            Figure(f"{name}: met twice", float(twice), "", "0", twice == 0, "by the shard, in its queue"),
+            at_most(f"{name}: current again", cut.current_s, "s", CURRENT_GOAL_S, "a reader has the newest frame"),
+            fact(f"{name}: outbox empty", cut.caught_up_s, "s", f"the shard has met all; {count}"),
+            zero(f"{name}: acknowledged and lost", lost, "", count),
+            zero(f"{name}: met twice", twice, "", "by the shard, in its queue"),
         ]
     how = f"two learners in the region, a synchronizer at the hub; cut for {run_s:g} s"
-    soon, exact = run.current_s <= CURRENT_GOAL_S, float(run.is_exact)
     told = f"{run.merged_tokens} token-fragments were merged; {'; '.join(run.errors) or 'no errors'}"
     return [
         *found,
-        Figure("run: both learners adopt again", run.current_s, "s", f"<= {CURRENT_GOAL_S:g}", soon, how),
-        Figure("run: fates exact", exact, "", "1", run.is_exact, told),
-        Figure("run: no version made twice", float(run.is_unforked), "", "1", run.is_unforked, how),
+        at_most("run: both learners adopt again", run.current_s, "s", CURRENT_GOAL_S, how),
+        true("run: fates exact", run.is_exact, told),
+        true("run: no version made twice", run.is_unforked, how),
     ]
 
 
-def main() -> int:
-    """Measure and write `build/results/bench-regions.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=positive, default=1.0, help="of the longest cut")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    corpus, longest_s = prepare().resolve(), 60.0 * options.minutes
+def main(*, minutes: Annotated[float, "of the longest cut"] = 1.0) -> list[Figure]:
+    corpus, longest_s = prepare(), 60.0 * minutes
     with tempfile.TemporaryDirectory() as name, RelayedRegion(Path(name)) as there:
         one = asyncio.run(carried(there.hub, there.link, [there.leaf.url]))
         four = asyncio.run(carried(there.hub, there.link, [there.leaf.url] * READERS))
         straight = asyncio.run(without_region(there.hub, READERS))
         cuts = [(each, asyncio.run(played(there, each))) for each in track((5.0, longest_s), "cuts", transient=True)]
         run = trained(there, Path(name), corpus, longest_s)
-    return write("bench-regions", options.seed, figures_of((one, four, straight), cuts, run, longest_s))
+    return figures_of((one, four, straight), cuts, run, longest_s)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-regions", main)

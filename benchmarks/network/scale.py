@@ -12,32 +12,189 @@ each (`scale_host`), which train nothing but push and adopt as any learner does.
 
 Each run ends in good order: its learners leave, its shards drain, and then its ledgers are read. All processes share this
 machine's cores, so clock times are those of a busy machine; processor time is what is compared.
+
+The arithmetic of `make bench-scale`: what a crowd cost, what fills a core first, whether memory is flat. Pure.
+
+*Per contribution* is the processor time of all processes of a role over the contributions that entered a commit
+meanwhile; with a quorum of all learners this is also the cost of a round per learner. A role is *full at* so many
+contributions per second of the whole run: its busiest process would use a whole core, if it went on as it did; the
+role with the least of these saturates first. Memory is *flat* by what a process holds *at rest* in the second half of a
+run over the same of the first half, after a warm-up: what is never given back is there between rounds, too, while the most
+depends on how many large rounds meet by chance. *Without exactly one fate* are token-fragments that learners trained and no
+fate claims, or that two fates claim.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from atoll.bus.streams import GIB
+from atoll.protocol.ledger import Ledger
 from atoll.protocol.settings import ProtocolSettings
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
-from benchmarks.network.scale_figures import (
-    CrowdUse,
-    crowd_figures,
-    fate_figures,
-    flat_figures,
-    growth_figures,
-    round_figures,
-)
+from atoll.run.history import RoundLine
+from benchmarks.lib.harness import BenchmarkResult, Figure, at_most, fact, run_benchmark, zero
 from benchmarks.network.scale_fleet import ROLES, Fleet, FleetMoment, FleetPlan, played
 from benchmarks.network.scale_host import HostRequest
+
+RATIO_MAX: Final = 1.25
+FLAT_MAX: Final = 1.05
+WARM_SHARE: Final = 0.2
+"""Of the time of a run: in this beginning, memory may grow."""
+REST_SHARE: Final = 0.1
+"""Of a process's samples so many are taken as below its memory at rest."""
+ROUND_MS_MAX: Final = {"shard": 5.0, "learners": 3.0}
+OWN_CORE: Final = ("broker", "shard", "monitor")
+"""Of these a run has few, however many learners there are; a learner has a machine of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdUse:
+    """What a crowd of learners used in a measured time: `cpu_s` has the processor seconds of each process, by role."""
+
+    name: str
+    learners: int
+    lasted_s: float
+    commits: int
+    contributions: int
+    cpu_s: Mapping[str, Sequence[float]]
+    memory: Mapping[str, Sequence[int]]
+    broker: Mapping[str, float]
+    queue: int
+    oldest_s: float
+
+    def each_ms(self, role: str) -> float:
+        """Return the processor time of a role per contribution, in milliseconds."""
+        return 1e3 * sum(self.cpu_s.get(role, ())) / max(1, self.contributions)
+
+    def busiest(self, role: str) -> float:
+        """Return the share of a core that the busiest process of a role used."""
+        return max(self.cpu_s.get(role, ()), default=0.0) / self.lasted_s
+
+    def full_at(self, role: str) -> float:
+        """Return the contributions per second at which the busiest process of a role would use a whole core."""
+        return self.contributions / self.lasted_s / max(1e-9, self.busiest(role))
+
+    def first_full(self) -> str:
+        return min(OWN_CORE, key=self.full_at)
+
+
+def crowd_figures(use: CrowdUse) -> list[Figure]:
+    name, first = use.name, use.first_full()
+    how = f"{use.contributions} contributions in {use.commits} commits in {use.lasted_s:.0f} s"
+    made = fact(f"{name}: commits", use.commits / use.lasted_s, "1/s", how)
+    figures = [made, fact(f"{name}: contributions", use.contributions / use.lasted_s, "1/s", how)]
+    for role in use.cpu_s:
+        spent = ", ".join(f"{seconds:.1f}" for seconds in use.cpu_s[role])
+        told = f"{spent} s of its processes, in {use.lasted_s:.0f} s"
+        figures.append(fact(f"{name}: {role}, processor time a contribution", use.each_ms(role), "ms", told))
+        most = max(use.memory.get(role, ()), default=0)
+        told = f"the largest of {len(use.memory.get(role, ()))}, proportional, joining and leaving included"
+        figures.append(fact(f"{name}: {role}, memory", most / 1e6, "MB", told))
+    for key, unit in (("in_msgs", "messages"), ("out_msgs", "messages"), ("in_bytes", "B"), ("out_bytes", "B")):
+        way = f"{unit if unit != 'B' else 'bytes'} {'received' if key.startswith('in') else 'sent'}"
+        each = use.broker.get(key, 0.0) / max(1, use.contributions)
+        figures.append(fact(f"{name}: broker, {way} a contribution", each, unit, how))
+    capacity = ", ".join(f"{role} {use.full_at(role):.0f}" for role in OWN_CORE if use.cpu_s.get(role))
+    told = f"contributions a second that fill a core of the busiest process: {capacity}; {first} is first"
+    figures.append(fact(f"{name}: first process to fill a core", use.full_at(first), "1/s", told))
+    told = f"the oldest in the work queue, of at most {use.queue}"
+    figures.append(fact(f"{name}: longest wait for a fate", use.oldest_s, "s", told))
+    return figures
+
+
+def growth_figures(small: CrowdUse, large: CrowdUse, most: float | None = RATIO_MAX) -> list[Figure]:
+    """Return how much dearer a learner is in a large crowd than in a small one; at most `most` times, if that is a goal."""
+    figures = []
+    for role in ("broker", "shard"):
+        here, there = small.each_ms(role), large.each_ms(role)
+        ratio = there / max(here, 1e-9)
+        how = f"processor time of a round: {there:.2f} ms a learner beside {here:.2f} ms"
+        figures.append(at_most(f"{role}: one of {large.name} beside one of {small.name}", ratio, "ratio", most, how))
+    return figures
+
+
+def round_figures(use: CrowdUse) -> list[Figure]:
+    """Return the fixed cost of a round of one tiny fragment, from a run of two learners."""
+    figures = []
+    for role, most_ms in ROUND_MS_MAX.items():
+        processes = 1 if role == "shard" else use.learners
+        each_ms = 1e3 * sum(use.cpu_s[role]) / processes / max(1, use.commits)
+        how = f"{use.learners} learners, {use.commits} rounds in {use.lasted_s:.0f} s; heartbeats and steps included"
+        name = f"a round of a tiny fragment: {'the shard' if role == 'shard' else 'a learner'}"
+        figures.append(at_most(name, each_ms, "ms", most_ms, how))
+    each_ms = 1e3 * sum(use.cpu_s["broker"]) / max(1, use.commits)
+    figures.append(fact("a round of a tiny fragment: the broker", each_ms, "ms", "of the same rounds"))
+    received = use.broker.get("in_msgs", 0.0) / max(1, use.commits)
+    figures.append(fact("a round of a tiny fragment: requests", received, "messages", "that the broker received"))
+    return figures
+
+
+def flat_figures(
+    memory: Mapping[str, Iterable[tuple[float, int]]], began_s: float, ended_s: float, warm_s: float
+) -> list[Figure]:
+    """Return whether memory stayed what it was, by process, and the most of each; samples are (moment, bytes).
+
+    The warm-up lasts until `warm_s`, but at least for `WARM_SHARE` of the time.
+    """
+    warm_s = max(warm_s, began_s + WARM_SHARE * (ended_s - began_s))
+    figures = []
+    for name, samples in memory.items():
+        first, second = halves(samples, warm_s, ended_s)
+        before, after = at_rest(first), at_rest(second)
+        ratio = after / max(1, before)
+        how = f"at rest {after / 1e6:.0f} MB in the second half, {before / 1e6:.0f} MB in the first, after a warm-up"
+        figures.append(at_most(f"large fragments: {name}, memory", ratio, "ratio", FLAT_MAX, how))
+        how = f"in the second half; {max(first, default=0) / 1e6:.0f} MB in the first"
+        most = max(second, default=0) / 1e6
+        figures.append(fact(f"large fragments: {name}, most memory", most, "MB", how))
+    return figures
+
+
+def halves(samples: Iterable[tuple[float, int]], warm_s: float, ended_s: float) -> tuple[list[int], list[int]]:
+    """Return the samples of the first and of the second half of the time after the warm-up."""
+    middle_s = (warm_s + ended_s) / 2.0
+    kept = [(at_s, size) for at_s, size in samples if warm_s <= at_s <= ended_s]
+    return [size for at_s, size in kept if at_s < middle_s], [size for at_s, size in kept if at_s >= middle_s]
+
+
+def at_rest(sizes: Sequence[int]) -> int:
+    """Return what a process holds between rounds: the tenth part of its samples is below that. 0 for no samples."""
+    return sorted(sizes)[int(REST_SHARE * len(sizes))] if sizes else 0
+
+
+def fate_figures(name: str, ledgers: Iterable[Ledger], rounds: Iterable[RoundLine], fragments: int) -> list[Figure]:
+    """Return whether everything has exactly one fate, and whether anything was refused; `ledgers` are the shards' last ones."""
+    whole = Ledger()
+    for ledger in ledgers:
+        whole.absorb(ledger)
+    accounts = whole.accounts.values()
+    unsettled = sum(abs(one.pushed - one.settled) + abs(one.fates(fragments)["lost"]) for one in accounts)
+    pushes = Counter(
+        (line.round.fragment, share.learner, share.incarnation, share.push)
+        for line in rounds
+        for share in line.round.contributors
+    )
+    twice = sum(count - 1 for count in pushes.values())
+    reasons = sum((Counter(one.refused) + Counter(local=one.refused_local) for one in accounts), Counter[str]())
+    late = sum(one.merged_late for one in accounts)
+    settled = sum(one.settled for one in accounts)
+    how = f"{settled} token-fragments settled for {len(whole.accounts)} learners, {late} of them late"
+    return [
+        _zero(f"{name}: token-fragments without exactly one fate", unsettled, "token-fragments", how),
+        _zero(f"{name}: contributions merged twice", twice, "pushes", f"{len(pushes)} pushes in commits"),
+        _zero(f"{name}: refused", reasons.total(), "token-fragments", ", ".join(reasons) or how),
+    ]
+
+
+def _zero(name: str, count: int, unit: str, how: str) -> Figure:
+    return zero(name, count, unit, how)
+
 
 MINUTES: Final = 30.0
 LEARNERS_MAX: Final = 128
@@ -63,31 +220,26 @@ STREAM_BYTES: Final = 24 * GIB
 PARTS: Final = ("crowds", "rounds", "large")
 
 
-def main() -> int:
-    """Play all parts and write `build/results/bench-scale.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--minutes", type=positive, default=MINUTES, help="of the large fragments; the rest shrinks with it"
-    )
-    parser.add_argument("--only", choices=PARTS, default="", help="one part alone, for a look")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
-    measured_s = MEASURED_S * min(1.0, max(0.4, 2.0 * options.minutes / MINUTES))
+def main(
+    *,
+    minutes: Annotated[float, "of the large fragments; the rest shrinks with it"] = MINUTES,
+    only: Annotated[str, "one part alone, for a look", PARTS] = "",
+) -> BenchmarkResult:
+    measured_s = MEASURED_S * min(1.0, max(0.4, 2.0 * minutes / MINUTES))
     figures = []
-    if options.only in ("", "crowds"):
+    if only in ("", "crowds"):
         figures += crowds(measured_s)
-    if options.only in ("", "rounds"):
+    if only in ("", "rounds"):
         figures += rounds(measured_s)
-    if options.only in ("", "large"):
-        figures += large(60.0 * options.minutes)
-    return write("bench-scale" if not options.only else f"bench-scale-{options.only}", options.seed, figures)
+    if only in ("", "large"):
+        figures += large(60.0 * minutes)
+    return BenchmarkResult(figures, target=f"bench-scale-{only}" if only else "")
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
 def crowds(measured_s: float) -> list[Figure]:
-    """Return what crowds of learners cost."""
     figures, uses = list[Figure](), list[CrowdUse]()
     for learners, busy in CROWDS:
         name = f"{learners} busy learners" if busy else f"{learners} learners"
@@ -138,8 +290,8 @@ def large(lasting_s: float) -> list[Figure]:
     )
     took = sorted(line.round.merge_s + line.round.commit_s for line in commits)
     figures = [
-        Figure("large fragments: commits", float(len(commits)), "commits", "", None, how),
-        Figure("large fragments: merging and storing", took[len(took) // 2], "s", "", None, "median of a commit"),
+        fact("large fragments: commits", float(len(commits)), "commits", how),
+        fact("large fragments: merging and storing", took[len(took) // 2], "s", "median of a commit"),
         *flat_figures(memory, began_s, ended_s, warm_s),
     ]
     return figures + fate_figures(
@@ -202,8 +354,6 @@ def watch(fleet: Fleet, for_s: float, say: Callable[[str], None]) -> None:
 
 
 def sayer(name: str) -> Callable[[str], None]:
-    """Return what prints progress under a name."""
-
     def say(text: str) -> None:
         print(f"{name}: {text}", flush=True)
 
@@ -211,4 +361,4 @@ def sayer(name: str) -> Callable[[str], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-scale", main)

@@ -100,7 +100,6 @@ class FleetSamples:
         return named
 
     def told(self) -> str:
-        """Return the newest samples, for a person."""
         sizes = ", ".join(f"{name} {found[-1][1] / 1e6:.0f}" for name, found in self.by_name().items())
         queue, oldest_s = self.waiting[-1][1:] if self.waiting else (0, 0.0)
         return f"MB: {sizes}; {queue} in the queue, the oldest for {oldest_s:.1f} s"
@@ -140,11 +139,9 @@ class Fleet:
         return time.monotonic() - self._began_s
 
     def check(self) -> None:
-        """End the benchmark if a process has ended."""
         self._until(lambda: True, 0.0, "")
 
     def moment(self) -> FleetMoment:
-        """Return what all processes have used until now."""
         spent = {}
         for role, process in self._all():
             with contextlib.suppress(psutil.Error):
@@ -171,11 +168,9 @@ class Fleet:
             say(f"{role} ended, {time.monotonic() - began_s:.0f} s")
 
     def history(self) -> History:
-        """Return the event log."""
         return asyncio.run(_read(self.broker.url, self.plan.request.run))
 
     def end(self) -> None:
-        """End what still runs."""
         self._over.set()
         if self._sampler.is_alive():
             self._sampler.join()
@@ -195,7 +190,6 @@ class Fleet:
         self._processes.append((role, process))
 
     def _told(self, what: str) -> list[str]:
-        """Return the lines with which hosts have told this."""
         texts = [(self.folder / f"{n}.out").read_text(encoding="utf-8") for n in range(len(self._processes))]
         return [line for text in texts for line in text.splitlines() if line.startswith(f'{{"host": "{what}"')]
 
@@ -241,7 +235,6 @@ _COUNTS: Final = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "slow_consumer
 
 @contextmanager
 def played(plan: FleetPlan, folder: Path, say: Callable[[str], None]) -> Iterator[Fleet]:
-    """Play a run of which all learners have joined."""
     web, more = free_port(), folder / "more.conf"
     more.write_text(f'http: "127.0.0.1:{web}"\n', encoding="utf-8")
     with ExitStack() as stack:

@@ -56,7 +56,6 @@ class HostRequest(msgspec.Struct, frozen=True):
 
 
 def main(request: HostRequest) -> None:
-    """Hold the learners until their run closes."""
     scratch_arrays.policy.bytes_min = request.spill_bytes
     protocol, home = request.protocol, LoopThread("host")
     compile_kernels({protocol.codec_up, protocol.codec_down, KEYFRAME})
@@ -93,7 +92,6 @@ class HeldIsland:
     """One learner: its island and the arrays that it goes on with."""
 
     def __init__(self, request: HostRequest, name: str, home: LoopThread) -> None:
-        """Join."""
         self._tokens = request.tokens
         self._move = np.float32(MOVE * (1.0 + int(name.rpartition("-")[2]) % 8))
         tensors = request.protocol.fragments
@@ -106,7 +104,6 @@ class HeldIsland:
         self._go_on(self.handle.params)
 
     def step(self) -> None:
-        """Report a step."""
         self._go_on(self.handle.step(self._arrays, tokens=self._tokens, loss=1.0))
 
     def _go_on(self, arrays: Arrays) -> None:

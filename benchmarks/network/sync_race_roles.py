@@ -24,7 +24,6 @@ MOVE = 1e-3
 
 
 def main(request: dict[str, Any]) -> None:
-    """Hold values in a run until ended."""
     protocol = ProtocolSettings(**request["protocol"])
     compile_kernels({protocol.codec_up, protocol.codec_down, KEYFRAME})
     rows = request["elements"] // request["columns"]

@@ -10,7 +10,6 @@ A reader who wants to follow a contribution opens these modules and meets these 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -33,8 +32,7 @@ from atoll.bus.server import EmbeddedBroker
 from atoll.client.join import IslandHandle, join
 from atoll.protocol.settings import ProtocolSettings
 from atoll_synchronizer.process import serve_run
-from benchmarks.lib.arguments import natural
-from benchmarks.lib.results import RESULTS, Figure, write
+from benchmarks.lib.harness import RESULTS, BenchmarkResult, Figure, at_most, fact, run_benchmark
 
 CONTRIBUTIONS: Final = 20
 WARM_UP: Final = 3
@@ -53,7 +51,6 @@ class CallCounter:
     """Counts calls by code object while it is `counting`."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self.counting = False
         self._calls: Counter[CodeType] = Counter()
 
@@ -63,7 +60,6 @@ class CallCounter:
         sys.setprofile(self._on_event)
 
     def remove(self) -> None:
-        """Stop listening here and in threads to come."""
         self.counting = False
         threading.setprofile(None)
         sys.setprofile(None)
@@ -97,7 +93,6 @@ def trained(island: IslandHandle, versions: int, params: Any) -> Any:  # noqa: A
 
 
 def traced() -> dict[str, dict[str, int]]:
-    """Return what the way of a contribution calls."""
     protocol = ProtocolSettings(fragments=1, shards=1, interval_steps=INTERVAL_STEPS).check()
     params = {"w": jnp.zeros((ELEMENTS // 64, 64))}
     counter = CallCounter()
@@ -123,30 +118,25 @@ def traced() -> dict[str, dict[str, int]]:
 
 
 def figures(way: dict[str, dict[str, int]]) -> Iterable[Figure]:
-    """Return what the trace says as figures."""
     functions = sum(len(calls) for calls in way.values())
     how = (
         f"functions of ours called at least {CONTRIBUTIONS} times while as many contributions of {ELEMENTS} numbers went from "
         "a step to their adoption, over JetStream, learner and shard in one process"
     )
     for name, value, most in (("modules", len(way), MODULES_MAX), ("functions", functions, FUNCTIONS_MAX)):
-        yield Figure(f"{name} on a contribution's way", float(value), "", f"at most {most}", value <= most, how)
+        yield at_most(f"{name} on a contribution's way", float(value), "", most, how)
     for room in dict.fromkeys(module.partition("/")[0] for module in way):
         inside = {module: calls for module, calls in way.items() if module.partition("/")[0] == room}
         count = sum(len(calls) for calls in inside.values())
-        yield Figure(f"functions in {len(inside)} modules of {room}", float(count), "", "", None, how)
+        yield fact(f"functions in {len(inside)} modules of {room}", float(count), "", how)
 
 
-def main() -> int:
-    """Trace, write the figures and the table behind them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=natural, default=0)
-    seed = parser.parse_args().seed
+def main() -> BenchmarkResult:
     way = traced()
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_whole(RAW, (json.dumps(way, indent=1) + "\n").encode())
-    return write("trace", seed, list(figures(way)), [RAW])
+    return BenchmarkResult(list(figures(way)), [RAW])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("trace", main)

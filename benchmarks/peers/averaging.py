@@ -2,7 +2,7 @@
 
     averaging.py REQUEST
 
-REQUEST is a JSON object (see `benchmarks.network.sync_race`). The first peer writes its addresses to the file `meeting`; the
+REQUEST is a JSON object (see `benchmarks.network.bench_peers`). The first peer writes its addresses to the file `meeting`; the
 others wait for it. A peer prints one line of JSON for each averaging until it is ended: when it was over and how long it took,
 matchmaking included. Nobody trains: between two averagings a peer pauses.
 """
@@ -25,7 +25,6 @@ TIMEOUT_S = 60.0
 
 
 def main(request: dict[str, Any]) -> None:
-    """Average without end."""
     meeting = Path(request["meeting"])
     if request["rank"] == 0:
         dht = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])

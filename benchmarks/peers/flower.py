@@ -15,7 +15,6 @@ REPEATS = 3
 
 
 def main() -> None:
-    """Print the best time of a few merges."""
     contributions, elements, seed = map(int, sys.argv[1:])
     dice = np.random.default_rng(seed)
     results = [([dice.standard_normal(elements, dtype=np.float32)], 1000 + number) for number in range(contributions)]

@@ -94,7 +94,6 @@ def logits(folder: Path, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float3
 
 
 def main() -> None:
-    """Do one of the two, and print the versions."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     what, folder, *rest = sys.argv[1:]

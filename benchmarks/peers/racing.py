@@ -45,12 +45,10 @@ def model_of(request: Request) -> LlamaForCausalLM:
 
 
 def values_of(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """Return the values by name, a tied layer once."""
     return {name: tensor.detach().clone().contiguous() for name, tensor in model.named_parameters()}
 
 
 def make(request: Request) -> None:
-    """Write the first values."""
     save_file(values_of(model_of(request)), request["first"])
 
 
@@ -58,7 +56,6 @@ class Pace:
     """Batches, the clock and the log of one worker."""
 
     def __init__(self, request: Request, log: TextIO) -> None:
-        """Wait for the common start."""
         self._request = request
         self._log = log
         self._text = np.memmap(request["text"], dtype=np.uint8, mode="r")
@@ -75,19 +72,16 @@ class Pace:
         return bool(time.time() - self._request["begin_s"] > self._request["seconds"])
 
     def batch(self) -> torch.Tensor:
-        """Return int64 (batch, sequence + 1)."""
         rows, length = self._request["batch"], self._request["sequence"] + 1
         starts = self._dice.integers(0, len(self._text) - length, rows)
         return torch.from_numpy(np.stack([self._text[start : start + length] for start in starts]).astype(np.int64))
 
     def rest(self) -> None:
-        """Stretch the step's arithmetic to `step_s`."""
         now_s = time.time()
         self._next_s = max(self._next_s + self._request["step_s"], now_s)
         time.sleep(self._next_s - now_s)
 
     def stepped(self, loss: float, values: Callable[[], dict[str, torch.Tensor]]) -> None:
-        """Note a step, and keep the values now and then."""
         self.steps += 1
         now_s = time.time() - self._request["begin_s"]
         self._log.write(json.dumps({"at_s": now_s, "steps": self.steps, "loss": loss}) + "\n")
@@ -101,7 +95,6 @@ class Pace:
 def train(
     request: Request, log: TextIO, model: LlamaForCausalLM, forward: torch.nn.Module, optimizers: list[Optimizer]
 ) -> None:
-    """Step until the time is up."""
     pace = Pace(request, log)
     vocab = request["model"]["vocab_size"]
     while not pace.over:
@@ -141,7 +134,6 @@ def inner_optimizers(request: Request, model: LlamaForCausalLM) -> list[Optimize
 
 
 def ddp(request: Request, log: TextIO) -> None:
-    """Be a worker of a group that steps together."""
     place = f"tcp://{request['addresses'][0]}:{request['port']}"
     dist.init_process_group(
         "gloo", init_method=place, rank=request["rank"], world_size=request["world"], timeout=timedelta(hours=1)
@@ -163,7 +155,6 @@ def fragments_of(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 
 
 def diloco(request: Request, log: TextIO) -> None:
-    """Be a replica group of one worker."""
     from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415
     from torchft.local_sgd import DiLoCo  # noqa: PLC0415
 
@@ -208,7 +199,6 @@ def diloco(request: Request, log: TextIO) -> None:
 
 
 def main() -> None:
-    """Do what the arguments say."""
     role, request = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(request.get("threads", 1))
     if role == "make":

@@ -4,7 +4,7 @@
     syncing.py quorum REQUEST     torchft: a quorum, an all-reduce and a commit for each step
     syncing.py diloco REQUEST     torchft's DiLoCo: an all-reduce of pseudo-gradients and an outer step
 
-REQUEST is a JSON object (see `benchmarks.network.sync_race`). A worker prints one line of JSON for each sync until it is ended:
+REQUEST is a JSON object (see `benchmarks.network.bench_peers`). A worker prints a line of JSON for each sync until it is ended:
 when it was over, and for how long it kept this process waiting. Nobody trains: between two syncs a worker pauses.
 """
 
@@ -38,7 +38,6 @@ def repeat(request: Request, sync: Callable[[], None], before: Callable[[], None
 
 
 def gloo(request: Request) -> None:
-    """All-reduce, and divide."""
     place = f"tcp://127.0.0.1:{request['port']}"
     dist.init_process_group("gloo", init_method=place, rank=request["rank"], world_size=request["world"], timeout=LONG)
     values = torch.randn(request["elements"])

@@ -15,7 +15,6 @@ REPEATS = 3
 
 
 def main() -> None:
-    """Print the best time of a few merges."""
     contributions, elements, seed = map(int, sys.argv[1:])
     torch.manual_seed(seed)
     fragments = [

@@ -53,9 +53,10 @@ from atoll_learner.model_settings import ModelSettings
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import make_evaluator
 from atoll_learner.train_settings import TrainSettings, train_settings
+from benchmarks.lib.harness import Figure, at_most, fact
 from benchmarks.lib.kept_parts import KeptParts
 from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.results import Figure
+from benchmarks.lib.runs import up_command
 from support.regions import free_port
 
 MODEL: Final = ModelSettings(vocab=256, layers=4, width=128, heads=4, kv_heads=2, ffn=512, context=128)
@@ -100,7 +101,6 @@ class TrainingTask:
 
     @property
     def first(self) -> Path:
-        """Return the file of the first values."""
         return self.folder / "first.safetensors"
 
     def request(self, rank: int, world: int, train: TrainSettings, **more: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -162,12 +162,10 @@ def _spent_s() -> float:
 
 
 def jax_alone(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
-    """Train in one process."""
     return in_jax([task], train, threads=2)
 
 
 def jax_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
-    """Train in processes that do not speak."""
     return in_jax(_apart(task), train)
 
 
@@ -184,7 +182,6 @@ def in_jax(tasks: list[TrainingTask], train: TrainSettings, threads: int = 1) ->
 
 
 def _apart(task: TrainingTask) -> list[TrainingTask]:
-    """Return what each learner would do by itself."""
     tokens, first = task.tokens // task.learners, APART_SEED * task.seed
     tasks = [
         TrainingTask(tokens, 1, first + place, task.corpus, task.folder / str(place)) for place in range(task.learners)
@@ -195,12 +192,10 @@ def _apart(task: TrainingTask) -> list[TrainingTask]:
 
 
 def torch_alone(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
-    """Train in one process of PyTorch."""
     return in_torch(task, "ddp", [task.request(0, 1, train, port=free_port(), threads=2)])
 
 
 def torch_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
-    """Train in processes of PyTorch that do not speak."""
     tasks = _apart(task)
     for each in tasks:
         save_safetensors(first_values(MODEL, each.seed, None), each.first, {})
@@ -208,7 +203,6 @@ def torch_apart(task: TrainingTask, train: TrainSettings) -> tuple[float, float,
 
 
 def data_parallel(task: TrainingTask, train: TrainSettings) -> tuple[float, float, Path]:
-    """Train in processes that step together."""
     port, world = free_port(), task.learners
     return in_torch(task, "ddp", [task.request(rank, world, train, port=port) for rank in range(world)])
 
@@ -243,11 +237,9 @@ def in_torch(task: TrainingTask, role: str, requests: list[dict[str, Any]]) -> t
 
 
 def atoll_up(task: TrainingTask) -> tuple[float, float, Path]:
-    """Do what README says."""
     out = task.folder / "up"
-    words = [sys.executable, "-m", "atoll.cli", "up", "--learners", str(task.learners), "--shards", "1"]
-    words += ["--tokens", str(task.tokens), "--seed", str(task.seed), "--out", str(out)]
-    words += ["--set", f"data.dir={task.corpus}"]
+    flags = {"learners": task.learners, "shards": 1, "tokens": task.tokens, "seed": task.seed}
+    words = up_command(out, flags, settings=[f"data.dir={task.corpus}"])
     programs = {"XDG_CACHE_HOME": str(task.folder / "cache")}
     return *told([words], task.folder / "log", **programs), out / "model.safetensors"
 
@@ -336,7 +328,6 @@ def _measure(corpus: Path) -> Callable[[Any], float]:
 
 
 def figures_of(tokens: int, learners: int, found: Found) -> list[Figure]:
-    """Return the figures of one budget and number of learners."""
     at, shown = f"{tokens / 1e6:.1f}M tokens{'' if learners == USUAL_LEARNERS else f', {learners} learners'}", []
     for name in [name for name in SYSTEMS if name in found]:
         tries = list(found[name].values())
@@ -347,9 +338,9 @@ def figures_of(tokens: int, learners: int, found: Found) -> list[Figure]:
             statistics.fmean(getattr(t, what) for t in tries) for what in ("wall_s", "cpu_s", "bits_per_byte")
         )
         shown += [
-            Figure(f"{at}: {name}, wall clock", wall_s, "s", "", None, how),
-            Figure(f"{at}: {name}, processor time", cpu_s, "s", "", None, "all its processes"),
-            Figure(f"{at}: {name}, loss", loss, "bits/byte", "", None, losses),
+            fact(f"{at}: {name}, wall clock", wall_s, "s", how),
+            fact(f"{at}: {name}, processor time", cpu_s, "s", "all its processes"),
+            fact(f"{at}: {name}, loss", loss, "bits/byte", losses),
         ]
     for ending in ("", WITH_MUON):
         shown += [
@@ -360,8 +351,7 @@ def figures_of(tokens: int, learners: int, found: Found) -> list[Figure]:
     for other, goal in [("DiLoCo", 1.0), ("data-parallel", BEHIND_GOAL if tokens >= LONG_TOKENS else None)]:
         for name in [name for name in (other, other + WITH_MUON) if name in found]:
             over, seeds = ratio(found, "Atoll", name, "bits_per_byte")
-            said, holds = ("", None) if goal is None else (f"<= {goal:g}", over <= goal)
-            shown.append(Figure(f"{at}: Atoll's loss over that of {name}", over, "x", said, holds, seeds))
+            shown.append(at_most(f"{at}: Atoll's loss over that of {name}", over, "x", goal, seeds))
     return shown
 
 
@@ -374,7 +364,7 @@ def adjusted(at: str, found: Found, ending: str, without: str) -> Figure:
     bare, seeds = ratio(found, "Atoll", f"data-parallel{ending}", "wall_s")
     how = f"JAX {without} takes {slower:.2f} times torch's time; unadjusted {bare:.2f}, {seeds}"
     name = f"{at}: Atoll's wall clock over that of data-parallel{ending}, adjusted by those {without}"
-    return Figure(name, bare / slower, "x", f"<= {WALL_GOAL}", bare / slower <= WALL_GOAL, how)
+    return at_most(name, bare / slower, "x", WALL_GOAL, how)
 
 
 def ratio(found: Found, one: str, other: str, what: str) -> tuple[float, str]:

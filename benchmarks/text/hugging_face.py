@@ -11,7 +11,6 @@ A figure is the largest difference of a logit over all positions of one sequence
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,9 +25,8 @@ import numpy.typing as npt
 from atoll_learner.export import first_values
 from atoll_learner.model import make_forward
 from atoll_learner.model_settings import model_settings
-from benchmarks.lib.arguments import natural
+from benchmarks.lib.harness import Figure, at_most, run_benchmark
 from benchmarks.lib.peer_environments import HERE, environment
-from benchmarks.lib.results import Figure, write
 
 PEER: Final = "huggingface"
 TOLERANCE: Final = 1e-4
@@ -46,18 +44,14 @@ TRAINED: Final = {
 """Exported models by what is theirs beside the size."""
 
 
-def main() -> int:
-    """Compare in both directions and write `build/results/bench-transformers.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=natural, default=0)
-    seed = parser.parse_args().seed
+def main(*, seed: int = 0) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         versions = transformers("make", work / "in", WIDTH, seed)
         figures = [*taken(work / "in", versions), *given(work / "out", versions, seed)]
     worst = max(figure.value for figure in figures)
     figures.append(judged("largest difference of all", worst, versions))
-    return write("bench-transformers", seed, figures)
+    return figures
 
 
 def transformers(*words: object) -> str:
@@ -100,9 +94,8 @@ def ours(folder: Path, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]
 
 
 def judged(name: str, value: float, how: str) -> Figure:
-    """Return the figure of a difference."""
-    return Figure(name, value, "of a logit", f"<= {TOLERANCE:g}", value <= TOLERANCE, how)
+    return at_most(name, value, "of a logit", TOLERANCE, how)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-transformers", main)

@@ -7,7 +7,6 @@ of speed is measured in the same run: the plain file is read, hashed twice and w
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -20,14 +19,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import zstandard
 from pyarrow import parquet
 
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, fact, run_benchmark
 
 MEGABYTES = 1000.0
 MEMORY_MAX_BYTES = 1 << 30
@@ -43,35 +42,28 @@ class Prepared:
     memory_bytes: int
 
 
-def main() -> int:
-    """Prepare every form and write `build/results/bench-data.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=positive, default=MEGABYTES, help="size of the plain file")
-    parser.add_argument("--seed", type=natural, default=0)
-    options = parser.parse_args()
+def main(*, megabytes: Annotated[float, "size of the plain file"] = MEGABYTES, seed: int = 0) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        plain, size = work / "text.txt", int(options.megabytes * 1e6)
-        write_text(plain, size, options.seed)
+        plain, size = work / "text.txt", int(megabytes * 1e6)
+        write_text(plain, size, seed)
         size = plain.stat().st_size
         limit_s = hashed_copy_s(plain, work / "copy")
         done = prepared(plain, work / "out")
         figures += of("plain text", size, done)
         share = limit_s / done.took_s
         figures.append(
-            Figure(
-                "plain text: share of the limit", share, "of limit", "", None, f"copied and hashed in {limit_s:.2f} s"
-            )
+            fact("plain text: share of the limit", share, "of limit", f"copied and hashed in {limit_s:.2f} s")
         )
         for name in FORMS:
             path = work / name
             # Elsewhere: the kernel counts what this process holds as its children's.
-            maker = multiprocessing.get_context("spawn").Process(target=form, args=(path, options.seed, size // 10))
+            maker = multiprocessing.get_context("spawn").Process(target=form, args=(path, seed, size // 10))
             maker.start()
             maker.join()
             figures += of(name, size // 10, prepared(path, work / "out", "--field", "body"))
-    return write("bench-data", options.seed, figures)
+    return figures
 
 
 def lines(seed: int, size: int) -> list[str]:
@@ -115,7 +107,6 @@ FORMS: dict[str, Callable[[Path, list[str]], object]] = {
 
 
 def form(path: Path, seed: int, size: int) -> None:
-    """Write one packed form or table."""
     FORMS[path.name](path, lines(seed, size))
 
 
@@ -134,7 +125,6 @@ def hashed_copy_s(plain: Path, copy: Path) -> float:
 
 
 def prepared(source: Path, out: Path, *words: str) -> Prepared:
-    """Prepare a file in a process of its own."""
     command = [sys.executable, "-m", "atoll.cli", "data", "prepare", str(source), "--out", str(out), *words]
     began_s = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -146,14 +136,13 @@ def prepared(source: Path, out: Path, *words: str) -> Prepared:
 
 
 def of(name: str, size: int, done: Prepared) -> list[Figure]:
-    """Return the figures of one preparation."""
     how = f"{size / 1e6:.0f} MB in {done.took_s:.1f} s"
     within = done.memory_bytes <= MEMORY_MAX_BYTES
     return [
-        Figure(f"{name}: speed", size / 1e6 / done.took_s, "MB/s", "", None, how),
+        fact(f"{name}: speed", size / 1e6 / done.took_s, "MB/s", how),
         Figure(f"{name}: most memory", done.memory_bytes / (1 << 30), "GiB", "<= 1", within, how),
     ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark("bench-data", main)

@@ -52,8 +52,7 @@ OUR_NAMES: Final = {
     "atoll_simulator.planner.failures": "fields of the failures",
     "atoll_simulator.scenario": "fields of `Scenario`",
     "atoll_simulator.what_if.comparison": "fields of `RunFigures`",
-    "atoll_simulator.what_if.outcome": "fields of `RunFigures`",
-    "atoll_simulator.what_if.replay": "`codec_up` and `codec_down`",
+    "atoll_simulator.what_if.replay": "fields of `RunFigures`, `codec_up` and `codec_down`",
     "atoll.codec.segments": "the compressors of a thread",
 }
 """Modules that look attributes up by names which they or their structs write down; nothing outside chooses among them."""

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import structlog
 
-from benchmarks.lib.arguments import natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, natural, positive, write, zero
 from fuzzing.targets import MISTAKES, Scene, Target, decoders, handlers
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.seed,
         [
             Figure("inputs", total, "inputs", f">= {INPUTS_MIN:,} in {MINUTES:g} min or more", enough, "all targets"),
-            Figure("inputs that broke something", float(len(finds)), "inputs", "0", not finds, "see build/fuzz"),
+            zero("inputs that broke something", len(finds), "inputs", "see build/fuzz"),
             Figure("most memory of a worker", memory / GIB, "GiB", "<= 1", memory <= GIB, "resident, at its peak"),
         ],
     )

@@ -27,8 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from atoll.base.provenance import commit
-from benchmarks.lib.arguments import count, natural, positive
-from benchmarks.lib.results import Figure, write
+from benchmarks.lib.harness import Figure, count, fact, natural, positive, write, zero
 from schedules.faults import KINDS, REPLICATED, Beside
 from schedules.long_campaign import PART, Campaign, MixedSources, begun, resumed, save
 from schedules.minimise import minimised
@@ -193,11 +192,11 @@ def figures_of(done: Campaign) -> list[Figure]:
         [f"seeds {done.first} to {done.next - 1}", *(f"seed {each.seed}: {each.what}" for each in done.failures)]
     )
     per_core = done.schedules / max(done.core_s, 1e-9)
-    covered_by = [Figure(name, done.tally.get(name, 0), "", "", None, "over all schedules") for name in COVERED]
+    covered_by = [fact(name, done.tally.get(name, 0), "", "over all schedules") for name in COVERED]
     return [
         Figure("schedules played", done.schedules, "schedules", "no violation", not failed, how),
-        Figure("violations", failed, "", "0", not failed, how),
-        Figure("schedules per second of one core", per_core, "per s", "", None, f"{done.core_s:.0f} s of cores"),
+        zero("violations", failed, "", how),
+        fact("schedules per second of one core", per_core, "per s", f"{done.core_s:.0f} s of cores"),
         *covered_by,
     ]
 

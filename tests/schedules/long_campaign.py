@@ -1,6 +1,6 @@
 """A campaign that goes on from night to night: what it has played so far, in a file.
 
-Its sources have a name, a digest of all modules that a schedule runs (`benchmarks.lib.source_digest`). A changed page, test or
+Its sources have a name, a digest of all modules that a schedule runs (`benchmarks.lib.kept_parts`). A changed page, test or
 command line leaves the campaign as it is; a changed driver is another campaign. After every part of `PART` schedules the file
 is written anew, so that a machine that dies costs minutes.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.base.atomic_files import write_whole
 from atoll.base.parsing import parsed
-from benchmarks.lib.source_digest import source_digest
+from benchmarks.lib.kept_parts import source_digest
 from schedules.faults import Beside
 from schedules.schedule import Outcome
 

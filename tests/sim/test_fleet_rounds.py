@@ -11,11 +11,9 @@ from atoll_simulator.engine import Engine
 from atoll_simulator.fleet import scavenging
 from atoll_simulator.fleet.chance import stream
 from atoll_simulator.fleet.chips import Chips
-from atoll_simulator.fleet.join_cost import join
-from atoll_simulator.fleet.links import FleetLink
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters, changed
-from atoll_simulator.fleet.rounds import FleetLearner, Rounds, StepWindow, rounds
-from atoll_simulator.fleet.scavenging import Budget, by_elastic, scavenge, stall_for
+from atoll_simulator.fleet.rounds import FleetLearner, FleetLink, Rounds, StepWindow, rounds
+from atoll_simulator.fleet.scavenging import Budget, by_elastic, join, scavenge, stall_for
 
 SMALL = Exchange(fragments=6, interval_steps=6, parameters=1e9)
 STORMY = FleetParameters(mtbi_days=0.3, slice_chips=4, downscale_s=6.0, upscale_s=4.0, admission_s=20.0, return_s=30.0)

@@ -13,7 +13,7 @@ from atoll_simulator.fleet.parameters import Exchange, FleetParameters
 from atoll_simulator.fleet.rounds import StepWindow, rounds
 from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.failures import Failures
-from atoll_simulator.planner.merging import UNSURE, held_s
+from atoll_simulator.planner.links import UNSURE, held_s
 from atoll_simulator.planner.question import PlanLinks, Question
 
 NEVER_DAYS = 1e6

@@ -12,9 +12,8 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll_simulator.planner import PlanLinks, Question, answer
 from atoll_simulator.planner.question import WANTED
 from atoll_simulator.planner.systems import System
-from benchmarks.lib.publish import WORDS
-from benchmarks.network.bandwidth import _longest_step, _twelve, eight_sites, others, predictions, twelve_b
-from benchmarks.network.literature import (
+from benchmarks.lib.publish import texts
+from benchmarks.network.bandwidth import (
     FIVE_B,
     GIGA,
     GRID,
@@ -22,10 +21,16 @@ from benchmarks.network.literature import (
     TABLE_6,
     TWO_THIRDS,
     PublishedRow,
+    _longest_step,
+    _twelve,
+    eight_sites,
     first_point,
     nearest_point,
     need,
+    others,
+    predictions,
     steps_off,
+    twelve_b,
 )
 
 
@@ -138,7 +143,7 @@ def test_what_the_page_says_of_198_holds() -> None:
     assert found["8 data centres: Decoupled"] == pytest.approx(0.84, rel=0.03)
     assert found["times lower, most"] == pytest.approx(242, rel=0.01)
     assert found["times lower, least"] == pytest.approx(60 * 1.2, rel=0.05)
-    assert "within 3 %" in WORDS["bench-bandwidth"]
+    assert "within 3 %" in texts("prose")["bench-bandwidth"]
 
 
 def test_the_sizing_rule_is_that_of_our_bytes() -> None:
@@ -180,7 +185,7 @@ def test_what_was_fitted_on_1_7_says_so() -> None:
     fitted = {row.published: row.fitted_by for row in FIVE_B}
 
     assert fitted == {104.8: "", 1.7: ONE_LEG.name}
-    assert "two choices are fitted on 1.7" in WORDS["bench-bandwidth"]
+    assert "two choices are fitted on 1.7" in texts("prose")["bench-bandwidth"]
 
 
 def _speed_up(gigabits: float, step_s: float) -> float:

@@ -24,9 +24,8 @@ from atoll_learner.model import Params, init_params
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import init_optimizer, make_step
-from benchmarks.baselines.__main__ import baseline
+from benchmarks.baselines.__main__ import Request, baseline, baseline_settings, run_baseline
 from benchmarks.baselines.lockstep import BaselineResult, Feeds, Method, report_of, train_baseline
-from benchmarks.baselines.run import Request, baseline_settings, run_baseline
 
 pytestmark = pytest.mark.second_tier
 

@@ -32,17 +32,22 @@ from benchmarks.faults.extracts import (
     ranges,
     save,
 )
-from benchmarks.faults.fault_schedule import seconds_for
-from benchmarks.faults.goodput import gaps, participation, useful_share
-from benchmarks.faults.group_in_storm import enter_steps
-from benchmarks.faults.metrics import figures, partition, recovery, takeovers
-from benchmarks.faults.plots import plots
-from benchmarks.faults.safety import safety
-from benchmarks.faults.storm import Fault
-from benchmarks.faults.synchronous import Line
-from benchmarks.lib import results
+from benchmarks.faults.metrics import (
+    figures,
+    gaps,
+    participation,
+    partition,
+    plots,
+    recovery,
+    safety,
+    takeovers,
+    useful_share,
+)
+from benchmarks.faults.storm import Fault, seconds_for
+from benchmarks.faults.synchronous import Line, enter_steps
+from benchmarks.lib import harness, runs
+from benchmarks.lib.harness import Figure
 from benchmarks.lib.publish import differences, publish
-from benchmarks.lib.results import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGAN_S = 1_000_000.0
@@ -406,12 +411,11 @@ def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
 
 def test_two_invocations_prepare_the_corpus_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Who comes second waits for the first and finds it there."""
-    monkeypatch.setattr(chaos, "FOLDER", tmp_path / "chaos")
-    prepared: list[Path] = []
+    corpus, prepared = tmp_path / "corpus", list[Path]()
 
     def prepare(words: list[str], *, check: bool) -> None:
         assert check
-        with (tmp_path / "chaos" / "corpus.lock").open() as lock, pytest.raises(BlockingIOError):
+        with (corpus.with_suffix(".lock")).open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         out = Path(words[-1])
         out.mkdir()
@@ -420,9 +424,9 @@ def test_two_invocations_prepare_the_corpus_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(subprocess, "run", prepare)
     with ThreadPoolExecutor(2) as both:
-        found = list(both.map(lambda _: chaos.prepare(), range(2)))
+        found = list(both.map(lambda _: runs.prepare(corpus), range(2)))
 
-    assert found == [tmp_path / "chaos" / "corpus"] * 2
+    assert found == [corpus] * 2
     assert len(prepared) == 1
 
 
@@ -436,7 +440,7 @@ def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.Monk
         who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
         for words in (("add", "."), (*who, "commit", "-qm", folder)):
             subprocess.run(["git", *words], check=True)  # noqa: S607
-        return results.sources()
+        return harness.sources()
 
     subprocess.run(["git", "init", "-q"], check=True)  # noqa: S607
     commit("services", "one")
@@ -446,7 +450,7 @@ def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.Monk
     assert {commit(folder, "more") for folder in ("docs", "benchmarks", "tests")} == {first}
     assert commit("shared", "two") not in (first, "changed")
     (tmp_path / "services" / "file").write_text("two", encoding="utf-8")
-    assert results.sources() == "changed"
+    assert harness.sources() == "changed"
 
 
 def test_a_learner_that_never_came_back_counts_as_present() -> None:

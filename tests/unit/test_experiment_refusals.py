@@ -11,9 +11,8 @@ import pytest
 from atoll.base.errors import SettingsError
 from benchmarks.experiments.cells import CellStore
 from benchmarks.experiments.experiment import main
-from benchmarks.experiments.experiment_lint import sensible
 from benchmarks.experiments.grid import GridCell, computed, rows
-from benchmarks.experiments.questions import FOLDER, parse, read
+from benchmarks.experiments.questions import FOLDER, parse, read, sensible
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'question = "?"\n'
@@ -114,7 +113,7 @@ def test_a_record_of_another_cell_is_none_of_this_one(tmp_path: Path) -> None:
 def test_numbers_that_no_go_has_are_refused(
     tmp_path: Path, flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the name of the flag, as in every benchmark (`benchmarks.lib.arguments`)."""
+    """By the name of the flag, as in every benchmark (`benchmarks.lib.harness`)."""
     with pytest.raises(SystemExit) as left:
         main(["--list", "--build", str(tmp_path), *flags])
 

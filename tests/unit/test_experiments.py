@@ -16,14 +16,13 @@ from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
 from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments import grid as grids
-from benchmarks.experiments.aggregation import answers, figures, gap
 from benchmarks.experiments.cells import PACE_S, CellStore, Crew, Paces, Record, cell_of, record_of, toml, verbs
 from benchmarks.experiments.experiment import in_order, main
-from benchmarks.experiments.experiment_page import Raw, load, page, save, svgs
+from benchmarks.experiments.experiment_page import Raw, answers, figures, gap, load, page, save, svgs
 from benchmarks.experiments.grid import FORMER_STANDING, GridCell, computed, rows, standing_settings, unsaid
 from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
+from benchmarks.lib.kept_parts import closure, source_digest
 from benchmarks.lib.publish import page_differences, publish
-from benchmarks.lib.source_digest import closure, source_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = """

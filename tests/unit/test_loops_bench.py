@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.loops.loops import LOOPS, figures
-from benchmarks.loops.loops_table import loops_table
-from benchmarks.loops.scenes import LearnerWords, Loop, SceneOutcome, loop_of, words_of
+from benchmarks.loops.loops import LOOPS, LearnerWords, Loop, SceneOutcome, figures, loop_of, words_of
 from outcome import print_losses
 
 LOOP = Loop("mine", 5, (), "atoll synchronizer --run mine-run", ("python mine.py a", "python mine.py b"))
@@ -78,20 +76,3 @@ def test_short_steps_have_no_bound() -> None:
 
     assert found["mine: overhead"].holds is None
     assert found["mine: step"].value == pytest.approx(2.5)
-
-
-def test_the_table_has_a_row_for_each_loop() -> None:
-    """In per cent where it is a share; a missed goal is bold; what was not measured is empty."""
-    lines = loops_table(
-        [
-            {"name": "a: own lines", "value": 7.0, "unit": "lines", "holds": None},
-            {"name": "a: overhead", "value": 0.034, "unit": "ratio", "holds": False},
-            {"name": "b: one killed, tokens lost", "value": 1234.0, "unit": "tokens", "holds": True},
-            {"name": "something else", "value": 1.0, "unit": "", "holds": None},
-        ]
-    )
-
-    assert lines[0].startswith("| loop | own lines |")
-    assert lines[2] == "| `a` | 7 |  |  |  |  |  | **3.4 %** |  |  |  |  |"
-    assert lines[3] == "| `b` |  |  |  |  |  |  |  | 1,234 |  |  |  |"
-    assert lines[1].count("---") == lines[0].count(" | ") + 1

@@ -25,9 +25,8 @@ from atoll_simulator.planner.links import (
     cause_remedy,
     describe_cause,
 )
-from atoll_simulator.planner.memory import room
 from atoll_simulator.planner.question import PlanLinks, Prices, Question
-from atoll_simulator.planner.traffic import traffic
+from atoll_simulator.planner.traffic import room, traffic
 
 GIGA = 1e9
 WHOLE = {"codec_up": "bf16", "codec_down": "f32"}
@@ -190,7 +189,7 @@ def test_no_other_number_of_spares_leaves_more(learners: int, chips: int) -> Non
     """Tried one by one, each with the chance that so many are there; none at all is one of them."""
     broken = replace(Failures(), slice_chips=min(64, chips))
     of = learners * chips // broken.slice_chips
-    shares = [failures._spared(broken, held, of).share for held in range(min(of, 400))]
+    shares = [failures._weigh_spares(broken, held, of).share for held in range(min(of, 400))]
     found = spares(Failures(), learners, chips)
 
     assert found.share == pytest.approx(max(shares), rel=1e-4)
@@ -201,7 +200,9 @@ def test_the_chance_of_few_failures_is_the_same_by_its_sum_and_by_the_normal_law
     mean = failures.POISSON_MEAN_MAX
 
     for most in (450, 500, 540):
-        assert failures._at_most(most, mean) == pytest.approx(failures._at_most(most, mean * (1 + 1e-9)), abs=0.01)
+        assert failures._poisson_cdf(most, mean) == pytest.approx(
+            failures._poisson_cdf(most, mean * (1 + 1e-9)), abs=0.01
+        )
 
 
 def test_one_learner_has_the_goodput_of_m_learners_with_m_times_the_chips() -> None:

@@ -13,7 +13,7 @@ import zstandard
 
 from atoll_simulator.planner.answer import answer
 from atoll_simulator.planner.question import PlanLinks, Question
-from atoll_simulator.planner.sweep import CODECS, GAPS, PAGE, TOKENS_EXPONENT, best, tokens_for
+from atoll_simulator.planner.systems import CODECS, GAPS, PAGE, TOKENS_EXPONENT, best, tokens_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = ROOT / "docs" / "results" / "raw" / "experiment-parity.json.zst"

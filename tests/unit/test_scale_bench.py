@@ -10,9 +10,8 @@ from atoll.protocol.ledger import Account, Ledger
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import RoundLine
 from atoll.wire.events import RoundEvent
-from benchmarks.lib.results import Figure
-from benchmarks.network.scale import small_plan
-from benchmarks.network.scale_figures import (
+from benchmarks.lib.harness import Figure
+from benchmarks.network.scale import (
     CrowdUse,
     at_rest,
     crowd_figures,
@@ -21,6 +20,7 @@ from benchmarks.network.scale_figures import (
     growth_figures,
     halves,
     round_figures,
+    small_plan,
 )
 from benchmarks.network.scale_fleet import FleetMoment, FleetSamples, queue_of
 from support.events import fields

@@ -16,8 +16,7 @@ import pytest
 from atoll.bus.server import EmbeddedBroker
 from benchmarks.faults.chaos import courses
 from benchmarks.faults.extracts import Course
-from benchmarks.faults.fault_schedule import Planned, forecast, seconds_for, storm
-from benchmarks.faults.storm import Storm, StormLinks, Victim, chosen
+from benchmarks.faults.storm import Planned, Storm, StormLinks, Victim, chosen, forecast, seconds_for, storm
 from benchmarks.faults.synchronous import Formed, GroupMessage, WorkerGroup
 from benchmarks.faults.up_in_storm import UpGround
 

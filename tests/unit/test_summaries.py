@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.summaries import SUMMARIES, filled, on_top
+from benchmarks.lib.publish import SYNC, TRAINING, fill, on_top, tables, texts
 
 # `make mutants-page` writes its page by itself, summary included.
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -22,7 +21,7 @@ FIGURES = [
 
 def test_figures_are_put_into_a_summary() -> None:
     """By name, in the form that the summary asks for; one that was not measured is said to be so."""
-    said = filled("{a|%}, {a}, {b}, {b #2}, {b #2|number}, {b #2|verdict}, {c}", FIGURES)
+    said = fill("{a|%}, {a}, {b}, {b #2}, {b #2|number}, {b #2|verdict}, {c}", FIGURES)
 
     assert said == "1.23 %, 0.0123, 12,346 B, 2 s, 2, missed, (not measured)"
 
@@ -35,7 +34,7 @@ def test_a_page_without_a_summary_stays_as_it_is() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_page_has_its_summary(path: Path) -> None:
     """It stands below the title, and the exact figures in it are on the page."""
-    told = tomllib.loads(SUMMARIES.read_text(encoding="utf-8"))
+    told = texts("summaries")
     text = path.read_text(encoding="utf-8")
     summary, _, rest = text.partition("\n\n")[2].partition("\n\n")
 
@@ -48,4 +47,20 @@ def test_every_page_has_its_summary(path: Path) -> None:
 
 def test_no_summary_is_left_over() -> None:
     """Every summary has a page."""
-    assert set(tomllib.loads(SUMMARIES.read_text(encoding="utf-8"))) <= {path.stem for path in PAGES}
+    assert set(texts("summaries")) <= {path.stem for path in PAGES}
+
+
+def test_systems_stand_beside_each_other() -> None:
+    """One that lacks a figure is left to the list below; a missed goal is bold."""
+    names = [f"{system}: {what}" for system in ("gloo", "Atoll") for what in SYNC]
+    found: list[dict[str, object]] = [
+        {"name": name, "value": 1985.0, "unit": "MB", "holds": None} for name in [*names, "four bits: sync"]
+    ]
+    lost = {"value": 2.2644, "unit": "bits/byte", "holds": False}
+    found += [{"name": f"0.6M tokens: Atoll, {what}", **lost} for what in TRAINING]
+
+    syncs, budget = tables("bench-peers", found)
+
+    assert [line.split(" | ")[0] for line in syncs] == ["| a sync of 64 MiB", "| ---", "| gloo", "| Atoll"]
+    assert syncs[2] == "| gloo" + " | 1,985 MB" * len(SYNC) + " |"
+    assert budget[2:] == ["| Atoll" + " | **2.264 bits/byte**" * len(TRAINING) + " |"]

@@ -15,11 +15,16 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History
 from atoll.story.goodput import RunGoodput, goodput_of
 from atoll_simulator.what_if import replay
-from atoll_simulator.what_if.comparison import FigureChange, compare
-from atoll_simulator.what_if.outcome import MadeCommit, TrainingTotals, outcome
-from atoll_simulator.what_if.recording import RecordedLink, Recording, fit_recording
+from atoll_simulator.what_if.comparison import FigureChange, change_lines, compare
+from atoll_simulator.what_if.recording import (
+    MadeCommit,
+    RecordedLink,
+    Recording,
+    TrainingTotals,
+    fit_recording,
+    outcome,
+)
 from atoll_simulator.what_if.replay import AS_IT_WAS, Change, parse_change, simulate_change
-from atoll_simulator.what_if.text import change_lines
 from support.command_line import invoked
 
 SETTINGS = ProtocolSettings(fragments=2, shards=1, interval_steps=8, quorum=3, silence_s=2.0)

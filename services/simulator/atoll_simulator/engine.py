@@ -15,7 +15,6 @@ class Engine:
     """The clock of the simulation, `now_s` in seconds since the world began; no simulated process can see it."""
 
     def __init__(self) -> None:
-        """Begin at zero with nothing to do."""
         self.now_s = 0.0
         self.events = 0
         self._order = 0

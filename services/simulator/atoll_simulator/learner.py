@@ -6,6 +6,16 @@ Session, driver, leases, peer recovery, data supply, step hook, schedule and ste
 of a step is computed from the step's beginning, on a device that other learners may share. The learner waits for it
 only when it needs the values: at a push, an adoption or a heartbeat. So several learners' steps are computed side by
 side while virtual time goes on. Not here: checkpoints, compile turns, signals.
+
+**Liars** train like the others, and send something else than what they have learnt. A liar is a member in good standing. It
+keeps to the protocol: its frames are whole, its norms are those of what it sends, its books are right. So nothing but the
+merge itself can bound what it does (`atoll.merge.robust`).
+
+    sign flip   the pseudo-gradient, backwards
+    scaling     `SCALE` times the pseudo-gradient
+    noise       random numbers, as long as the pseudo-gradient
+    zeros       nothing
+    copied      the pseudo-gradient of the liar's first push of the fragment, over and over
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from atoll.base.buffer_pool import Vector
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, BrokerUnavailable
 from atoll.base.identity import Identity
@@ -33,9 +44,12 @@ from atoll.client.leaf_rules import rules_of
 from atoll.client.optimizer_state import packed_bytes_max
 from atoll.client.options import JoinOptions
 from atoll.client.peer_recovery import borrow, restore_loan
+from atoll.client.pushing import Pusher
 from atoll.client.session import JoinRequest, Session
 from atoll.client.step_hook import StepHook, plan_origin
+from atoll.codec import Read
 from atoll.model.pytrees import describe
+from atoll.protocol.events import Push
 from atoll.settings import Settings
 from atoll.wire.messages import RunRecord
 from atoll_learner.checkpoints import RETURN_SHARE, possible
@@ -45,7 +59,46 @@ from atoll_learner.model import Params, embedding_rules
 from atoll_learner.process import LearnerWork
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import Step, init_optimizer
-from atoll_simulator.liars import Liar, corrupt
+from atoll_simulator.scenario import Lie
+
+SCALE: Final = 10.0
+
+
+class Liar:
+    """One learner's vectors in place of its pseudo-gradients."""
+
+    def __init__(self, lie: Lie, seed: str) -> None:
+        self._lie = lie
+        self._dice = np.random.default_rng(list(seed.encode()))
+        self._first: dict[int, Vector] = {}
+
+    def instead(self, fragment: int, truth: Vector) -> Vector:
+        """Return what is sent in place of `truth`, flat float32."""
+        if self._lie == "sign flip":
+            return -truth
+        if self._lie == "scaling":
+            return np.float32(SCALE) * truth
+        if self._lie == "zeros":
+            return np.zeros_like(truth)
+        if self._lie == "copied":
+            return self._first.setdefault(fragment, truth.copy())
+        drawn = self._dice.standard_normal(truth.size, dtype=np.float32)
+        length = np.float32(np.linalg.norm(truth) / max(1e-20, float(np.linalg.norm(drawn))))
+        return drawn * length
+
+
+def corrupt(pusher: Pusher, liar: Liar) -> None:
+    """Have a pusher send the liar's vectors from now on."""
+    honest = pusher.push
+
+    async def push(
+        action: Push, origin: Vector, theta: Read, loss: Callable[[], Coroutine[Any, Any, float | None]]
+    ) -> None:
+        sent = origin - liar.instead(action.fragment, origin - theta(0, origin.size))
+        await honest(action, origin, lambda start, stop: sent[start:stop], loss)
+
+    pusher.push = push  # type: ignore[method-assign]  # the class is production's, the lie is ours
+
 
 log = get(__name__)
 
@@ -200,7 +253,6 @@ class SimulatedLearner:
         return asyncio.get_running_loop().create_task(work)
 
     async def _train(self, session: Session, boundary: StepHook, supply: Supply, state: Any) -> None:  # noqa: ANN401
-        """Step until the run is done or the learner must leave."""
         train, target = self._shared.work.train, session.run.protocol.tokens_target
         over = functools.partial(self._over, session, boundary)
         params: Any = boundary.params

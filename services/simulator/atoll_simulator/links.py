@@ -123,7 +123,6 @@ class SimulatedLink:
                 return
 
     async def _travelling(self, deadline_s: float | None) -> None:
-        """Wait until messages travel."""
         if self.gone:
             raise BrokerUnavailable("this process is dead")
         if self._whole.is_set():
@@ -156,7 +155,6 @@ class LinkedFeed(BufferedSubscription):
     """A subscription at the far end of a link."""
 
     def __init__(self, link: SimulatedLink, bus: LinkedBus, len_max: int) -> None:
-        """Receive what the link transports."""
         super().__init__(len_max, bus.stats, bus.hush)
         self._link = link
 
@@ -169,7 +167,6 @@ class LinkedDelivery:
     """A queued message delivered to a process at the far end of a link."""
 
     def __init__(self, inner: MemoryDelivery, link: SimulatedLink) -> None:
-        """Wrap the broker's delivery."""
         self.subject, self.data, self.redelivered = inner.subject, inner.data, inner.redelivered
         self._inner = inner
         self._link = link
@@ -204,7 +201,6 @@ class LinkedConsumer:
     """A work queue's reader behind a link."""
 
     def __init__(self, inner: MemoryConsumer, link: SimulatedLink) -> None:
-        """Read `inner`."""
         self._inner = inner
         self._link = link
 
@@ -245,7 +241,6 @@ class LinkedBus(MemoryBus):
     """One process's bus: all its requests travel over `link`."""
 
     def __init__(self, run: str, broker: MemoryBroker, link: SimulatedLink) -> None:
-        """Join `broker` for `run`."""
         super().__init__(run, broker)
         self.link = link
         self.stats = link.stats

@@ -35,7 +35,6 @@ class ProcessTasks:
     """The tasks of one simulated process, in the order in which they began."""
 
     def __init__(self) -> None:
-        """Begin without tasks."""
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.dead = False
 
@@ -63,7 +62,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """See the module; give the class to `asyncio.Runner` as its `loop_factory`."""
 
     def __init__(self) -> None:
-        """Begin at time zero with nothing to do."""
         self._now_s = 0.0
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -236,7 +234,6 @@ class LoopClock:
     """A `Clock` that reads the time of a loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read `loop`."""
         self._loop = loop
 
     def monotonic(self) -> float:

@@ -155,7 +155,6 @@ def plan(  # noqa: PLR0913  (one option each)
 
 
 def _question(options: dict[str, Any]) -> Question:
-    """Return the question that the options ask."""
     from atoll.base.units import count  # noqa: PLC0415
     from atoll_simulator.planner import Prices, Question  # noqa: PLC0415
 

@@ -39,7 +39,6 @@ class InterruptHandler:
     """Whether a signal asked the simulation to end; a second signal raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
-        """Begin without a signal."""
         self.wanted = False
 
     @contextmanager

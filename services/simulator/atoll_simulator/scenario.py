@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -16,9 +16,10 @@ from atoll.base.errors import SettingsError
 from atoll.bus.options import DEFAULTS
 from atoll.settings import section_error
 from atoll.wire.limits import CHUNK_BYTES
-from atoll_simulator.liars import Lie
 from atoll_simulator.links import LinkShape
 
+Lie = Literal["sign flip", "scaling", "noise", "zeros", "copied"]
+"""What a liar sends in place of its pseudo-gradients (`atoll_simulator.learner`)."""
 BROKER: Final = "broker"
 LONG_S: Final = 1e9
 LATENCY_S_MAX: Final = DEFAULTS.try_s / 2.0
@@ -110,7 +111,7 @@ class Scenario(_Table):
         failures: deaths of learners at random.
         joins: when a learner starts, if not at the beginning.
         leaves: when a learner is told to leave in good order, for good.
-        liars: what a learner sends in place of its pseudo-gradients, a `Lie` (`atoll_simulator.liars`).
+        liars: what a learner sends in place of its pseudo-gradients, a `Lie`.
         kills: deaths at given times.
         partitions: cuts at given times.
         evaluate_tokens: merged tokens between two measurements on held-out text; 0 for a twenty-fifth of the target or,

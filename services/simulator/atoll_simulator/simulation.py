@@ -49,8 +49,7 @@ from atoll_learner.evaluations import measure_merged
 from atoll_learner.model import Params
 from atoll_learner.run_export import measure_model, write_out
 from atoll_learner.train import make_evaluator
-from atoll_simulator.learner import LifeParts, SharedParts, SimulatedLearner, StepPace
-from atoll_simulator.liars import Liar
+from atoll_simulator.learner import Liar, LifeParts, SharedParts, SimulatedLearner, StepPace
 from atoll_simulator.loop import LoopClock, VirtualLoop
 from atoll_simulator.process_setup import InterruptHandler
 from atoll_simulator.scenario import Scenario
@@ -225,7 +224,6 @@ class Simulation:
         await SimulatedLearner(self._shared, name, life.bus, parts).live()
 
     def _mean_s(self, name: str) -> float:
-        """Return the mean duration of a learner's steps."""
         throttle = self._up.throttle.get(name, self._settings.learner.throttle)
         return self._scenario.step_s * throttle / self._scenario.speed.get(name, 1.0)
 
@@ -239,7 +237,6 @@ class Simulation:
     # --- the sequence -------------------------------------------------------------------------------------------------
 
     async def _until_over(self, helpers: list[asyncio.Task[None]]) -> tuple[str, str]:
-        """Return how training ended, and what is wrong with that."""
         target = self._settings.protocol.tokens_target
         while True:
             self._check(helpers)
@@ -288,7 +285,6 @@ class Simulation:
             await asyncio.sleep(POLL_S)
 
     def _check(self, helpers: list[asyncio.Task[None]]) -> None:
-        """Raise errors with which no process should have ended."""
         if self.world.failure is not None:
             raise self.world.failure
         for helper in helpers:

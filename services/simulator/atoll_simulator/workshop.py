@@ -69,7 +69,6 @@ def run_sim(request: UpRequest, *, again: bool = False, face: RunConsole | None 
 
 
 def _stderr() -> RunConsole:
-    """Return the console that fits standard error."""
     console = Console(stderr=True)
     return TerminalConsole(console, SystemClock()) if console.is_terminal else PlainConsole(console, SystemClock())
 

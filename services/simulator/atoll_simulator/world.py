@@ -67,7 +67,6 @@ class SimulatedWorld:
     """The processes of one run on one broker, from one seed, on the running loop."""
 
     def __init__(self, run: str, seed: int, scenario: Scenario, broker: MemoryBroker, clock: Clock) -> None:
-        """Begin without processes."""
         self._run = run
         self._seed = seed
         self._scenario = scenario
@@ -158,7 +157,6 @@ class SimulatedWorld:
         self._loop.call_later(wait_s, self._start, actor)
 
     def _start(self, actor: Actor) -> None:
-        """Begin a life, unless it is no longer wanted."""
         if not actor.due or actor.alive:
             return
         actor.due = actor.left = False

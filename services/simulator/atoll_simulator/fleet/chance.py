@@ -35,7 +35,6 @@ class ReturnTimes:
     """Return times in seconds with mean `mean_s`: exponentiated Weibull of `shape` k and `exponent` a."""
 
     def __init__(self, mean_s: float, shape: float, exponent: float, dice: random.Random) -> None:
-        """Find the scale that has this mean."""
         self._shape = 1.0 / shape
         self._exponent = 1.0 / exponent
         self._dice = dice

@@ -74,7 +74,6 @@ class Chips:
         seed: int,
         hear: Callable[[int], None] | None = None,
     ) -> None:
-        """Begin with every slice in."""
         self.engine = engine
         self.fleet = fleet
         whole = split(chips, learners, fleet.slice_chips)
@@ -222,7 +221,6 @@ class Rigid:
     """
 
     def __init__(self, engine: Engine, fleet: FleetParameters, chips: int, seed: int) -> None:
-        """Begin stepping, with no progress."""
         self.engine = engine
         self.fleet = fleet
         self.failures = 0
@@ -260,7 +258,6 @@ class Rigid:
                 self._stop()
 
     def _stop(self) -> None:
-        """Stall, and lose all work since progress was kept."""
         if self._began_s is None:
             return
         self._unnoticed = False
@@ -274,7 +271,6 @@ class Rigid:
         self.engine.after(self.fleet.restart_s, self._go_on)
 
     def _go_on(self) -> None:
-        """Begin to step, unless a failure has begun the restart anew."""
         if self.engine.now_s < self._until_s:
             self.engine.after(self._until_s - self.engine.now_s, self._go_on)
             return

@@ -144,11 +144,11 @@ def join(
     **numbers: float,
 ) -> None:
     """Let a learner join, once for every copy time, and print what it cost."""
-    from atoll_simulator.fleet import join_cost, report_text  # noqa: PLC0415  (a verb loads what it needs when it runs)
+    from atoll_simulator.fleet import report_text, scavenging  # noqa: PLC0415  (a verb loads what it needs when it runs)
 
     fleet, exchange = _chosen(numbers, FleetParameters, Exchange)
     folder = report_text.folder_for(out, "join.json")
-    rows = join_cost.join(fleet, exchange, learners, join_cost.copies_in(copy_steps), seed)
+    rows = scavenging.join(fleet, exchange, learners, scavenging.copies_in(copy_steps), seed)
     _say(report_text.join_table(rows))
     if folder is not None:
         asked = {"learners": learners, "seed": seed}
@@ -184,7 +184,6 @@ def _chosen(numbers: dict[str, float], *groups: type[Any]) -> list[Any]:
 
 
 def _remark(text: str) -> None:
-    """Write a remark to standard error, beside the output."""
     sys.stderr.write(f"atoll: {text}\n")
     sys.stderr.flush()
 

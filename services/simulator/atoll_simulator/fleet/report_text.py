@@ -11,9 +11,8 @@ from atoll.base.atomic_files import write_whole
 from atoll.base.errors import SettingsError
 from atoll.base.wording import counted
 from atoll_simulator.fleet.cells import RIGID, FleetCell, per_cent, size_text
-from atoll_simulator.fleet.join_cost import JoinCost
 from atoll_simulator.fleet.rounds import RoundsReport
-from atoll_simulator.fleet.scavenging import Scavenged
+from atoll_simulator.fleet.scavenging import JoinCost, Scavenged
 
 
 def goodput_tables(cells: Sequence[FleetCell]) -> str:
@@ -129,7 +128,6 @@ def _write(folder: Path, name: str, text: str) -> Path:
 
 
 def _plain(value: object) -> object:
-    """Return a dataclass as JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} is no plain data")

@@ -14,13 +14,10 @@ from atoll.merge.partial import partial_codec
 from atoll.story.goodput import DEFINITION
 from atoll_simulator.planner.cautions import Caution, Findings, cautions
 from atoll_simulator.planner.failures import YEAR_S, site_mtbf_s, spares
-from atoll_simulator.planner.links import ROUND_TRIPS, Region, average, burst, explain_too_late, regions
-from atoll_simulator.planner.memory import Room, room
-from atoll_simulator.planner.merging import UNSURE
+from atoll_simulator.planner.links import ROUND_TRIPS, UNSURE, Region, average, burst, explain_too_late, regions
 from atoll_simulator.planner.question import WANTED, Question
-from atoll_simulator.planner.sweep import CODECS, PAGE, STUDY, SweepRow, best, sweep
-from atoll_simulator.planner.systems import System, systems
-from atoll_simulator.planner.traffic import Traffic, bits_per_number, traffic
+from atoll_simulator.planner.systems import CODECS, PAGE, STUDY, SweepRow, System, best, sweep, systems
+from atoll_simulator.planner.traffic import Room, Traffic, bits_per_number, room, traffic
 from atoll_simulator.planner.utilisation import PUBLISHED_SHARE
 
 
@@ -104,59 +101,16 @@ def answer(question: Question, *, sweeps: bool = False) -> PlanAnswer:
 
 def assumptions(question: Question) -> tuple[str, ...]:
     """Return the assumptions behind the figures, each in a sentence with its number."""
-    protocol, links, broken = question.protocol, question.links, question.failures
-    up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
-    overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
-    steps = f"{protocol.interval_steps / protocol.fragments:.3g}"
-    pause = "step" if steps == "1" else f"{steps} steps"
-    all_learners = "the learner contributes to every round and reads"
-    if question.learners > 1:
-        all_learners = f"all {counted(question.learners, 'learner')} contribute to every round and read"
-    sites = counted(question.learners, "site")
-    between = as_time(site_mtbf_s(broken, question.chips))
-    failing = (
-        f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}, so a "
-        f"site fails every {between}; a lost learner loses half the interval that is reached of its work"
-        if broken.loss_per_hour
-        else f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years, so a site of {question.chips} fails every {between}; "
-        f"{counted(min(broken.slice_chips, question.chips), 'chip goes', 'chips go together')} for "
-        f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
-        f"take slices in, at most every {broken.admission_s:g} s"
-    )
-    hub = "the hub's link is as wide as needed" if links.hub_in is None else f"the hub has {as_rate(links.hub_in)} in"
-    rtt = f"{1000 * links.rtt_s:g} ms"
+    protocol = question.protocol
     return (
-        (
-            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
-            "scales counted; no zstd; headers of NATS, heartbeats and events are not counted (below 0.1 % of a large model)"
-        ),
-        f"{all_learners} every frame, through one broker (a star); {hub}",
+        *_sending(question),
         *_regional(question),
-        (
-            f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of {rtt} and "
-            f"{links.merge_s:g} s of merging and disk; a blob goes up with {as_bytes(links.window_bytes)} in flight, so at "
-            f"{as_rate(links.window_bits_per_s)} at most"
-        ),
-        (
-            f"fragments are equal, and one leaves every {pause} of "
-            f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted"
-        ),
-        (
-            "utilisation is the literature's: a step waits for a fragment that is not back within tau steps. Atoll's learners "
-            "do not wait; their interval grows instead"
-        ),
+        *_timing(question),
         (
             f"what a learner trains between push and adoption is {_fate(question)} (adoption {protocol.adoption}); "
             f"where the link is too slow, the share that is merged is an estimate within {UNSURE:.0f} points"
         ),
-        (
-            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over {sites} "
-            f"at the pace of the slowest link, hub and connection counted: data-parallel every step, DiLoCo every "
-            f"{protocol.interval_steps}, {overlap} ({question.layers} layers, backward 2/3 of a step)"
-        ),
-        f"{failing}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per failure "
-        f"and what it did since it kept its progress, every {broken.checkpoint_s:g} s"
-        + (" and waits for who is away" if broken.loss_per_hour else f"; {_spares(question)}"),
+        *_synchronous(question),
         f"{DEFINITION}; steps that a failure undoes do not count",
         (
             f"the outer optimizer ({protocol.outer}) keeps {question.state_numbers:g} float32 numbers per parameter, and "
@@ -166,8 +120,82 @@ def assumptions(question: Question) -> tuple[str, ...]:
     )
 
 
+def _sending(question: Question) -> tuple[str, ...]:
+    """Return what is taken of numbers on the wire, and who sends and reads them."""
+    protocol, hub_in = question.protocol, question.links.hub_in
+    up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
+    every = "the learner contributes to every round and reads"
+    if question.learners > 1:
+        every = f"all {counted(question.learners, 'learner')} contribute to every round and read"
+    hub = "the hub's link is as wide as needed" if hub_in is None else f"the hub has {as_rate(hub_in)} in"
+    return (
+        (
+            f"a number is {up:.3g} bits up ({protocol.codec_up}) and {down:.3g} bits down ({protocol.codec_down}), block "
+            "scales counted; no zstd; headers of NATS, heartbeats and events are not counted (below 0.1 % of a large model)"
+        ),
+        f"{every} every frame, through one broker (a star); {hub}",
+    )
+
+
+def _timing(question: Question) -> tuple[str, ...]:
+    """Return what is taken of the time of rounds and steps."""
+    protocol, links = question.protocol, question.links
+    steps = f"{protocol.interval_steps / protocol.fragments:.3g}"
+    pause = "step" if steps == "1" else f"{steps} steps"
+    return (
+        (
+            f"links are full duplex and carry nothing else; a round costs {ROUND_TRIPS:g} round trips of "
+            f"{1000 * links.rtt_s:g} ms and {links.merge_s:g} s of merging and disk; a blob goes up with "
+            f"{as_bytes(links.window_bytes)} in flight, so at {as_rate(links.window_bits_per_s)} at most"
+        ),
+        (
+            f"fragments are equal, and one leaves every {pause} of "
+            f"{question.step_s:g} s; the time of a step is given, what the protocol costs it (`make bench`) is not counted"
+        ),
+        (
+            "utilisation is the literature's: a step waits for a fragment that is not back within tau steps. Atoll's learners "
+            "do not wait; their interval grows instead"
+        ),
+    )
+
+
+def _synchronous(question: Question) -> tuple[str, ...]:
+    """Return what is taken of synchronous training, and of failures, which stop it."""
+    broken = question.failures
+    overlap = "both hidden in the backward pass" if question.backward_overlap else "both with nothing beside it"
+    waits = " and waits for who is away" if broken.loss_per_hour else f"; {_spares(question)}"
+    return (
+        (
+            f"synchronous training reduces {question.reduce_bits:g} bits a parameter by a ring over "
+            f"{counted(question.learners, 'site')} "
+            f"at the pace of the slowest link, hub and connection counted: data-parallel every step, DiLoCo every "
+            f"{question.protocol.interval_steps}, {overlap} ({question.layers} layers, backward 2/3 of a step)"
+        ),
+        (
+            f"{_failing(question)}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per "
+            f"failure and what it did since it kept its progress, every {broken.checkpoint_s:g} s{waits}"
+        ),
+    )
+
+
+def _failing(question: Question) -> str:
+    """Return how often learners, or their chips, fail, and for how long."""
+    broken = question.failures
+    between = as_time(site_mtbf_s(broken, question.chips))
+    if broken.loss_per_hour:
+        return (
+            f"{as_share(broken.loss_per_hour)} of the learners are lost per hour and are away for {as_time(broken.return_s)}, "
+            f"so a site fails every {between}; a lost learner loses half the interval that is reached of its work"
+        )
+    return (
+        f"a chip fails every {broken.mtbi_s / YEAR_S:.3g} years, so a site of {question.chips} fails every {between}; "
+        f"{counted(min(broken.slice_chips, question.chips), 'chip goes', 'chips go together')} for "
+        f"{as_time(broken.return_s)}; a learner stops {broken.downscale_s:g} s to lose a slice, {broken.upscale_s:g} s to "
+        f"take slices in, at most every {broken.admission_s:g} s"
+    )
+
+
 def _regional(question: Question) -> tuple[str, ...]:
-    """Return what regions that add up are taken to do."""
     if question.per_region == 1:
         return ()
     sums = f"its synchronizer sends their sum ({partial_codec(question.protocol)}) {question.added_up_s:.3g} s later"
@@ -176,7 +204,6 @@ def _regional(question: Question) -> tuple[str, ...]:
 
 
 def _spares(question: Question) -> str:
-    """Return which spares a rigid job holds back."""
     held = spares(question.failures, question.learners, question.chips)
     return (
         f"of the same machines it holds {held.slices} of {held.of} slices back as spares, which its goodput counts as idle, "

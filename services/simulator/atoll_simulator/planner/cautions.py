@@ -35,9 +35,8 @@ from atoll_simulator.planner.links import (
     stream,
     without_window,
 )
-from atoll_simulator.planner.memory import Room, room, shards_enough
 from atoll_simulator.planner.question import Question
-from atoll_simulator.planner.traffic import Traffic, traffic
+from atoll_simulator.planner.traffic import Room, Traffic, room, shards_enough, traffic
 from atoll_simulator.planner.utilisation import LINK_BITS_PER_S_MAX
 
 GOODPUT_LOW = 0.5
@@ -314,7 +313,6 @@ def _machines(found: Findings) -> Iterator[Trouble]:
 
 
 def _those(question: Question) -> str:
-    """Say who sends to the hub."""
     learners = counted(question.learners, "learner")
     return learners if question.per_region == 1 else f"{learners} in {question.senders} regions"
 

@@ -93,19 +93,19 @@ def site_mtbf_s(failures: Failures, chips: int) -> float:
 
 def running(failures: Failures, chips: int) -> float:
     """Return the share of time in which an elastic job of `chips` is not stopped."""
-    return _running(failures, present(failures) * chips / failures.mtbi_s)
+    return _running_share(failures, present(failures) * chips / failures.mtbi_s)
 
 
-def _running(failures: Failures, rate: float) -> float:
+def _running_share(failures: Failures, rate: float) -> float:
     """Return the same for failures at `rate` per second."""
     least_s = max(failures.admission_s, failures.upscale_s)
     between_s = least_s + math.exp(-rate * least_s) / rate
     noticed = rate * failures.notice_s
-    stopped = noticed + rate * _prolonged(failures.downscale_s, rate * failures.stall_again)
+    stopped = noticed + rate * _mean_stop_s(failures.downscale_s, rate * failures.stall_again)
     return (1.0 - failures.upscale_s / between_s) * (1.0 + noticed) / (1.0 + stopped)
 
 
-def _prolonged(stop_s: float, rate: float) -> float:
+def _mean_stop_s(stop_s: float, rate: float) -> float:
     """Return the mean length of a stop of `stop_s` when failures at `rate` per second begin it anew."""
     again = rate * stop_s
     return math.expm1(min(again, LONGEST)) / rate if again else stop_s
@@ -114,16 +114,16 @@ def _prolonged(stop_s: float, rate: float) -> float:
 def stops(failures: Failures, chips: int) -> tuple[float, float]:
     """Return the share of time in which a learner of `chips` stands still, and the seconds of each stop."""
     if failures.loss_per_hour:
-        return 1.0 - _there(failures), failures.return_s
-    return 1.0 - running(_whole(failures, chips), chips), max(failures.downscale_s, failures.upscale_s)
+        return 1.0 - _learner_presence(failures), failures.return_s
+    return 1.0 - running(_limit_slice(failures, chips), chips), max(failures.downscale_s, failures.upscale_s)
 
 
-def _there(failures: Failures) -> float:
+def _learner_presence(failures: Failures) -> float:
     """Return the share of time in which a learner that can be lost as a whole is there."""
     return 1.0 / (1.0 + failures.loss_per_hour / HOUR_S * failures.return_s)
 
 
-def _whole(failures: Failures, chips: int) -> Failures:
+def _limit_slice(failures: Failures, chips: int) -> Failures:
     """Return the failures of learners that may be smaller than a slice."""
     return replace(failures, slice_chips=min(failures.slice_chips, chips))
 
@@ -140,15 +140,15 @@ def elastic(failures: Failures, chips: int) -> float:
 
 def rigid(failures: Failures, chips: int) -> float:
     """Return the goodput of one job of `chips` chips that restarts at every failure; its spares are not counted."""
-    return _rigid(failures, chips / failures.mtbi_s)
+    return _rigid_goodput(failures, chips / failures.mtbi_s)
 
 
-def _rigid(failures: Failures, rate: float) -> float:
+def _rigid_goodput(failures: Failures, rate: float) -> float:
     """Return the same for failures at `rate` per second."""
     kept = rate * failures.checkpoint_s
     share = kept * math.exp(-kept) / -math.expm1(-kept) if kept else 1.0
     noticed = rate * failures.notice_s
-    stopped = noticed + rate * _prolonged(failures.restart_s, rate * failures.stall_again)
+    stopped = noticed + rate * _mean_stop_s(failures.restart_s, rate * failures.stall_again)
     return (share + noticed) / (1.0 + stopped)
 
 
@@ -166,28 +166,28 @@ def spares(failures: Failures, learners: int, chips: int) -> Spares:
 
     Of S slices s do not train, and the job waits while more than s are away (Poisson): a small fleet rather waits for repairs.
     """
-    failures, chips = _whole(failures, chips), learners * chips
+    failures, chips = _limit_slice(failures, chips), learners * chips
     of = max(1, chips // failures.slice_chips)
-    away = _away(failures, of * failures.slice_chips)
+    away = _mean_away(failures, of * failures.slice_chips)
     spread = math.sqrt(away)
     tried = {min(of - 1, math.ceil(away + width / 4.0 * spread)) for width in range(4 * DEVIATIONS)} | {
         *range(min(of, FEW))
     }
-    return max((_spared(failures, slices, of) for slices in sorted(tried)), key=lambda found: found.share)
+    return max((_weigh_spares(failures, slices, of) for slices in sorted(tried)), key=lambda found: found.share)
 
 
-def _spared(failures: Failures, slices: int, of: int) -> Spares:
+def _weigh_spares(failures: Failures, slices: int, of: int) -> Spares:
     """Return the share of the fleet that trains with so many spares: those that work, while no more than those are away."""
-    away = _away(failures, (of - slices) * failures.slice_chips)
-    return Spares(slices, of, (of - slices) / of * _at_most(slices, away))
+    away = _mean_away(failures, (of - slices) * failures.slice_chips)
+    return Spares(slices, of, (of - slices) / of * _poisson_cdf(slices, away))
 
 
-def _away(failures: Failures, chips: int) -> float:
+def _mean_away(failures: Failures, chips: int) -> float:
     """Return how many slices of a job of `chips` chips are away in the mean."""
     return chips * failures.return_s / failures.mtbi_s
 
 
-def _at_most(count: int, mean: float) -> float:
+def _poisson_cdf(count: int, mean: float) -> float:
     """Return the chance that a Poisson number of this mean is at most `count`; by the normal law for large means."""
     if mean > POISSON_MEAN_MAX:
         return 0.5 * math.erfc((mean - count - 0.5) / math.sqrt(2.0 * mean))
@@ -210,15 +210,15 @@ class Goodput:
 def goodput(failures: Failures, learners: int, chips: int, unmerged_s: float) -> Goodput:
     """Return the goodput of M = `learners` of `chips` each; a learner that dies loses `unmerged_s` seconds of its work."""
     if failures.loss_per_hour == 0.0:
-        failures = _whole(failures, chips)
+        failures = _limit_slice(failures, chips)
         together = learners * chips
         held = spares(failures, learners, chips)
         working = max(1, together - held.slices * failures.slice_chips)
         return Goodput(elastic(failures, chips), elastic(failures, together), held.share * rigid(failures, working))
     rate = failures.loss_per_hour / HOUR_S
-    there = _there(failures)
+    there = _learner_presence(failures)
     return Goodput(
         1.0 / (1.0 + rate * (failures.return_s + unmerged_s)),
-        there * _running(failures, there * rate * learners),
-        there**learners * _rigid(failures, rate * learners),
+        there * _running_share(failures, there * rate * learners),
+        there**learners * _rigid_goodput(failures, rate * learners),
     )

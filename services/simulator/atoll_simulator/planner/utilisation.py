@@ -29,7 +29,7 @@ PUBLISHED_SHARE = 2.0 / 3.0
 """Share of a synchronous reduction's bits that a site sends in the published bandwidth tables, whatever the number of sites.
 
 With it and `PUBLISHED_LAYERS`, both from two cells, the published rows come out within one step of their grid
-(`benchmarks.network.literature`, a test). It is no more than their way of counting: a ring sends more, and waits for latency.
+(`benchmarks.network.bandwidth`, a test). It is no more than their way of counting: a ring sends more, and waits for latency.
 """
 PUBLISHED_LAYERS = 36
 BISECTIONS = 60

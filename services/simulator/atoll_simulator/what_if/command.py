@@ -59,9 +59,9 @@ def what_if(  # noqa: PLR0913  (one option each)
     from atoll.base.units import within  # noqa: PLC0415
     from atoll.cli.output import say_lines  # noqa: PLC0415
     from atoll.cli.reading import recording_of  # noqa: PLC0415
+    from atoll_simulator.what_if.comparison import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
     from atoll_simulator.what_if.recording import fit_recording  # noqa: PLC0415
     from atoll_simulator.what_if.replay import parse_change  # noqa: PLC0415
-    from atoll_simulator.what_if.text import as_document, change_lines, check_lines, fit_lines  # noqa: PLC0415
 
     within("--seeds", seeds, 2, SEEDS_MAX)
     within("--miss-max", miss_max, 0.0, 10.0)

@@ -28,12 +28,19 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.story.goodput import summed
 from atoll_simulator.engine import Engine
 from atoll_simulator.fleet.chance import stream
-from atoll_simulator.fleet.links import BITS_PER_GBIT, FleetLink
 from atoll_simulator.fleet.parameters import Exchange, FleetParameters
-from atoll_simulator.fleet.rounds import REST_STEPS, FleetLearner, NeverAtRest, Rounds
+from atoll_simulator.fleet.rounds import BITS_PER_GBIT, REST_STEPS, FleetLearner, FleetLink, NeverAtRest, Rounds
 from atoll_simulator.scenario import LATENCY_S_MAX
-from atoll_simulator.what_if.outcome import MadeCommit, RunFigures, TrainingTotals, outcome
-from atoll_simulator.what_if.recording import Life, RecordedLearner, RecordedLink, Recording
+from atoll_simulator.what_if.recording import (
+    Life,
+    MadeCommit,
+    RecordedLearner,
+    RecordedLink,
+    Recording,
+    RunFigures,
+    TrainingTotals,
+    outcome,
+)
 
 REST_S = 3600.0
 GONE = "gone"
