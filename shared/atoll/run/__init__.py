@@ -1,1 +1,1 @@
-"""What every role reads of a run: its record, heads, chain of keyframes and deltas, ledger, and the whole view."""
+"""A run as every role reads it: its record, heads, chain of keyframes and deltas, ledger, and its history."""

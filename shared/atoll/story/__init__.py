@@ -1,1 +1,1 @@
-"""What happened in a run and why, in words, from its event log."""
+"""The story of a run in words, from its event log: its events, and why they happened."""
