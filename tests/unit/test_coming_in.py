@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.base.clock import SystemClock
-from atoll.base.errors import IdentityTaken
+from atoll.base.errors import AccessDenied, IdentityTaken
 from atoll.bus.interface import Bus
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.bus.signed import SignedBus
@@ -72,3 +72,10 @@ async def test_an_id_that_is_held_names_its_holder(locked: bool, todo: str, run:
     answering.cancel()
     assert f"stop process {held.pid} on {held.host}" in str(taken.value.todo)
     assert todo in str(taken.value.todo)
+
+
+async def test_waiting_for_a_founder_has_an_end(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the one who could begin the run."""
+    monkeypatch.setattr(founding, "FOUNDED_S", 0.01)
+    with pytest.raises(AccessDenied, match="--founds"):
+        await founding.await_founding(MemoryBus(run, MemoryBroker()), run_record(run).subjects)
