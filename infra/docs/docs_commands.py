@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import typer
 
-from atoll.cli.main import build
+from atoll.cli.main import LazyVerb, build
 
 
 def verbs() -> Iterator[tuple[str, Any]]:
@@ -17,6 +17,7 @@ def verbs() -> Iterator[tuple[str, Any]]:
 
 
 def _below(words: str, command: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (typer vendors the parser's types)
+    command = command.load() if isinstance(command, LazyVerb) else command
     yield words, command
     for name, inner in sorted(getattr(command, "commands", {}).items()):
         yield from _below(f"{words} {name}", inner)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from atoll.client.founding import publish_origin
+from atoll.deploy.checks import Seat, seat_of_service
 from atoll.deploy.description import DeploymentDescription, read_description
 from atoll.deploy.examination import ExaminationContext, compare_deployment, examine
 from atoll.deploy.rendering import render
-from atoll.deploy.seat import Seat, seat_of_service
 from atoll.deploy.services import leaf_command, leaf_of, node_command, nodes
 from atoll.keys.identity import write_secret
 from atoll.keys.roll import KeyFolder

@@ -24,9 +24,17 @@ from atoll.bus.nats.bus import JetStreamBus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
 from atoll.bus.streams import stream_plan
-from atoll.deploy.checks import Finding, MachineView, as_date, check_congestion, check_hub_link, check_rights
+from atoll.deploy.checks import (
+    Finding,
+    MachineView,
+    Seat,
+    as_date,
+    check_congestion,
+    check_hub_link,
+    check_rights,
+    seat_of_file,
+)
 from atoll.deploy.examination import ExaminationContext, examine
-from atoll.deploy.seat import Seat, seat_of_file
 from atoll.keys.certificates import Certified
 from atoll.keys.identity import read_identity, write_secret
 from atoll.keys.roll import KeyFolder

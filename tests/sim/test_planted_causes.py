@@ -1,4 +1,4 @@
-"""A cause is planted in a run, and `atoll why` and `atoll story` name it, from the event log that the run has left."""
+"""A cause is planted in a run, and `atoll why` names it, from the event log that the run has left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_nothing_stands_out_in_a_run_that_goes_as_it_should(simulate: Simulate) 
     assert "no contribution was refused" in asked(out, "why", "refused")
     assert "0 of " in asked(out, "why", "grace")
     assert " is long (from the call of a round" in asked(out, "why")
-    assert "is its last: shard-" in asked(out, "story", "fragment", "0")
+    assert "is its last: shard-" in asked(out, "why", "fragment", "0")
     assert asked(out, "status").startswith("sim: over")
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     fates = json.loads(asked(out, "fates", "--json"))
@@ -57,7 +57,7 @@ def test_nothing_stands_out_in_a_run_that_goes_as_it_should(simulate: Simulate) 
     }
     contribution = history_of(out).contributions("learner-2")[-1]
     push = f"learner-2/1/{contribution[0].round.fragment}/{contribution[1].push}"
-    told = asked(out, "story", "contribution", push)
+    told = asked(out, "why", "contribution", push)
     assert "was carried by its manifest (" in told
     assert f"became part of version {contribution[0].round.version}" in told
     assert "the event log does not tell" not in told
@@ -78,7 +78,7 @@ def test_a_learner_of_which_nothing_arrives_is_named(simulate: Simulate) -> None
     out = simulate(config=dead, protocol__tokens_target=TOKENS, **WIDE).out
 
     assert found(out) == {("nothing merged", "learner-3")}
-    assert "no contribution of it was merged" in asked(out, "story", "learner", "learner-3")
+    assert "no contribution of it was merged" in asked(out, "why", "learner", "learner-3")
 
 
 def test_a_slow_learner_is_named(simulate: Simulate) -> None:
@@ -100,7 +100,7 @@ def test_a_quarantined_learner_is_named_with_its_offences(simulate: Simulate) ->
     assert "'outlier' (an offence)" in told
     assert "was allowed" in told
     assert "is in quarantine at shard-" in told
-    assert "put incarnation 1 into quarantine" in asked(out, "story", "learner", "learner-4")
+    assert "put incarnation 1 into quarantine" in asked(out, "why", "learner", "learner-4")
     (isolated,) = [each for each in findings(history_of(out)) if each.cause == "quarantine"]
     assert "(fragments " in isolated.text
     assert {each.cause for each in isolated.consequences} <= {"refusals", "nothing merged"}
@@ -119,11 +119,11 @@ def test_a_dead_shard_is_named_when_another_process_takes_it_over(simulate: Simu
     # Its last sign was a moment before it was killed, in second 3 of the simulation.
     assert history.clock.began_s + 2.0 < dead.from_s < history.clock.began_s + 3.0 < dead.until_s
     first = next(line.round for line in history.rounds if line.shard == "shard-0" and line.at_s > dead.until_s)
-    told = asked(out, "story", "round", f"{first.fragment}/{first.version}")
+    told = asked(out, "why", "round", f"{first.fragment}/{first.version}")
     assert "shard-0 had no owner from" in told
     assert "because no live learner was left to ask" not in told
     assert "s without an owner: fragment" in asked(out, "why")
-    assert ": a takeover" in asked(out, "story", "shard", "0")
+    assert ": a takeover" in asked(out, "why", "shard", "0")
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["faults"] == 1
 
@@ -149,4 +149,4 @@ def test_a_bad_island_is_named_by_its_direction_and_is_not_in_quarantine(
     assert [each.culprit for each in bad] == ["learner-4"]
     assert how in bad[0].text
     assert not history.quarantined
-    assert "it points elsewhere than the others" in asked(out, "story", "learner", "learner-4")
+    assert "it points elsewhere than the others" in asked(out, "why", "learner", "learner-4")

@@ -13,9 +13,9 @@ from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
 from atoll.bus.options import BusOptions
 from atoll.bus.server import EmbeddedBroker
+from atoll.deploy.checks import Seat, seat_of_service
 from atoll.deploy.description import read_description
 from atoll.deploy.rendering import render
-from atoll.deploy.seat import Seat, seat_of_service
 from atoll.keys.identity import read_identity
 from atoll.keys.locked import LockedDoor
 from atoll.keys.roll import KeyFolder

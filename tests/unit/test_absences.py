@@ -37,7 +37,7 @@ def test_a_learner_that_was_killed_and_started_again_was_gone_until_then(told: S
     (found,) = gone(told)
 
     assert (found.culprit, found.from_s, found.until_s) == ("a", 40.0, 52.0)
-    assert found.command == "atoll story learner a"
+    assert found.command == "atoll why learner a"
     assert found.text == (
         "incarnation 1 left no word, and nothing was heard of the learner for 12 s; then incarnation 2 began"
     )

@@ -41,7 +41,7 @@ def test_joining_is_a_share_of_the_time_of_all_learners(told: SteppedRun) -> Non
     assert {key for key in lost if lost[key].of == "learners"} == {("joining", who) for who in "abc"}
     assert lost["joining", "a"].seconds == pytest.approx(10.0)
     assert lost["joining", "a"].share == pytest.approx(10.0 / 330.0)
-    assert lost["joining", "a"].command == "atoll story learner a"
+    assert lost["joining", "a"].command == "atoll why learner a"
 
 
 def test_parts_of_a_learners_time_never_exceed_what_it_did_not_step(told: SteppedRun) -> None:

@@ -194,7 +194,7 @@ def test_the_page_of_a_report_is_that_of_the_run_which_is_over() -> None:
 
     assert [(part["what"], part["share"], part["command"]) for part in frames["causes"]["slow"][:2]] == [
         ("quorum", 0.75, "atoll why --out /nowhere"),
-        ("joining", 0.5, "atoll story learner a --out /nowhere"),
+        ("joining", 0.5, "atoll why learner a --out /nowhere"),
     ]
     assert frames["curves"]["losses"] == [{"learner": "a", "at_s": [2.0, 10.0], "loss": [4.0, 3.0]}]
     assert frames["curves"]["rounds"]["contributors"] == [1]

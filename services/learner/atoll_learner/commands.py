@@ -21,17 +21,23 @@ NICE: Final = 5
 
 def register(app: typer.Typer) -> None:
     """Add this service's verbs to the command line."""
-    app.command(name="learner", help="Train one replica as an island of a run.")(learn)
-    app.command(name="evaluate", help="Follow a run and measure its merged model on held-out text.")(evaluate)
-    app.command(name="export", help="Write the merged model as safetensors, with a sample of its text.")(export)
+    app.command(name="learner", help="Train one replica as an island of a run.", rich_help_panel="run")(learn)
     app.command(
-        name="attribute", help="Say what each learner's part of a retained round was, and of the round without it."
+        name="evaluate", help="Follow a run and measure its merged model on held-out text.", rich_help_panel="watch"
+    )(evaluate)
+    app.command(
+        name="export", help="Write the merged model as safetensors, with a sample of its text.", rich_help_panel="keep"
+    )(export)
+    app.command(
+        name="attribute",
+        help="Say what each learner's part of a retained round was, and of the round without it.",
+        rich_help_panel="understand",
     )(attribute)
     data = typer.Typer(help="Token shards.", no_args_is_help=True)
     data.command(name="prepare", help="Turn text, jsonl or parquet into token shards.")(prepare_text)
     data.command(name="mix", help="Mix folders of token shards by weight.")(mix)
     data.command(name="show", help="Say what a folder of token shards holds, and check that it is whole.")(show)
-    app.add_typer(data, name="data")
+    app.add_typer(data, name="data", rich_help_panel="run")
 
 
 def learn(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
-from atoll.cli.reading import Out
+from atoll.cli.options import Assignments, Broker, Config, Out, Run, with_flags
 
 if TYPE_CHECKING:
     from atoll.run.saved import SavedRun
@@ -26,10 +25,16 @@ Host = Annotated[str | None, typer.Option(help="Address to serve at.  [default: 
 
 def register(app: typer.Typer) -> None:
     """Add this service's verbs to the command line."""
-    app.command(name="monitor", help="Watch a run: metrics for Prometheus, and a page; it can only read.")(monitor)
-    app.command(name="dashboard", help="Show runs in the browser: live, or as they ended; several are compared.")(
-        dashboard
-    )
+    app.command(
+        name="monitor",
+        help="Watch a run: metrics for Prometheus, and a page; it can only read.",
+        rich_help_panel="watch",
+    )(monitor)
+    app.command(
+        name="dashboard",
+        help="Show runs in the browser: live, or as they ended; several are compared.",
+        rich_help_panel="watch",
+    )(dashboard)
 
 
 def monitor(  # noqa: PLR0913  (one option each)

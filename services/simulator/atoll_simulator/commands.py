@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     fleet_command.register(group)
     group.command(name="train", help="Train a whole run in virtual time: real gradients, one process, one seed.")(train)
-    app.add_typer(group, name="sim", help="Simulate runs in virtual time, from one seed.")
+    app.add_typer(group, name="sim", help="Simulate runs in virtual time, from one seed.", rich_help_panel="plan")
 
 
 def train(  # noqa: PLR0913  (one option each)

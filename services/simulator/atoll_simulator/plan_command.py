@@ -98,7 +98,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON: bit
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="plan", help="Plan a run: bytes, bandwidth, utilisation, goodput, time and cost.")(plan)
+    app.command(
+        name="plan", help="Plan a run: bytes, bandwidth, utilisation, goodput, time and cost.", rich_help_panel="plan"
+    )(plan)
 
 
 def plan(  # noqa: PLR0913  (one option each)

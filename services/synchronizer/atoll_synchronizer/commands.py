@@ -11,7 +11,11 @@ from atoll.cli.options import Assignments, Broker, Config, Run, with_flags
 
 def register(app: typer.Typer) -> None:
     """Add this service's verbs to the command line."""
-    app.command(name="synchronizer", help="Serve a run's shards: merge their fragments until the run is over.")(serve)
+    app.command(
+        name="synchronizer",
+        help="Serve a run's shards: merge their fragments until the run is over.",
+        rich_help_panel="run",
+    )(serve)
 
 
 def serve(  # noqa: PLR0913  (one option each)

@@ -7,30 +7,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from atoll.archive.checkpoint_store import CheckpointStore
+from atoll.archive.checkpoints import Manifest, RunCheckpoint
+from atoll.archive.object_store import open_archive
+from atoll.base.errors import CheckpointError, SettingsError, for_a_terminal
 from atoll.cli.options import Run
 from atoll.cli.output import say
+from atoll.keys.identity import read_identity
+from atoll.wire.subjects import is_token
 
-if TYPE_CHECKING:
-    from atoll.archive.checkpoint_store import CheckpointStore
-    from atoll.archive.checkpoints import Manifest, RunCheckpoint
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    archive.command(name="show", help="List the checkpoints of an archive: shards, versions, tokens, bytes, times.")(
-        show
-    )
-    archive.command(name="sign", help="Sign what an open run archived, so that a locked run may be rebuilt from it.")(
-        sign
-    )
-    app.add_typer(archive, name="archive", help="Look at checkpoints outside the broker.")
+verbs = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command(name="show")
 def show(
     url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
     run: Run = None,
@@ -43,16 +36,9 @@ def show(
         typer.Option(help="An identity of the run: show only what its shards signed, as a rebuilding sees it."),
     ] = None,
 ) -> None:
-    """Print a line per checkpoint and one per shard in it; leave with 2 if there is none."""
-    from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.archive.object_store import open_archive  # noqa: PLC0415
-    from atoll.base.errors import CheckpointError, for_a_terminal  # noqa: PLC0415
-    from atoll.wire.subjects import is_token  # noqa: PLC0415
-
+    """List the checkpoints of an archive: shards, versions, tokens, bytes, times."""
     signatures = None
     if identity is not None:
-        from atoll.keys.identity import read_identity  # noqa: PLC0415
-
         signatures = read_identity(identity).signatures()
     object_store = open_archive(url)
     folders = {name.path.split("/")[0] for name in object_store.names("") if "/" in name.path}
@@ -75,6 +61,7 @@ def show(
                 say(line)
 
 
+@verbs.command(name="sign")
 def sign(
     url: Annotated[str, typer.Argument(help="The archive: a folder, file:///folder or s3://bucket/prefix.")],
     *,
@@ -83,12 +70,7 @@ def sign(
         Path, typer.Option(help="The identity that signs: an operator's, or a synchronizer's of the run.")
     ],
 ) -> None:
-    """Sign every manifest of a run that can be read; whoever does that says that he trusts the archive as it is."""
-    from atoll.archive.checkpoint_store import CheckpointStore  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.archive.object_store import open_archive  # noqa: PLC0415
-    from atoll.base.errors import CheckpointError, SettingsError  # noqa: PLC0415
-    from atoll.keys.identity import read_identity  # noqa: PLC0415
-
+    """Sign what an open run archived, so that a locked run may be rebuilt from it."""
     held = read_identity(identity)
     held.check_run(run)
     if held.kind not in ("operator", "synchronizer"):
@@ -120,8 +102,6 @@ def sign(
 
 def lines(store: CheckpointStore, checkpoint: RunCheckpoint, *, verify: bool) -> list[str]:
     """Return the lines that describe one checkpoint."""
-    from atoll.base.errors import CheckpointError  # noqa: PLC0415
-
     state = "complete" if checkpoint.complete else f"lacks shards {', '.join(map(str, checkpoint.missing))}"
     shards = []
     for shard, part in sorted(checkpoint.parts.items()):

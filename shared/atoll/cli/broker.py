@@ -67,16 +67,10 @@ RegionIdentity = Annotated[
 STALE: Final = "old roll"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    verbs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
-    verbs.callback(help="Run a broker for islands, with its data in a folder, until Ctrl-C.")(broker)
-    verbs.command(name="status", help="Say which roll each node of a locked broker follows, its version, its peers.")(
-        broker_status
-    )
-    app.add_typer(verbs, name="broker")
+verbs = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
+@verbs.callback()
 def broker(  # noqa: PLR0913  (one option each)
     context: typer.Context,
     *,
@@ -113,7 +107,7 @@ def broker(  # noqa: PLR0913  (one option each)
         typer.Option(help="File to touch while the server lives, for `atoll health`.", envvar="ATOLL_HEALTH_FILE"),
     ] = None,
 ) -> None:
-    """Run nats-server until SIGINT or SIGTERM."""
+    """Run a broker for islands, with its data in a folder, until Ctrl-C."""
     if context.invoked_subcommand is not None:
         return
     from atoll.base.logs import configure  # noqa: PLC0415
@@ -146,7 +140,6 @@ def broker(  # noqa: PLR0913  (one option each)
 
 
 def _include_path(file: Path | None) -> Path | None:
-    """Return where a file to include is, if there is one; raise `SettingsError` for one that the server could not read."""
     from atoll.base.regular_files import read_text  # noqa: PLC0415
 
     if file is None:
@@ -182,7 +175,6 @@ def _is_loopback(host: str) -> bool:
 def _locked_door(
     keys: Path | None, store: Path, include: Path | None, node: ClusterNode | None, side: LinkSide | None
 ) -> LockedDoor | None:
-    """Return the door that `--keys` means, None for an open broker."""
     from atoll.keys.locked import LockedDoor  # noqa: PLC0415
     from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
@@ -202,7 +194,6 @@ def _locked_door(
 def _cluster_node(
     cluster: str | None, node: int | None, routes: tuple[str, ...], cluster_port: int | None
 ) -> ClusterNode | None:
-    """Return the node that the options mean, None for a single server."""
     from atoll.bus.cluster import ClusterNode  # noqa: PLC0415
 
     given = {"--node": node, "--route": routes or None, "--cluster-port": cluster_port}
@@ -379,6 +370,7 @@ class NodeRow:
     faults: tuple[str, ...] = ()
 
 
+@verbs.command(name="status")
 def broker_status(
     *,
     broker: Broker = None,
@@ -390,7 +382,7 @@ def broker_status(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Print a line per node; leave with 1 if a node is missing or differs from the others."""
+    """Say which roll each node of a locked broker follows, its version, its peers; leave with 1 if one differs."""
     from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
     from atoll.keys.roll import KeyFolder, stamp_of  # noqa: PLC0415
 
@@ -417,7 +409,6 @@ async def _rows(settings: Settings, wait_s: float, ours: RollStamp | None) -> li
 
 
 async def _greet(address: str) -> tuple[str, str]:
-    """Return an address without its scheme, and the name of the server that greets there; "" if none does."""
     from atoll.bus.server_info import greeting  # noqa: PLC0415
 
     parts = urlsplit(address)
@@ -505,5 +496,4 @@ def show_nodes(rows: Sequence[NodeRow]) -> None:
 
 
 def _as_date(seconds: int) -> str:
-    """Return a time as a date, in UTC; a roll of nobody has none."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else "empty"

@@ -13,16 +13,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from atoll.base.errors import SettingsError
+from atoll.base.wording import redact
 from atoll.cli.options import Assignments, Config
 from atoll.cli.output import say
-
-if TYPE_CHECKING:
-    from atoll.settings import LoadedSettings, SettingsFallback
-    from atoll.settings.catalogue import Setting
+from atoll.local import run_settings
+from atoll.local.run_settings import FOLLOWING, flat
+from atoll.settings import LoadedSettings, SettingsFallback, given_values, load
+from atoll.settings.catalogue import Setting, every_setting, settings_schema
 
 T = TypeVar("T")
 WIDTH: Final = 100
@@ -32,11 +34,6 @@ TOML_HEAD: Final = """\
 # A file of settings for `atoll up run.toml`, or for --config of any verb. A line that begins with # and a name shows the value
 # that holds without it: remove the # to change it. A relative path counts from the folder of this file. `--set`, flags and
 # the environment variables named below go before what this file says."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(name="config", help="Show every setting, its value and where it comes from.")(config_verb)
 
 
 def config_verb(  # noqa: PLR0913  (one option each)
@@ -53,12 +50,8 @@ def config_verb(  # noqa: PLR0913  (one option each)
 ) -> None:
     """Print `name = value` and the origin of each value, one per line."""
     if schema:
-        from atoll.settings.catalogue import settings_schema  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
         say(json.dumps(settings_schema(), indent=2))
         return
-    from atoll.local import run_settings  # noqa: PLC0415
-    from atoll.settings import given_values, load  # noqa: PLC0415
 
     fallback = None
     if up:
@@ -76,10 +69,6 @@ def config_verb(  # noqa: PLR0913  (one option each)
 
 
 def _shown_values(loaded: LoadedSettings) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return by dotted name the values and their origins, without secrets."""
-    from atoll.base.wording import redact  # noqa: PLC0415
-    from atoll.local.run_settings import flat  # noqa: PLC0415
-
     values = {name: redact(value) for name, value in flat(loaded.settings).items()}
     return values, {name: redact(loaded.origins.get(name, DEFAULT)) for name in values}
 
@@ -88,9 +77,6 @@ def _explained_lines(
     loaded: LoadedSettings, fallback: SettingsFallback | None, names: Sequence[str] | None, *, toml: bool
 ) -> Iterator[str]:
     """Return the settings of these names with what there is to know of each, in full or as a TOML file."""
-    from atoll.local.run_settings import FOLLOWING, flat  # noqa: PLC0415
-    from atoll.settings.catalogue import every_setting  # noqa: PLC0415
-
     values, origins = _shown_values(loaded)
     settings = _select({one.name: one for one in every_setting()}, names)
     if not toml:
@@ -109,8 +95,6 @@ def _select(known: Mapping[str, T], names: Sequence[str] | None) -> dict[str, T]
     Raises:
         SettingsError: there is no such setting or section.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
     for name in names or ():
         if not any(_is_within(one, name) for one in known):
             raise SettingsError(
@@ -129,7 +113,6 @@ def _is_within(setting: str, name: str) -> bool:
 def _description_lines(
     settings: Mapping[str, Setting], values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield each setting with its value and what there is to know of it."""
     for name, setting in settings.items():
         leaves = [one for one in values if _is_within(one, name)]
         for leaf in leaves:

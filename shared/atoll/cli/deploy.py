@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from atoll.base.logs import configure
 from atoll.base.wording import counted
 from atoll.cli.output import say
-
-if TYPE_CHECKING:
-    from atoll.deploy.description import DeploymentDescription
+from atoll.deploy.description import DeploymentDescription, read_description
+from atoll.deploy.examination import compare_deployment
+from atoll.deploy.rendering import render as write
+from atoll.deploy.services import places
+from atoll.deploy.systemd import config_folder
 
 SHOWN: Final = 12
 Description = Annotated[Path, typer.Argument(help="The description: a TOML file.")]
@@ -25,25 +28,12 @@ Folder = Annotated[Path, typer.Option("--out", help="Folder of the rendered file
 DEFAULT_OUT: Final = Path("deployment")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    deploy = typer.Typer(
-        help="Render one description for every place of a run, and compare it with what runs.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    deploy.command(name="render", help="Write configurations, keys and files for each target; again, if you like.")(
-        render
-    )
-    deploy.command(name="check", help="Say how what runs differs from the description; leave with 1 if it does.")(check)
-    app.add_typer(deploy, name="deploy")
+verbs = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command(name="render")
 def render(description: Description, out: Folder = DEFAULT_OUT) -> None:
-    """Write the files."""
-    from atoll.deploy.description import read_description  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.deploy.rendering import render as write  # noqa: PLC0415
-
+    """Write configurations, keys and files for each target; again, if you like."""
     described = read_description(description)
     done = write(described, out)
     for verb, names in (("wrote", done.written), ("removed", done.removed)):
@@ -57,16 +47,13 @@ def render(description: Description, out: Folder = DEFAULT_OUT) -> None:
     _say_next(described, out)
 
 
+@verbs.command(name="check")
 def check(
     description: Description,
     out: Folder = DEFAULT_OUT,
     wait_s: Annotated[float, typer.Option("--wait", help="Seconds to listen for services.", min=1.0, max=600.0)] = 15.0,
 ) -> None:
-    """Compare, and leave with 1 if anything differs."""
-    from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.deploy.description import read_description  # noqa: PLC0415
-    from atoll.deploy.examination import compare_deployment  # noqa: PLC0415
-
+    """Say how what runs differs from the description; leave with 1 if it does."""
     configure(level="error")
     described = read_description(description)
     findings = asyncio.run(compare_deployment(described, out, wait_s))
@@ -79,10 +66,6 @@ def check(
 
 
 def _say_next(described: DeploymentDescription, out: Path) -> None:
-    """Say for each place what starts it."""
-    from atoll.deploy.services import places  # noqa: PLC0415
-    from atoll.deploy.systemd import config_folder  # noqa: PLC0415
-
     starts = {
         "compose": "copy {folder} there, give its `services` to user 10001, then: docker compose up -d",
         "kubernetes": "kubectl apply -k {folder}/services && kubectl apply -k {folder}",

@@ -11,31 +11,29 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
-from atoll.cli.options import Assignments, Broker, Config, Run
-from atoll.cli.reading import Out, agreement_of, reading_bus, saved_in, settings_of, view_of_saved
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from atoll.protocol.data import DataLedger
-    from atoll.protocol.settings import ProtocolSettings
-    from atoll.run.history import History
-    from atoll.run.ledger import IncarnationAccount
-    from atoll.settings import Settings
-    from atoll.wire.messages import Rebuilt
-
+from atoll.base.errors import SettingsError
+from atoll.base.logs import configure
+from atoll.cli.options import Assignments, Broker, Config, Out, Run
+from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
+from atoll.protocol.data import DataLedger, sums_by_epoch, sums_by_learner
+from atoll.protocol.ledger import Ledger, apportion
+from atoll.protocol.settings import ProtocolSettings
+from atoll.report.collect import believe_the_dead
+from atoll.run import ledger
+from atoll.run.history import History
+from atoll.run.ledger import IncarnationAccount, ended_lives, total, wrong_accounts
+from atoll.run.record import founded_run
+from atoll.settings import Settings
+from atoll.wire.messages import Rebuilt
 
 TABLE_COLUMNS_MAX = 1000
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(name="fates", help="Print what became of every token of a run, per incarnation and in total.")(fates)
 
 
 def fates(
@@ -48,9 +46,6 @@ def fates(
     assignments: Assignments = None,
 ) -> None:
     """Read the ledger of a run and print it."""
-    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.run import ledger  # noqa: PLC0415
-
     if (saved := saved_in(out, run, broker)) is not None:
         read = _fates_of_saved(view_of_saved(saved), agreement_of(saved))
     else:
@@ -76,8 +71,6 @@ class ReadFates:
 
 
 async def _read_fates(settings: Settings) -> ReadFates:
-    from atoll.run import ledger  # noqa: PLC0415
-    from atoll.run.record import founded_run  # noqa: PLC0415
 
     async with reading_bus(settings, "fates") as bus:
         record = await founded_run(bus, settings.run)
@@ -92,11 +85,6 @@ def _fates_of_saved(view: History, protocol: ProtocolSettings) -> ReadFates:
     Raises:
         SettingsError: a shard closed none, so what it settled is in no file.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.protocol.ledger import Ledger  # noqa: PLC0415
-    from atoll.report.collect import believe_the_dead  # noqa: PLC0415
-    from atoll.run.ledger import ended_lives  # noqa: PLC0415
-
     whole = Ledger()
     if unclosed := [shard for shard in map("shard-{}".format, range(protocol.shards)) if shard not in view.ledgers]:
         raise SettingsError(
@@ -112,8 +100,6 @@ def _fates_of_saved(view: History, protocol: ProtocolSettings) -> ReadFates:
 
 def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | None = None) -> None:
     """Print a table, a row per incarnation and one for the run, and whether the account is exact."""
-    from atoll.run.ledger import total, wrong_accounts  # noqa: PLC0415
-
     sums = total(lives, fragments)
     due = sum(life.due(fragments) for life in lives)
     table = _fates_table(lives, fragments, sums, due)
@@ -138,10 +124,6 @@ def show(lives: list[IncarnationAccount], fragments: int, rebuilt: Rebuilt | Non
 
 def _fates_table(lives: list[IncarnationAccount], fragments: int, sums: dict[str, int], due: int) -> Table:
     """Return a row per incarnation and one for the run, with a column for each fate that some token has met."""
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.protocol.ledger import apportion  # noqa: PLC0415
-
     shown = [fate for fate, tokens in sums.items() if tokens]
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("incarnation")
@@ -159,10 +141,6 @@ def _fates_table(lives: list[IncarnationAccount], fragments: int, sums: dict[str
 
 def show_data(data: DataLedger) -> None:
     """Print the state of the blocks of each recent epoch, and how much each learner has read."""
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.protocol.data import sums_by_epoch, sums_by_learner  # noqa: PLC0415
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("epoch", "finished", "leased", "returned", "untouched"):
         table.add_column(heading, justify="left" if heading == "epoch" else "right")
@@ -178,9 +156,6 @@ def show_data(data: DataLedger) -> None:
 
 def wide_console(table: Table) -> Console:
     """Return a console in which the table shows every digit, however narrow the terminal is: an account is never cut."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.measure import Measurement  # noqa: PLC0415
-
     terminal = Console()
     needed = Measurement.get(terminal, terminal.options.update(width=TABLE_COLUMNS_MAX), table).maximum
     return Console(width=max(terminal.width, needed))

@@ -13,18 +13,25 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from atoll.base.units import DAY_S
+from atoll.base.errors import AtollError, EnvironmentFault, SettingsError, on_one_line
+from atoll.base.units import DAY_S, as_time
 from atoll.base.wording import counted
+from atoll.bus.open import open_bus
+from atoll.bus.options import BusOptions
 from atoll.cli.options import Broker
 from atoll.cli.output import say
-
-if TYPE_CHECKING:
-    from atoll.keys.rights import Kind
-    from atoll.keys.roll import KeyFolder, RollEntry
+from atoll.keys.certificates import ends_at_s, hosts_of
+from atoll.keys.handing_out import ensure, hand_out
+from atoll.keys.identity import read_identity
+from atoll.keys.rights import Kind
+from atoll.keys.roll import OPERATOR, KeyFolder, RollEntry
+from atoll.wire.subjects import Subjects
 
 LET_GO_S = 1.0
 """Within this a broker that follows the folder has let go of who is revoked."""
@@ -43,28 +50,19 @@ Hosts = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    keys = typer.Typer(help="Who may enter a locked broker, and as what.", no_args_is_help=True, rich_markup_mode=None)
-    keys.command(name="new", help="Make a folder of keys: an authority, a broker's certificate, an operator.")(new)
-    keys.command(name="add", help="Let an identity in, and write the file to hand to its holder.")(add)
-    keys.command(name="provide", help="Make what is missing, and copy each identity into a folder of its own.")(provide)
-    keys.command(name="list", help="List who may enter: kind, run, state, when their keys end.")(list_keys)
-    keys.command(name="move", help="Say where a learner is: only its region's broker may then write for it.")(move)
-    keys.command(name="revoke", help="Let an identity in no more; if it is connected, it is cut off.")(revoke)
-    keys.command(name="rotate", help="Give an identity a new key; the former one holds for a while.")(rotate)
-    keys.command(name="certificate", help="Give the broker a new certificate, for these hosts.")(certificate)
-    app.add_typer(keys, name="keys")
+verbs = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command(name="new")
 def new(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"]) -> None:  # noqa: B006  (typer copies it)
-    """Make the folder."""
+    """Make a folder of keys: an authority, a broker's certificate, an operator."""
     path = _folder(folder).create(hosts, time.time())
     say(f"keys in {folder}; the broker is reached as {', '.join(hosts)}")
     say(f"your own identity, an operator of every run: {path}")
     say(f"next: atoll keys add {folder} NAME --run RUN, then atoll broker --keys {folder}")
 
 
+@verbs.command(name="add")
 def add(  # noqa: PLR0913  (one option each)
     folder: Folder,
     name: Name,
@@ -80,9 +78,7 @@ def add(  # noqa: PLR0913  (one option each)
     region: Place = "",
     days: Days = 0.0,
 ) -> None:
-    """Let an identity in."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
+    """Let an identity in, and write the file to hand to its holder."""
     if founds and kind not in ("learner", "region"):
         raise SettingsError(
             "only a learner founds a run, or does it through its region",
@@ -106,6 +102,7 @@ def add(  # noqa: PLR0913  (one option each)
     )
 
 
+@verbs.command(name="provide")
 def provide(  # noqa: PLR0913  (one option each)
     folder: Folder,
     *,
@@ -127,10 +124,7 @@ def provide(  # noqa: PLR0913  (one option each)
     reader: Names = [],  # noqa: B006
     premerger: Names = [],  # noqa: B006
 ) -> None:
-    """Make a folder of keys and identities as far as they are missing, and hand them out; again and again, if you like."""
-    from atoll.base.errors import EnvironmentFault  # noqa: PLC0415
-    from atoll.keys.handing_out import ensure, hand_out  # noqa: PLC0415
-
+    """Make what is missing, and copy each identity into a folder of its own."""
     named = (each.partition("=") for each in region)
     regions = {name: reached.split(",") if reached else [name] for name, _, reached in named}
     at = {name: place for name, said, place in (each.partition("=") for each in learner) if said}
@@ -156,12 +150,9 @@ def provide(  # noqa: PLR0913  (one option each)
     say(f"{identities} of run {run} in {into}; {counted(len(changed), 'file')} changed")
 
 
+@verbs.command(name="list")
 def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print a line per identity."""
-    from atoll.base.errors import AtollError, on_one_line  # noqa: PLC0415
-    from atoll.base.units import as_time  # noqa: PLC0415
-    from atoll.keys.certificates import ends_at_s, hosts_of  # noqa: PLC0415
-
+    """List who may enter: kind, run, state, when their keys end."""
     now_s, keys = time.time(), _folder(folder)
     entries = keys.read().entries
     if json:
@@ -183,6 +174,7 @@ def list_keys(folder: Folder, *, json: Annotated[bool, typer.Option("--json", he
     say(f"these may enter; the broker's certificate is for {hosts} and holds for {left}")
 
 
+@verbs.command(name="move")
 def move(
     folder: Folder,
     name: Name,
@@ -190,7 +182,7 @@ def move(
     run: OfRun = "",
     region: Annotated[str, typer.Option(help="Region that it is in, hub for none, or empty where nobody knows.")],
 ) -> None:
-    """Say where a learner is."""
+    """Say where a learner is: only its region's broker may then write for it."""
     keys = _folder(folder)
     keys.move(name, run, region, time.time())
     if region:
@@ -202,10 +194,9 @@ def move(
     _mind_region(keys, run, region)
 
 
+@verbs.command(name="revoke")
 def revoke(folder: Folder, name: Name, run: OfRun = "", broker: Broker = None) -> None:
-    """Let an identity in no more; with the address of its broker, remove what it has queued and stored there, too."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
+    """Let an identity in no more; if it is connected, it is cut off."""
     if broker is not None and not run:
         raise SettingsError(
             "what an identity has stored is of one run", got="--broker without --run", todo="give --run"
@@ -230,12 +221,6 @@ async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> tuple[int
 
     Its broker lets go of it within a second, so there is a second look, and a few more.
     """
-    from atoll.bus.open import open_bus  # noqa: PLC0415
-    from atoll.bus.options import BusOptions  # noqa: PLC0415
-    from atoll.keys.identity import read_identity  # noqa: PLC0415
-    from atoll.keys.roll import OPERATOR  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
-
     operator = read_identity(keys.path / "identities" / f"{OPERATOR}.toml")
     bus = await open_bus(broker, run, name="keys", options=BusOptions(credentials=operator.credentials()))
     try:
@@ -251,6 +236,7 @@ async def _clear(keys: KeyFolder, name: str, run: str, broker: str) -> tuple[int
         await bus.close()
 
 
+@verbs.command(name="rotate")
 def rotate(
     folder: Folder,
     name: Name,
@@ -261,7 +247,7 @@ def rotate(
     days: Days = 0.0,
     readmit: Annotated[bool, typer.Option("--readmit", help="Let in again who was revoked.")] = False,  # noqa: FBT002
 ) -> None:
-    """Give an identity a new key."""
+    """Give an identity a new key; the former one holds for a while."""
     now_s, keys = time.time(), _folder(folder)
     # A revoked one has no keys, and neither has one whose keys have all ended: nothing holds on.
     holding = [
@@ -290,8 +276,9 @@ def rotate(
         say(f"{name} is let in again; send the new file to its holder")
 
 
+@verbs.command(name="certificate")
 def certificate(folder: Folder, hosts: Hosts) -> None:
-    """Give the broker a new certificate."""
+    """Give the broker a new certificate, for these hosts."""
     _folder(folder).certify(hosts)
     say(f"certificate for {', '.join(hosts)}; a broker that follows {folder} uses it from its next connection on")
     say("copy it to all nodes of a cluster in one go: they take no other certificate than their own")
@@ -307,16 +294,11 @@ def _mind_region(keys: KeyFolder, run: str, region: str) -> None:
 
 
 def _folder(path: Path) -> KeyFolder:
-    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
 
     return KeyFolder(path)
 
 
 def _show(entries: tuple[RollEntry, ...], now_s: float) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.base.units import as_time  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "name", "kind", "region", "state", "keys end"):

@@ -10,6 +10,7 @@ import typer
 
 Config = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, as a.b=c; repeatable.")]
+Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
 Run = Annotated[str | None, typer.Option(help="Run id.")]
 Broker = Annotated[
     str | None,
@@ -73,7 +74,6 @@ def run_flags(
 
 
 def _pairs(flag: str, texts: list[str] | None, allowed: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of `name=value` texts."""
     from atoll.base.errors import SettingsError  # noqa: PLC0415
     from atoll.base.wording import redact  # noqa: PLC0415
 

@@ -13,20 +13,33 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
+from atoll.base.atomic_files import write_whole
+from atoll.base.errors import InUse, SettingsError
+from atoll.base.logs import configure
+from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file, read_text
+from atoll.bus.cluster import LocalCluster, is_cluster
+from atoll.bus.interface import Bus, ManagingBus
+from atoll.bus.open import open_bus, open_managing_bus
+from atoll.bus.options import addresses
+from atoll.bus.server import EmbeddedBroker
+from atoll.bus.server_info import greeting
 from atoll.cli.options import with_flags
-
-if TYPE_CHECKING:
-    from atoll.bus.interface import Bus, ManagingBus
-    from atoll.keys.rights import Kind
-    from atoll.protocol.settings import ProtocolSettings
-    from atoll.run.history import History
-    from atoll.run.saved import SavedRun
-    from atoll.settings import Settings
+from atoll.keys.identity import read_identity
+from atoll.keys.locked import LockedDoor
+from atoll.keys.rights import Kind
+from atoll.keys.roll import KeyFolder
+from atoll.local.own_brokers import RunKeys, keys_of
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.folder import read_run_file
+from atoll.run.history import History
+from atoll.run.record import founded_run
+from atoll.run.saved import EVENTS_FILE, SavedRun, saved_run
+from atoll.settings import Settings, bus_options, load
 
 HINT_S: Final = 2.0
 BEGINS_S: Final = 5.0
@@ -34,7 +47,6 @@ LOOK_S: Final = 0.1
 ADDRESS: Final = "url"
 WATCHERS: Final[tuple[Kind, ...]] = ("reader", "evaluator", "synchronizer", "operator")
 B = TypeVar("B", bound="Bus")
-Out = Annotated[Path | None, typer.Option(help="The folder of a run of `atoll up`, in place of --run and --broker.")]
 
 
 @contextmanager
@@ -46,11 +58,6 @@ def settings_of(
     Raises:
         SettingsError: the folder holds no run, or `run` or `broker` is given as well.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.local.own_brokers import RunKeys, keys_of  # noqa: PLC0415
-    from atoll.run.folder import read_run_file  # noqa: PLC0415
-    from atoll.settings import load  # noqa: PLC0415
-
     if out is None:
         yield load(config, with_flags(assignments, run=run, broker__url=broker)).settings
         return
@@ -67,7 +74,7 @@ def settings_of(
         raise SettingsError(
             "a simulated run has no broker",
             got=out,
-            todo="`atoll story`, `why`, `fates`, `status` and `what-if` read its event log; its logs are in logs/sim.jsonl",
+            todo="`atoll why`, `fates`, `status` and `what-if` read its event log; its logs are in logs/sim.jsonl",
         )
     embedded = file.broker == "embedded"
     keys = keys_of(out) if embedded else None
@@ -82,9 +89,6 @@ def settings_of(
 
 
 def _stores(out: Path) -> list[Path]:
-    """Return the stores of the brokers in a run's folder, that of its home first."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
     store = out / "nats"
     if not store.is_dir():
         raise SettingsError(
@@ -96,15 +100,6 @@ def _stores(out: Path) -> list[Path]:
 @contextmanager
 def _server_of(store: Path, keys: Path | None) -> Iterator[str]:
     """Yield the address of the broker that has a store, locked by `keys`; if none runs, start one meanwhile."""
-    from atoll.base.atomic_files import write_whole  # noqa: PLC0415
-    from atoll.base.errors import InUse  # noqa: PLC0415
-    from atoll.base.regular_files import DOCUMENT_BYTES_MAX, read_file  # noqa: PLC0415
-    from atoll.bus.cluster import LocalCluster, is_cluster  # noqa: PLC0415
-    from atoll.bus.options import addresses  # noqa: PLC0415
-    from atoll.bus.server import EmbeddedBroker  # noqa: PLC0415
-    from atoll.keys.locked import LockedDoor  # noqa: PLC0415
-    from atoll.keys.roll import KeyFolder  # noqa: PLC0415
-
     folder = None if keys is None else KeyFolder(keys)
     here: LocalCluster | EmbeddedBroker
     if is_cluster(store):
@@ -136,10 +131,6 @@ def _announced_address(store: Path) -> str:
 
     A host writes it once its broker answers. Until then what is there may be the address of a former one.
     """
-    from atoll.base.regular_files import read_text  # noqa: PLC0415
-    from atoll.bus.options import addresses  # noqa: PLC0415
-    from atoll.bus.server_info import greeting  # noqa: PLC0415
-
     until_s = time.monotonic() + BEGINS_S
     while True:
         files = sorted(store.glob(ADDRESS)) or sorted(store.glob(f"node-*/{ADDRESS}"))
@@ -155,9 +146,6 @@ def _announced_address(store: Path) -> str:
 
 def check_kind(settings: Settings, kinds: Sequence[Kind], what: str) -> None:
     """Raise `SettingsError` unless our identity, if we have one, is of these kinds; `what` says why it must be."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.keys.identity import read_identity  # noqa: PLC0415
-
     path = settings.broker.identity
     if path is None or (mine := read_identity(path)).kind in kinds:
         return
@@ -175,8 +163,6 @@ async def reading_bus(settings: Settings, name: str, *, kinds: Sequence[Kind] = 
 
     The event log is not open to a learner, so only what does not read it has `kinds` of its own.
     """
-    from atoll.bus.open import open_bus  # noqa: PLC0415
-
     check_kind(settings, kinds, f"`atoll {name}` reads what no learner may")
     bus = await _open_patiently(settings, name, open_bus)
     try:
@@ -188,8 +174,6 @@ async def reading_bus(settings: Settings, name: str, *, kinds: Sequence[Kind] = 
 @asynccontextmanager
 async def managing_bus(settings: Settings, name: str) -> AsyncIterator[ManagingBus]:
     """Yield a bus that also manages the broker's runs, and checks no signatures."""
-    from atoll.bus.open import open_managing_bus  # noqa: PLC0415
-
     bus = await _open_patiently(settings, name, open_managing_bus)
     try:
         yield bus
@@ -199,8 +183,6 @@ async def managing_bus(settings: Settings, name: str) -> AsyncIterator[ManagingB
 
 async def _open_patiently(settings: Settings, name: str, opening: Callable[..., Awaitable[B]]) -> B:
     """Return what `opening` opens at the broker of `settings`; say so if the broker keeps us waiting."""
-    from atoll.settings import bus_options  # noqa: PLC0415
-
     broker = settings.broker
     hint = asyncio.get_running_loop().call_later(
         HINT_S,
@@ -253,9 +235,6 @@ def _read_history(
     config: Path | None,
     assignments: list[str] | None,
 ) -> tuple[History, ProtocolSettings | None]:
-    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.run.history import History  # noqa: PLC0415
-    from atoll.run.saved import EVENTS_FILE  # noqa: PLC0415
 
     if (saved := saved_in(out, run, broker)) is not None:
         history = History(virtual=saved.simulated)
@@ -268,8 +247,6 @@ def _read_history(
 
 def saved_in(out: Path | None, run: str | None, broker: str | None) -> SavedRun | None:
     """Return the saved run in a folder; None for a run that has a broker, or one that is not named by its folder."""
-    from atoll.run.saved import saved_run  # noqa: PLC0415
-
     return None if out is None or run is not None or broker is not None else saved_run(out)
 
 
@@ -279,9 +256,6 @@ def view_of_saved(saved: SavedRun) -> History:
     Raises:
         SettingsError: its event log cannot be read.
     """
-    from atoll.run.history import History  # noqa: PLC0415
-    from atoll.run.saved import EVENTS_FILE  # noqa: PLC0415
-
     view = History()
     view.read_file(saved.folder / EVENTS_FILE)
     return view
@@ -297,7 +271,6 @@ def agreement_of(saved: SavedRun) -> ProtocolSettings:
 
 
 def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -> ProtocolSettings:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
 
     if agreement is None:
         raise SettingsError(
@@ -309,8 +282,6 @@ def _require_agreement(agreement: ProtocolSettings | None, where: Path | None) -
 
 
 async def _read_log(settings: Settings, verb: str) -> tuple[History, ProtocolSettings]:
-    from atoll.run.history import History  # noqa: PLC0415
-    from atoll.run.record import founded_run  # noqa: PLC0415
 
     history = History()
     async with reading_bus(settings, verb) as bus:

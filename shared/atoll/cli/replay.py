@@ -11,30 +11,32 @@ decisions, so a bug that a dump holds is seen again, and its mending too. Neithe
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from atoll.archive.object_store import open_archive
+from atoll.archive.replay import ReplayedRound, RunReplay
+from atoll.archive.rounds import RoundStore, foundings
+from atoll.base.errors import CheckpointError, DataError, SettingsError
+from atoll.base.fact_dumps import DUMP_BYTES_MAX
+from atoll.base.regular_files import read_file
 from atoll.base.wording import counted
 from atoll.cli.options import Assignments, Config
 from atoll.cli.output import printable, say
-
-if TYPE_CHECKING:
-    from atoll.archive.replay import ReplayedRound, RunReplay
-    from atoll.archive.rounds import RoundStore
+from atoll.keys.identity import read_identity
+from atoll.local.own_brokers import RunKeys, keys_of
+from atoll.protocol.recorder import Replay
+from atoll.run.folder import read_run_file
+from atoll.settings import own_outer
+from atoll.wire.subjects import is_token
 
 BROKEN = 1
 PROGRESS_S: Final = 5.0
 SHOWN_PER_FRAGMENT: Final = 20
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        name="replay", help="Make the rounds of a run once more, or tell a machine the facts of a dump, and compare."
-    )(replay)
 
 
 def replay(  # noqa: PLR0913  (one option each)
@@ -56,8 +58,6 @@ def replay(  # noqa: PLR0913  (one option each)
     assignments: Assignments = None,
 ) -> None:
     """Print what came out; leave with 1 when a machine breaks, or a round differs."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
     if version is not None and fragment is None:
         raise SettingsError("a round of which fragment?", got=f"--round {version}", todo="give --fragment as well")
     if Path(what).is_file() or what.endswith(".jsonl"):
@@ -69,7 +69,6 @@ def replay(  # noqa: PLR0913  (one option each)
         return
     if last is not None:
         raise SettingsError("only a dump has last lines", got=f"--last beside run {what}", todo="leave it away")
-    from atoll.settings import own_outer  # noqa: PLC0415
 
     wanted = RoundSelection(fragment, version, founding)
     if not replay_run(what, archive, identity, wanted, own_outer(config, assignments or [])):
@@ -78,13 +77,6 @@ def replay(  # noqa: PLR0913  (one option each)
 
 def replay_dump(file: Path, last: int | None) -> None:
     """Print a line per fact with the commands that it leads to; leave with 1 when the machine breaks again."""
-    from collections import deque  # noqa: PLC0415
-
-    from atoll.base.errors import DataError  # noqa: PLC0415
-    from atoll.base.fact_dumps import DUMP_BYTES_MAX  # noqa: PLC0415
-    from atoll.base.regular_files import read_file  # noqa: PLC0415
-    from atoll.protocol.recorder import Replay  # noqa: PLC0415
-
     try:
         dump = Replay(read_file(file, DUMP_BYTES_MAX).splitlines())
     except OSError as error:
@@ -129,9 +121,6 @@ def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Ro
         SettingsError: there is no such run here, or no such fragment; or its outer optimizer is code, and not `own_outer`.
         CheckpointError: nothing of it was retained, or no such round.
     """
-    from atoll.archive.replay import RunReplay  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.base.errors import CheckpointError, SettingsError  # noqa: PLC0415
-
     began_s = time.monotonic()
     rounds = open_rounds(what, archive, identity, wanted.founding)
     again = RunReplay(rounds, own_outer)
@@ -166,11 +155,6 @@ def replay_run(what: str, archive: str | None, identity: Path | None, wanted: Ro
 
 def open_rounds(what: str, archive: str | None, identity: Path | None, origin: str | None) -> RoundStore:
     """Return the store of retained rounds that is meant."""
-    from atoll.archive.object_store import open_archive  # noqa: PLC0415
-    from atoll.archive.rounds import RoundStore, foundings  # noqa: PLC0415
-    from atoll.base.errors import CheckpointError  # noqa: PLC0415
-    from atoll.keys.identity import read_identity  # noqa: PLC0415
-
     run, archive, identity = _locate_run(what, archive, identity)
     store = open_archive(archive)
     signatures = None if identity is None else read_identity(identity).signatures()
@@ -187,11 +171,6 @@ def open_rounds(what: str, archive: str | None, identity: Path | None, origin: s
 
 def _locate_run(what: str, archive: str | None, identity: Path | None) -> tuple[str, str, Path | None]:
     """Return the id of a run, its archive and an identity of it, from its folder or from its id with `archive`."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.local.own_brokers import RunKeys, keys_of  # noqa: PLC0415
-    from atoll.run.folder import read_run_file  # noqa: PLC0415
-    from atoll.wire.subjects import is_token  # noqa: PLC0415
-
     folder = Path(what)
     file = read_run_file(folder) if folder.is_dir() else None
     if file is not None:

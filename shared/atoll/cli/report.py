@@ -7,43 +7,38 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atoll.report.comparison import ComparedRun
+from atoll.base.errors import for_a_terminal
+from atoll.base.units import as_duration, as_share
+from atoll.report.comparison import ComparedRun, comparison_row, read_report, with_distinct_names
 
 WIDTH_NO_TERMINAL = 200
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    report = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-    report.callback(help="Look at the reports that runs have left.")(_group)
-    report.command(
-        name="compare",
-        help="Print optimizer, tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs.",
-    )(compare)
-    app.add_typer(report, name="report")
+verbs = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
+@verbs.callback()
 def _group() -> None:
-    """Do nothing before the verb: with a callback a single verb keeps its name."""
+    """Look at the reports that runs have left."""
 
 
+@verbs.command(name="compare")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their report.json.", metavar="RUN...")],
     *,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print a line per run, in the order given."""
-    from atoll.report.comparison import comparison_row, read_report, with_distinct_names  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
+    """Print optimizer, tokens, time, bits per byte, goodput, bytes, speed, commits and faults of runs."""
     rows = with_distinct_names([comparison_row(*read_report(path)) for path in runs])
     if json:
         sys.stdout.write(json_text.dumps([asdict(row) for row in rows], indent=2) + "\n")
@@ -53,12 +48,6 @@ def compare(
 
 def show(rows: Sequence[ComparedRun]) -> None:
     """Print a table; a figure that a report lacks is a dash."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from atoll.base.errors import for_a_terminal  # noqa: PLC0415
-    from atoll.base.units import as_duration, as_share  # noqa: PLC0415
 
     def plain(name: str) -> Text:
         # No markup, and one line: the file may be anybody's.

@@ -14,17 +14,24 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from atoll.base.errors import AtollError, BrokerUnavailable, InUse, SettingsError
+from atoll.base.logs import configure
+from atoll.base.units import as_duration, as_size
+from atoll.bus.interface import ManagingBus, StoredRun
+from atoll.bus.open import open_managing_bus
 from atoll.cli.options import Assignments, Broker, Config
 from atoll.cli.output import say
 from atoll.cli.reading import check_kind, managing_bus, settings_of
-
-if TYPE_CHECKING:
-    from atoll.bus.interface import ManagingBus, StoredRun
-    from atoll.settings import Settings
+from atoll.run.heads import read_heads
+from atoll.run.record import read_members, read_run, recorded_progress
+from atoll.settings import Settings, bus_options
+from atoll.wire.subjects import Subjects
 
 LISTEN_S: Final = 2.5
 """Learners and synchronizers of usual settings are heard about once a second."""
@@ -35,15 +42,7 @@ ROWS_AT_ONCE: Final = 16
 BODIES, HEADERS = "bodies", "headers"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    runs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
-    runs.callback(help="List the runs that a broker keeps: how far they are, and what they take of its disk.")(
-        list_runs
-    )
-    runs.command(name="remove", help="Delete all that the broker keeps of these runs: models, ledgers, events.")(remove)
-    runs.command(name="taps", help="Give the taps of a run bodies, or take them away (`atoll tap --bodies`).")(taps)
-    app.add_typer(runs, name="runs")
+verbs = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ class RunRow:
     written_ago_s: float | None
 
 
+@verbs.callback()
 def list_runs(
     context: typer.Context,
     *,
@@ -70,7 +70,7 @@ def list_runs(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Print a line per run."""
+    """List the runs that a broker keeps: how far they are, and what they take of its disk."""
     if context.invoked_subcommand is not None:
         return
     with _settings(broker, config, assignments) as settings:
@@ -81,6 +81,7 @@ def list_runs(
         show(rows)
 
 
+@verbs.command(name="remove")
 def remove(
     runs: Annotated[list[str], typer.Argument(help="Run ids.")],
     *,
@@ -90,11 +91,12 @@ def remove(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Remove runs; all of them, or none if one cannot be removed."""
+    """Delete all that the broker keeps of these runs: models, ledgers, events."""
     with _settings(broker, config, assignments) as settings:
         asyncio.run(_remove(settings, list(dict.fromkeys(runs)), yes=yes, force=force))
 
 
+@verbs.command(name="taps")
 def taps(
     run: Annotated[str, typer.Argument(help="Run id.")],
     content: Annotated[
@@ -105,9 +107,7 @@ def taps(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Change what the taps of a run show while it goes on; its founder chose that (`broker.taps`)."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
+    """Give the taps of a run bodies, or take them away (`atoll tap --bodies`)."""
     if content not in (BODIES, HEADERS):
         raise SettingsError("taps have either", got=content, allowed=f"{BODIES} or {HEADERS}", todo="correct it")
     with _settings(broker, config, assignments) as settings:
@@ -116,11 +116,6 @@ def taps(
 
 def show(rows: list[RunRow]) -> None:
     """Print a table."""
-    from rich.console import Console  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from rich.table import Table  # noqa: PLC0415
-
-    from atoll.base.units import as_duration, as_size  # noqa: PLC0415
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run")
     table.add_column("state")
@@ -139,7 +134,6 @@ def show(rows: list[RunRow]) -> None:
 
 @contextmanager
 def _settings(broker: str | None, config: Path | None, assignments: list[str] | None) -> Iterator[Settings]:
-    from atoll.base.logs import configure  # noqa: PLC0415
 
     with settings_of(None, None, broker, config, assignments) as settings:
         check_kind(settings, ("operator",), "`atoll runs` looks at every run of a broker")
@@ -159,10 +153,6 @@ async def _rows(settings: Settings) -> list[RunRow]:
 
 
 async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRow:
-    from atoll.base.errors import AtollError, BrokerUnavailable  # noqa: PLC0415
-    from atoll.run.heads import read_heads  # noqa: PLC0415
-    from atoll.run.record import read_members, read_run, recorded_progress  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
 
     state, wire, parameters, tokens, target, members = "not founded", None, None, None, None, None
     try:
@@ -191,8 +181,6 @@ async def _row(settings: Settings, bus: ManagingBus, stored: StoredRun) -> RunRo
 
 
 async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool) -> None:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.base.units import as_size  # noqa: PLC0415
 
     async with managing_bus(settings, "runs") as bus:
         there = {stored.run: stored for stored in await bus.stored_runs()}
@@ -213,8 +201,6 @@ async def _remove(settings: Settings, runs: list[str], *, yes: bool, force: bool
 
 async def _check_silent(bus: ManagingBus, runs: list[str]) -> None:
     """Raise `InUse` if a process of these runs is still heard."""
-    from atoll.base.errors import InUse  # noqa: PLC0415
-
     heard = await asyncio.gather(*(_listen_for_processes(bus.beside(run)) for run in runs))
     if alive := [f"{run} ({', '.join(names)})" for run, names in zip(runs, heard, strict=True) if names]:
         raise InUse(
@@ -225,9 +211,6 @@ async def _check_silent(bus: ManagingBus, runs: list[str]) -> None:
 
 
 async def _remove_elsewhere(settings: Settings, home: ManagingBus, run: str, *, force: bool) -> int:
-    """Remove a run from the further brokers that keep fragments of it; return the bytes that they kept."""
-    from atoll.base.errors import BrokerUnavailable  # noqa: PLC0415
-
     size_bytes = 0
     try:
         async with _further_brokers(settings, home) as further:
@@ -246,7 +229,6 @@ async def _remove_elsewhere(settings: Settings, home: ManagingBus, run: str, *, 
 
 
 async def _switch_taps(settings: Settings, run: str, *, bodies: bool) -> None:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
 
     async with managing_bus(settings, "runs") as bus:
         there = [stored.run for stored in await bus.stored_runs()]
@@ -264,11 +246,6 @@ async def _further_brokers(settings: Settings, home: ManagingBus) -> AsyncIterat
 
     Raises `BrokerUnavailable` if one of them does not answer within `AWAY_S`.
     """
-    from atoll.base.errors import AtollError  # noqa: PLC0415
-    from atoll.bus.open import open_managing_bus  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.settings import bus_options  # noqa: PLC0415
-
     try:
         record = await read_run(home, home.subjects)
     except AtollError:  # of a record that cannot be read nobody knows where its fragments are

@@ -1,9 +1,8 @@
-"""`atoll story` and `atoll why`: what happened in a run and why, in words, from its event log. They change nothing.
-
-    atoll story round 3/18         the causal chain of a round, a fragment, a shard, a learner or a contribution
+"""`atoll why`: what happened in a run and why, in words, from its event log. It changes nothing.
 
     atoll why                      what stands out, by cause, and the rounds that were long
-    atoll why --fragment 3         one round of it in full, as `atoll story round 3`
+    atoll why round 3/18           the causal chain of a round, a fragment, a shard, a learner or a contribution
+    atoll why --fragment 3         one round of it in full, as `atoll why round 3`
     atoll why goodput              why learners were not stepping all the time
     atoll why behind [LEARNER]     why a learner's contributions come late
     atoll why refused [LEARNER]    why contributions were refused
@@ -17,54 +16,21 @@ Where the event log (`atoll.story`) has no figure, the answers say so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.base.errors import SettingsError
+from atoll.cli.options import Assignments, Broker, Config, Out, Run
 from atoll.cli.output import say_lines
-from atoll.cli.reading import Out, history_of
-
-if TYPE_CHECKING:
-    from atoll.base.errors import SettingsError
-    from atoll.run.history import History
+from atoll.cli.reading import history_of
+from atoll.run.history import History
+from atoll.story import questions, telling
+from atoll.story.findings import findings
+from atoll.story.telling import fragment_story, learner_story, long_rounds, round_story, shard_story
 
 KINDS = ("round", "fragment", "shard", "learner", "contribution")
 QUESTIONS = ("goodput", "behind", "refused", "loss", "grace")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    app.command(
-        name="why",
-        help="Say what stands out in a run and why its rounds waited; or answer: goodput, behind, refused, loss, grace.",
-    )(why)
-    app.command(name="story", help="Tell what happened to a round, fragment, shard, learner or contribution, and why.")(
-        story
-    )
-
-
-def story(  # noqa: PLR0913  (one option each)
-    kind: Annotated[str, typer.Argument(help="round, fragment, shard, learner or contribution.")],
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="FRAGMENT/VERSION; FRAGMENT; shard-0; a learner; LEARNER/INCARNATION/FRAGMENT/PUSH."
-        ),
-    ],
-    *,
-    run: Run = None,
-    broker: Broker = None,
-    out: Out = None,
-    config: Config = None,
-    assignments: Assignments = None,
-) -> None:
-    """Read a run's event log and tell one part of it."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
-    if kind not in KINDS:
-        raise SettingsError("no story of this kind", got=kind, allowed=", ".join(KINDS))
-    say_lines(story_lines(history_of("story", out, run, broker, config, assignments), kind, name))
 
 
 def story_lines(history: History, kind: str, name: str) -> list[str]:
@@ -73,9 +39,6 @@ def story_lines(history: History, kind: str, name: str) -> list[str]:
     Raises:
         SettingsError: the id is not of this kind, or the event log tells of no such thing.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.story.telling import fragment_story, learner_story, shard_story  # noqa: PLC0415
-
     if kind == "shard":
         shard = f"shard-{name}" if name.isdecimal() else name
         if shard not in history.shards():
@@ -95,8 +58,6 @@ def story_lines(history: History, kind: str, name: str) -> list[str]:
 
 def _parse_round_id(kind: str, name: str) -> tuple[int, int | None]:
     """Return the fragment and the version that the id of a round or a fragment names."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
     parts = name.removeprefix("commit/").removeprefix("head/").split("/")
     if not all(part.isdecimal() for part in parts) or len(parts) > (2 if kind == "round" else 1):
         allowed = "FRAGMENT/VERSION, as 3/18, or FRAGMENT for its newest" if kind == "round" else "its number"
@@ -106,16 +67,12 @@ def _parse_round_id(kind: str, name: str) -> tuple[int, int | None]:
 
 def _check_learner(history: History, name: str) -> None:
     """Raise `SettingsError` if the event log tells of no such learner."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
     if name not in history.learner_names():
         known = ", ".join(history.learner_names()) or "nobody yet"
         raise SettingsError("the event log tells of no such learner", got=name, allowed=known)
 
 
 def _contribution_lines(history: History, name: str) -> list[str]:
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.story import telling  # noqa: PLC0415
 
     learner, *numbers = name.removeprefix("push/").split("/")
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):  # incarnation, fragment, push
@@ -138,10 +95,19 @@ def _contribution_lines(history: History, name: str) -> list[str]:
 
 def why(  # noqa: PLR0913  (one option each)
     question: Annotated[
-        str | None, typer.Argument(help="goodput, behind, refused, loss or grace.  [default: what stands out]")
+        str | None,
+        typer.Argument(
+            help="round, fragment, shard, learner or contribution; goodput, behind, refused, loss or grace.  "
+            "[default: what stands out]"
+        ),
     ] = None,
     about: Annotated[
-        str | None, typer.Argument(help="A learner (behind, refused) or a fragment (grace).  [default: all]")
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="FRAGMENT/VERSION; FRAGMENT; shard-0; a learner; LEARNER/INCARNATION/FRAGMENT/PUSH. Of a question: a "
+            "learner (behind, refused) or a fragment (grace).  [default: all]",
+        ),
     ] = None,
     *,
     fragment: Annotated[int | None, typer.Option(min=0, help="Tell one round of this fragment in full.")] = None,
@@ -155,18 +121,26 @@ def why(  # noqa: PLR0913  (one option each)
     assignments: Assignments = None,
 ) -> None:
     """Read a run's event log and answer from it."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
     if version is not None and fragment is None:
         raise SettingsError("a version of which fragment?", got=f"--version {version}", todo="give --fragment as well")
-    if question is not None and question not in QUESTIONS:
-        raise SettingsError("no such question", got=question, allowed=", ".join(QUESTIONS))
+    if question is not None and question not in (*KINDS, *QUESTIONS):
+        raise SettingsError("no such question", got=question, allowed=", ".join((*KINDS, *QUESTIONS)))
+    if question in KINDS and about is None:
+        raise SettingsError(
+            f"which {question}?", got=f"why {question}", allowed=f"why {question} ID", todo="see --help"
+        )
     if question is not None and fragment is not None:
         raise SettingsError(
             "one round, or a question?", got=f"{question} and --fragment {fragment}", todo="ask one after the other"
         )
     history = history_of("why", out, run, broker, config, assignments)
-    say_lines(why_lines(history, fragment, version) if question is None else answer_lines(history, question, about))
+    if question is None:
+        lines = why_lines(history, fragment, version)
+    elif question in KINDS:
+        lines = story_lines(history, question, about or "")
+    else:
+        lines = answer_lines(history, question, about)
+    say_lines(lines)
 
 
 def answer_lines(history: History, question: str, about: str | None) -> list[str]:
@@ -175,9 +149,6 @@ def answer_lines(history: History, question: str, about: str | None) -> list[str
     Raises:
         SettingsError: the event log tells of no such learner or fragment.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.story import questions  # noqa: PLC0415
-
     if question in ("goodput", "loss"):
         if about is not None:
             raise SettingsError(f"`why {question}` is about the whole run", got=about, todo="leave it away")
@@ -197,9 +168,6 @@ def why_lines(history: History, fragment: int | None, version: int | None) -> li
     Raises:
         SettingsError: there is no such round.
     """
-    from atoll.story.findings import findings  # noqa: PLC0415
-    from atoll.story.telling import long_rounds, round_story  # noqa: PLC0415
-
     if fragment is None:
         standing = [line for found in findings(history) for line in found.lines(history.clock)]
         return [*standing, "", *long_rounds(history)] if standing else long_rounds(history)
@@ -216,8 +184,6 @@ def why_lines(history: History, fragment: int | None, version: int | None) -> li
 
 def _no_such_round(history: History, fragment: int, version: int | None) -> SettingsError:
     """Return the error for a round that the event log does not know, with what it knows instead."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-
     there = [line.round.version for line in history.rounds if line.round.fragment == fragment]
     fragments = sorted({line.round.fragment for line in history.rounds})
     if not there and fragments:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from atoll.base.errors import SettingsError
+from atoll.base.extras import require
 from atoll.cli.options import (
     Assignments,
     Broker,
@@ -20,6 +22,8 @@ from atoll.cli.options import (
     Via,
     run_flags,
 )
+from atoll.local.options import UpRequest, plan
+from atoll.local.supervisor import run_up
 
 Again = Annotated[
     bool,
@@ -47,11 +51,6 @@ Out = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Rebuild the run of --out from its archive if the broker has lost it.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(name="up", help="Start a whole run on this machine, watch it, and write a report.")(up)
 
 
 def up(  # noqa: PLR0913  (one option each)
@@ -89,14 +88,9 @@ def up(  # noqa: PLR0913  (one option each)
     Ctrl-C once drains and leaves a run that `atoll up --out DIR` continues; twice kills everything at once. Of a run
     that is continued, id, seed, text, brokers, model.* and protocol.* (but --tokens) are fixed; the rest may change.
     """
-    from atoll.base.errors import SettingsError  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.base.extras import require  # noqa: PLC0415
-
     require("flax", "learner", "`atoll up`")
     if dashboard:
         require("starlette", "monitor", "`atoll up --dashboard`")
-    from atoll.local.options import UpRequest, plan  # noqa: PLC0415
-    from atoll.local.supervisor import run_up  # noqa: PLC0415
 
     if file is not None and config is not None:
         got = f"{file} and --config {config}"

@@ -25,28 +25,38 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
-from atoll.cli.options import Assignments, Broker, Config, Run
+from atoll.base.clock import Clock, SystemClock
+from atoll.base.errors import INTERRUPTED, AtollError, SettingsError
+from atoll.base.logs import configure
+from atoll.base.units import duration
+from atoll.base.wording import redact
+from atoll.bus.interface import Bus
+from atoll.cli.options import Assignments, Broker, Config, Out, Run
 from atoll.cli.output import printable
-from atoll.cli.reading import Out, agreement_of, reading_bus, saved_in, settings_of, view_of_saved
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atoll.base.clock import Clock
-    from atoll.bus.interface import Bus
-    from atoll.local.console import ConsolePicture
-    from atoll.local.console_tables import TopMoment
-    from atoll.protocol.settings import ProtocolSettings
-    from atoll.run.history import History
-    from atoll.run.taps import Selection, TapMessage, TapReader
-    from atoll.run.watch import Watch
-    from atoll.settings import Settings
-    from atoll.wire.messages import RunRecord
-    from atoll.wire.traffic import BusStats
+from atoll.cli.reading import agreement_of, reading_bus, saved_in, settings_of, view_of_saved
+from atoll.local.console import ConsolePicture, draw_once, make_face
+from atoll.local.console_app import TopApp
+from atoll.local.console_tables import TopMoment, status_lines, status_of, with_age
+from atoll.local.journal import continuation
+from atoll.protocol.ownership import BEATS_PER_LEASE
+from atoll.protocol.pacing import BEATS_PER_SILENCE
+from atoll.protocol.settings import ProtocolSettings
+from atoll.run.folder import read_run_file
+from atoll.run.history import History
+from atoll.run.record import founded_run, read_run
+from atoll.run.standing import status_schema
+from atoll.run.taps import Selection, TapMessage, TapReader, asyncapi
+from atoll.run.watch import Watch
+from atoll.settings import Settings
+from atoll.wire.messages import RunRecord
+from atoll.wire.subjects import Subjects, filter_below, token
+from atoll.wire.traffic import BusStats
 
 WAITS: Final = 1
 SHOW_S = 0.5
@@ -57,14 +67,6 @@ BEATS_HEARD: Final = 2.5
 """For how many heartbeats' time a verb that looks once waits for a silent process: two make a pace."""
 LOOK_S: Final = 0.05
 BEGINNING: Final = "start"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    app.command(name="tap", help="Print what a run stores, as it happens: contributions, heads, events.")(tap)
-    app.command(name="top", help="Show the learners and shards of a run, live: speed, loss, lag, bytes.")(top)
-    status_help = "Say whether a run trains and what it waits for; leave with 1 if it waits or misses one."
-    app.command(name="status", help=status_help)(status)
 
 
 def status(  # noqa: PLR0913  (one argument for each option)
@@ -78,11 +80,6 @@ def status(  # noqa: PLR0913  (one argument for each option)
     assignments: Assignments = None,
 ) -> None:
     """Look at a run once."""
-    import msgspec  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
-    from atoll.base.logs import configure  # noqa: PLC0415
-    from atoll.run.standing import status_schema  # noqa: PLC0415
-
     if schema:
         sys.stdout.write(json_text.dumps(status_schema(), indent=2) + "\n")
         return
@@ -94,8 +91,6 @@ def status(  # noqa: PLR0913  (one argument for each option)
             configure(settings.log.format, "error", role="status", run=settings.run)
             moment, founded_at_s = asyncio.run(_current_moment(settings, out))
             url = settings.broker.url
-    from atoll.base.wording import redact  # noqa: PLC0415
-    from atoll.local.console_tables import status_lines, status_of  # noqa: PLC0415
 
     told = status_of(moment, redact(url))
     if json:
@@ -111,17 +106,11 @@ def status(  # noqa: PLR0913  (one argument for each option)
 
 def _continuation_line(out: Path) -> str:
     """Return the line that `atoll up` ended with, the command that continues the run of its folder."""
-    from atoll.local.journal import continuation  # noqa: PLC0415
-    from atoll.run.folder import read_run_file  # noqa: PLC0415
-
     file = read_run_file(out)
     return "" if file is None else continuation(file, out)
 
 
 async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMoment, float]:
-    """Return the run as it is now, and when it was founded."""
-    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
-
     async with watch_run(settings, "status", out) as there:
         await there.hear()
         moment = TopMoment(there.picture(), there.clock.wall(), there.record.closing)
@@ -130,9 +119,6 @@ async def _current_moment(settings: Settings, out: Path | None) -> tuple[TopMome
 
 def _ended_moment(view: History, run: str, protocol: ProtocolSettings) -> TopMoment:
     """Return the moment after a saved run: it is over, and nobody is heard any more."""
-    from atoll.local.console import ConsolePicture  # noqa: PLC0415
-    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
-
     after_s = view.newest_s + 2.0 * protocol.silence_s
     began_s = view.began_s or 0.0
     return TopMoment(ConsolePicture(view, run, protocol, began_s, after_s), after_s, closing=True)
@@ -148,8 +134,6 @@ def top(
     assignments: Assignments = None,
 ) -> None:
     """Show a run until Ctrl-C, or once."""
-    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
     with settings_of(out, run, broker, config, assignments) as settings:
         configure(settings.log.format, "error", role="top", run=settings.run)
         asyncio.run(_show(settings, out, once=once))
@@ -166,8 +150,6 @@ async def _show(settings: Settings, out: Path | None, *, once: bool) -> None:
 
 
 async def _print_once(there: WatchedRun) -> None:
-    from atoll.local.console import draw_once  # noqa: PLC0415
-    from atoll.local.console_tables import TopMoment, with_age  # noqa: PLC0415
 
     await there.hear()
     record, wall_s = there.record, there.clock.wall()
@@ -176,8 +158,6 @@ async def _print_once(there: WatchedRun) -> None:
 
 async def _in_lines(there: WatchedRun) -> None:
     """Print a line now and then, for a file or a pipe, until an error ends it."""
-    from atoll.local.console import make_face  # noqa: PLC0415
-
     face = make_face(there.clock)
     try:
         while not there.following.done():
@@ -189,11 +169,6 @@ async def _in_lines(there: WatchedRun) -> None:
 
 async def _in_panels(there: WatchedRun) -> None:
     """Show the panels until the person leaves them; signals leave them too, so that the terminal is whole again."""
-    from atoll.base.errors import INTERRUPTED, AtollError  # noqa: PLC0415
-    from atoll.local.console_app import TopApp  # noqa: PLC0415
-    from atoll.local.console_tables import TopMoment  # noqa: PLC0415
-    from atoll.run.record import founded_run  # noqa: PLC0415
-
     closing = there.record.closing
 
     async def look_for_the_end() -> None:
@@ -253,11 +228,7 @@ def tap(  # noqa: PLR0913  (one option each)
     assignments: Assignments = None,
 ) -> None:
     """Print taps until told to stop, one line each."""
-    from atoll.base.logs import configure  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
     if schema:
-        from atoll.run.taps import asyncapi  # noqa: PLC0415
-
         sys.stdout.write(json_text.dumps(asyncapi(), indent=2) + "\n")
         return
     selection, past_s = _selection(kind, learner, fragment), _seconds_back(since, follow=follow)
@@ -268,18 +239,12 @@ def tap(  # noqa: PLR0913  (one option each)
 
 
 def _selection(kinds: list[str] | None, learners: list[str] | None, fragments: list[int] | None) -> Selection:
-    from atoll.run.taps import Selection  # noqa: PLC0415
-    from atoll.wire.subjects import token  # noqa: PLC0415
 
     named = frozenset(token(learner, "learner") for learner in learners or ())
     return Selection(frozenset(kinds or ()), named, frozenset(fragments or ()))
 
 
 def _seconds_back(since: str | None, *, follow: bool) -> float | None:
-    """Return how far back to begin, in seconds; infinity for the beginning, None for now."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.base.units import duration  # noqa: PLC0415
-
     if since is None:
         if not follow:
             raise SettingsError(
@@ -301,10 +266,6 @@ async def _print_taps(  # noqa: PLR0913  (what the verb was asked)
     seconds: float | None,
     printer: Printer,
 ) -> None:
-    from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.run.record import read_run  # noqa: PLC0415
-    from atoll.run.taps import TapReader  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects, filter_below  # noqa: PLC0415
 
     clock, wanted = SystemClock(), filter_below(tail, "the tap")
     async with reading_bus(settings, "tap") as bus:
@@ -326,7 +287,6 @@ class Printer:
     """Prints messages, and says on the other output what a reader would miss."""
 
     def __init__(self, *, bodies: bool, count: int | None) -> None:
-        """Print up to `count` messages, all if that is None."""
         self._bodies = bodies
         self._left = count
         self._pretty = sys.stdout.isatty()
@@ -390,8 +350,6 @@ class WatchedRun:
 
     def picture(self) -> ConsolePicture:
         """Return the run as it is now."""
-        from atoll.local.console import ConsolePicture  # noqa: PLC0415  (a verb loads what it needs when it runs)
-
         return ConsolePicture(self.view, self.run, self.record.protocol, self.began_s, self.clock.monotonic())
 
 
@@ -411,9 +369,6 @@ def has_heard_all(record: RunRecord, view: History) -> bool:
 
 def heartbeat_pause_s_max(protocol: ProtocolSettings) -> float:
     """Return the longest pause between two heartbeats of a live process, learner or host, in seconds."""
-    from atoll.protocol.ownership import BEATS_PER_LEASE  # noqa: PLC0415
-    from atoll.protocol.pacing import BEATS_PER_SILENCE  # noqa: PLC0415
-
     return max(protocol.silence_s / BEATS_PER_SILENCE, protocol.lease_s / BEATS_PER_LEASE)
 
 
@@ -425,10 +380,6 @@ async def watch_run(settings: Settings, verb: str, out: Path | None = None) -> A
         SettingsError: nobody has founded the run.
         AtollError: what ended the following.
     """
-    from atoll.base.clock import SystemClock  # noqa: PLC0415
-    from atoll.run.history import History  # noqa: PLC0415
-    from atoll.run.watch import Watch  # noqa: PLC0415
-
     clock, view = SystemClock(), History()
     async with reading_bus(settings, verb) as bus:
         record = await _read_record(bus, settings.run, out)
@@ -445,10 +396,6 @@ async def watch_run(settings: Settings, verb: str, out: Path | None = None) -> A
 
 async def _read_record(bus: Bus, run: str, out: Path | None) -> RunRecord:
     """Return the record of a run; raise `SettingsError` if it is not founded, which takes the `atoll up` of `out` a while."""
-    from atoll.base.errors import SettingsError  # noqa: PLC0415
-    from atoll.run.record import founded_run, read_run  # noqa: PLC0415
-    from atoll.wire.subjects import Subjects  # noqa: PLC0415
-
     if out is None:
         return await founded_run(bus, run)
     record = await read_run(bus, Subjects(run))

@@ -13,7 +13,6 @@ from typing import Any
 from atoll.base.errors import SettingsError
 from atoll.bus.options import LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription, processors, size_bytes
-from atoll.deploy.folders import archive_folders, folders_of_container
 from atoll.deploy.services import (
     DOOR,
     MONITOR_PORT,
@@ -21,7 +20,9 @@ from atoll.deploy.services import (
     PlannedLeaf,
     PlannedNode,
     PlannedService,
+    archive_folders,
     broker_environment,
+    folders_of_container,
     leaf_command,
     leaf_of,
     node_command,
@@ -63,7 +64,6 @@ def compose_files(described: DeploymentDescription, place: str) -> dict[str, str
 
 
 def _head_folders(described: DeploymentDescription, place: str) -> str:
-    """Return a line for each folder that services write to: how it is made."""
     told = {folder: f"for {one.name}" for one in services(described, place) for folder in folders_of_container(one)}
     if place == HUB and (archive := archive_folders(described).written):
         told[archive] = "the archive, to which synchronizers write"

@@ -81,7 +81,6 @@ def _normalize_network(text: str) -> str:
 
 
 def _check_memory(memory: str) -> str:
-    """Return an amount of memory in which a program can start."""
     if size_bytes(memory) < MEMORY_MIN:
         raise ValueError(f"at least {MEMORY_MIN >> 20}Mi")
     return memory
@@ -273,7 +272,6 @@ class DeploymentDescription(Section):
         return self
 
     def _names(self, place: str) -> list[str]:
-        """Return the names of identities and services in a region."""
         region = self.regions[place]
         learners = [f"{place}-{number}" for number in range(1, region.learners + 1)]
         leaf = [place, leaf_name(place)] if region.broker == "leaf" else []
@@ -316,7 +314,6 @@ def _check_namespace(name: str) -> None:
 
 
 def _description_error(path: Path, error: ValidationError) -> SettingsError:
-    """Return the first fault of a description, by its name in the file."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"])
     todo = "see docs/how-to/deploy.md for what a description holds"

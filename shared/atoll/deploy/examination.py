@@ -34,6 +34,7 @@ from atoll.deploy.checks import (
     ExpectedDoor,
     Finding,
     MachineView,
+    Seat,
     check_archive,
     check_clock,
     check_congestion,
@@ -51,10 +52,10 @@ from atoll.deploy.checks import (
     grade_faults,
     model_bytes,
     read_record,
+    seat_of_service,
 )
 from atoll.deploy.description import DeploymentDescription
 from atoll.deploy.rendering import edited_files, rendered_texts
-from atoll.deploy.seat import Seat, seat_of_service
 from atoll.deploy.services import kinds, learners_at, nodes, places
 from atoll.keys.identity import HeldIdentity, read_identity
 from atoll.keys.rights import premerger_of
@@ -144,7 +145,6 @@ def _check_folders(
 
 
 def _read_identity(path: Path | None, run: str) -> tuple[HeldIdentity | None, list[Finding]]:
-    """Return the identity in a file, None for none, and what is wrong with it."""
     try:
         identity = None if path is None else read_identity(path)
         if identity is not None:
@@ -379,7 +379,6 @@ def _check_synchronizers(described: DeploymentDescription, present: Mapping[str,
 def _check_learners(
     place: str, learners: list[str], members: Mapping[str, Member | None], heard: HeardServices
 ) -> Finding:
-    """Return whether the learners of a place are heard, but for those that have left."""
     finished = [name for name in learners if (one := members.get(name)) is not None and one.left]
     silent = [name for name in learners if name not in heard.learners and name not in finished]
     never = [name for name in silent if name not in members]
@@ -419,7 +418,6 @@ def _is_answer(told: bytes) -> bool:
 
 
 def _check_versions(told: dict[str, str]) -> Finding:
-    """Return whether all services are of our own version."""
     others: dict[str, list[str]] = {}
     for name, version in sorted(told.items()):
         if version != __version__:

@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from atoll.bus.options import CLUSTER_PORT, LEAF_PORT, PORT
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.folders import folders_of_container, uses_object_store
 from atoll.deploy.services import (
     CLUSTER,
     DOOR,
@@ -36,10 +35,12 @@ from atoll.deploy.services import (
     PlannedLeaf,
     PlannedService,
     broker_environment,
+    folders_of_container,
     leaf_command,
     leaf_of,
     nodes,
     services,
+    uses_object_store,
 )
 from atoll.deploy.texts import yaml
 from atoll.wire.region_names import HUB
@@ -149,7 +150,6 @@ def _pod(role: str, name: str, container: dict[str, Any], volumes: list[dict[str
 
 
 def _service_pod(role: str, service: PlannedService, container: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the template of a pod whose service has an identity and a run file."""
     volumes = [
         {"name": "service", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         {
@@ -232,7 +232,6 @@ def _brokers(described: DeploymentDescription) -> dict[str, Any]:
 
 
 def _stateful(name: str, service: str, pod: dict[str, Any], storage: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Return a StatefulSet whose pods each have a volume `data` of their own."""
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage}}}
     return {
         "apiVersion": "apps/v1",
@@ -285,7 +284,6 @@ def _leaf(described: DeploymentDescription, leaf: PlannedLeaf) -> dict[str, Any]
 
 
 def _leaf_service(leaf: PlannedLeaf) -> dict[str, Any]:
-    """Return the Service by whose name the learners of a region reach their broker."""
     spec = {"selector": {"app": leaf.name}, "ports": [{"name": "clients", "port": PORT, "targetPort": PORT}]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": leaf.name}, "spec": spec}
 
@@ -325,7 +323,6 @@ def _node_services(described: DeploymentDescription) -> list[dict[str, Any]]:
 
 
 def _monitor(described: DeploymentDescription, service: PlannedService) -> list[dict[str, Any]]:
-    """Return the monitor, and the Service by which a Prometheus of the cluster finds it."""
     container = {
         "name": MONITOR,
         "ports": [{"name": "metrics", "containerPort": MONITOR_PORT}],
@@ -499,7 +496,6 @@ def learners_of(described: DeploymentDescription, place: str) -> str:
 
 
 def _rules_around(described: DeploymentDescription, leaf: PlannedLeaf) -> list[dict[str, Any]]:
-    """Return the rules of a region with a broker of its own."""
     place = leaf.place
     roles = [learners_of(described, place)]
     roles += [one.name for one in services(described, place) if one.kind == "premerger"]

@@ -34,12 +34,13 @@ from atoll.base.regular_files import TEXT_BYTES_MAX, NotRegular, TooLarge, read_
 from atoll.base.wording import few
 from atoll.deploy.compose import compose_files
 from atoll.deploy.description import DeploymentDescription, leaf_name
-from atoll.deploy.folders import archive_folders, archive_notes
 from atoll.deploy.kubernetes import base_files, kubernetes_files
 from atoll.deploy.services import (
     IDENTITY_FILE,
     RUN_FILE,
     PlannedService,
+    archive_folders,
+    archive_notes,
     founders,
     hosts_of_broker,
     identities,
@@ -191,7 +192,6 @@ def _check_settings(wanted: dict[str, str]) -> None:
 
 
 def _provide_keys(described: DeploymentDescription, out: Path, done: Rendered) -> None:
-    """Make the keys that are missing, and hand each place its own."""
     folder = KeyFolder(out / KEYS)
     before = {one.name for one in folder.read().entries} if folder.roll_path.exists() else set()
     everybody = {name: kind for place in places(described) for name, kind in identities(described, place).items()}
@@ -225,7 +225,6 @@ def _key_notes(described: DeploymentDescription, folder: KeyFolder, everybody: C
 
 
 def _hand_out_keys(described: DeploymentDescription, folder: KeyFolder, place: str, out: Path) -> list[Path]:
-    """Write the identities and doors of a place; return the files that changed."""
     into = out / place / SERVICES
     into.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     changed = hand_out_identities(folder, described.run, kinds(described, place), into)
@@ -237,7 +236,6 @@ def _hand_out_keys(described: DeploymentDescription, folder: KeyFolder, place: s
 
 
 def _remove(out: Path, name: str, digest: str, done: Rendered) -> None:
-    """Remove a file of an earlier description, and the identity beside a run file."""
     path = out / name
     if not path.is_file():
         return

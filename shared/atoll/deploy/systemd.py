@@ -14,8 +14,18 @@ from typing import Final
 
 from atoll.base.machine import huge_pages
 from atoll.deploy.description import DeploymentDescription
-from atoll.deploy.folders import archive_folders, own_folders
-from atoll.deploy.services import DOOR, RUN_FILE, leaf_command, leaf_of, node_command, nodes, services, unit_name
+from atoll.deploy.services import (
+    DOOR,
+    RUN_FILE,
+    archive_folders,
+    leaf_command,
+    leaf_of,
+    node_command,
+    nodes,
+    own_folders,
+    services,
+    unit_name,
+)
 from atoll.wire.region_names import HUB
 
 USER: Final = "atoll"
@@ -109,7 +119,6 @@ def config_folder(described: DeploymentDescription) -> str:
 
 
 def _broker_environment(name: str) -> str:
-    """Return the line that tells the broker of a unit what a run file tells others."""
     return _assignments({"ATOLL_HEALTH_FILE": f"/run/{name}/health", "ATOLL_LOG__FORMAT": "json"})
 
 
@@ -124,7 +133,6 @@ def _unit(
     environment: str = "",
     folders: Sequence[str] = (),
 ) -> str:
-    """Return a unit that starts `words`; it writes to `folders` beside its own."""
     return _UNIT.format(
         run=described.run,
         name=name,

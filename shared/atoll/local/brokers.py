@@ -165,7 +165,6 @@ def _restart_dead(broker: EmbeddedBroker, deaths: deque[float]) -> None:
 
 
 def _restart(broker: EmbeddedBroker) -> None:
-    """Start a server that was there before; one that does not come up is tried again."""
     try:
         broker.restart()
     except BrokerUnavailable as error:
@@ -192,7 +191,6 @@ def _apply_door(broker: EmbeddedBroker, door: Door) -> None:
 
 
 def _former_port(url_file: Path) -> int:
-    """Return the port an earlier host announced, or 0."""
     try:
         return int(read_text(url_file).rpartition(":")[2])
     except (OSError, ValueError):
@@ -211,7 +209,6 @@ class RoomWatch:
     """Tells when a server that ran out of disk has room again, by the server's own words in its log."""
 
     def __init__(self, log_path: Path) -> None:
-        """Begin at the present end of the log."""
         self._log = LogReader(log_path)
         self._folder = log_path.parent
         self._is_full = False

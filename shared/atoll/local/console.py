@@ -140,7 +140,6 @@ class PlainConsole:
     """Lines for logs and pipes."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
-        """Print to `console`."""
         self._console = console
         self._clock = clock
         self._shown_s: float | None = None
@@ -172,7 +171,6 @@ class TerminalConsole:
     """A picture that is redrawn in place."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
-        """Draw on `console`, a terminal."""
         self._console = console
         self._clock = clock
         self._live: Live | None = None

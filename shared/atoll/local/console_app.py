@@ -97,7 +97,6 @@ class TopApp(App[int]):
     ]
 
     def __init__(self, moment: Callable[[], TopMoment]) -> None:
-        """Draw what `moment` returns."""
         super().__init__()
         self._moment = moment
         self._names = list(PANELS)
@@ -150,7 +149,6 @@ class TopApp(App[int]):
             table.focus()  # a table that was hidden has lost the keys
 
     def _fill(self, table: PanelTable, panel: Panel) -> None:
-        """Put the panel's rows into the table; the cursor stays on its row."""
         by, falling = self._sorted.get(self._shown, (None, False))
         shown = fitting_columns(panel, self.size.width, by)
         names = [column.name for column in panel.columns]

@@ -170,7 +170,6 @@ def _check(up: UpPlan, stated: Stated) -> None:
 
 
 def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:
-    """Return the run that is continued, None for a new one, and whether a finished one is moved aside for it."""
     former = read_run_file(out)
     if former is None or request.fresh:
         return None, False
@@ -186,7 +185,6 @@ def _former(request: UpRequest, out: Path) -> tuple[RunFile | None, bool]:
 
 
 def _earlier(request: UpRequest, former: RunFile | None, out: Path) -> EarlierRun | None:
-    """Return the run that `--like` names, if it does; refuse it for a run that is continued."""
     like = None if request.like is None else read_earlier(request.like)
     if former is not None and like is not None:
         raise SettingsError(
@@ -254,7 +252,6 @@ def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: S
 
 
 def _via(addresses: Mapping[str, str], children: Collection[str]) -> dict[str, str]:
-    """Return the addresses, all of them of brokers and for processes that there are."""
     for name, url in addresses.items():
         if not is_address(url):
             got = f"{name}={redact(url)}"
@@ -351,7 +348,6 @@ def _export_hint(up: UpPlan) -> str:
 
 
 def _comparable(name: str, value: object) -> str:
-    """Return a setting as a text; a path as the place that it names."""
     return as_text(place_path(value, Path.cwd()) if name in PLACES else value)
 
 

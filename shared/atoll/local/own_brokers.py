@@ -131,7 +131,6 @@ class RunKeys:
     """The identities of one run, by name."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        """Refer to a folder of keys; nothing is read yet."""
         self._folder = KeyFolder(folder.absolute())
         self._run = run
 

@@ -109,7 +109,6 @@ class ProcessGroup:
     """The children of one `up`, by name. Not for use from several threads."""
 
     def __init__(self, log_dir: Path, clock: Clock) -> None:
-        """Begin without children; each logs to `log_dir/<name>.jsonl`."""
         self._log_dir = log_dir
         self._clock = clock
         self._children: dict[str, _Child] = {}

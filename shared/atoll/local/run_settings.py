@@ -206,7 +206,6 @@ def read_earlier(path: Path) -> EarlierRun:
 
 
 def _from_report(file: Path, data: bytes) -> EarlierRun | None:
-    """Return the run of a report, None if this is no report."""
     try:
         report = parsed(data, _ReportedRun)
     except msgspec.MsgspecError:

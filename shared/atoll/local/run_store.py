@@ -184,7 +184,6 @@ async def kept_ledger(bus: Bus, run: str, view: History) -> Ledger | None:
 
 
 async def _newest_heads(bus: Bus, run: str) -> dict[int, Head]:
-    """Return the newest heads of a run by its id; none of a run that nobody founded."""
     record = await _read_record(bus, run)
     return {} if record is None else await read_heads(bus, decode(RunRecord, record.data))
 

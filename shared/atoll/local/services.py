@@ -45,7 +45,6 @@ class Services:
     """Makes the plans of one run; `url` is the broker's address, once it is known."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, url: str = "") -> None:
-        """Keep what all programs share."""
         self._up = up
         self._folder = folder
         self._url = url
@@ -219,7 +218,6 @@ class Services:
         return ChildPlan(learner, command, environment, restarts_max=RESTARTS_MAX)
 
     def _link(self, name: str) -> dict[str, str]:
-        """Return the broker's address for child `name`, if `via` gives it another one."""
         return {"broker.url": self._up.via[name]} if name in self._up.via else {}
 
     def _identity(self, name: str) -> dict[str, str]:
@@ -255,7 +253,6 @@ class Services:
 
 
 def _program() -> str:
-    """Return the command by which a person reaches this Atoll."""
     if shutil.which("atoll"):
         return "atoll"
     program = Path(sys.executable).with_name("atoll")

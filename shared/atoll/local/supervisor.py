@@ -92,7 +92,6 @@ class Supervisor:
     """One session of a run: starts it, watches it, ends it."""
 
     def __init__(self, up: UpPlan, folder: RunFolder, fleet: ProcessGroup, face: RunConsole, clock: Clock) -> None:
-        """Prepare; `run` does the work."""
         self._up = up
         self._folder = folder
         self._fleet = fleet
@@ -206,7 +205,6 @@ class Supervisor:
         return replace(bus_options(self._up.settings), patience_s=BROKER_PATIENCE_S)
 
     async def _start_broker(self) -> str:
-        """Return the URL of a broker that answers."""
         if self._up.broker is not None:
             with self._face.stage("looking for the broker"):
                 await check_broker_at(self._up.broker, self._bus_options())
@@ -273,7 +271,6 @@ class Supervisor:
             self._face.say(line)
 
     async def _watch(self, bus: Bus, watch: Watch, following: asyncio.Task[None]) -> str:
-        """Show the run until it ends; return why it does."""
         first_s: float | None = None
         merging_s = self._clock.monotonic()
         reconnects = bus.stats.reconnects
@@ -346,7 +343,6 @@ class Supervisor:
         return await lost_commits(bus, self._up.settings.run, self._journal.commits)
 
     async def _report(self, bus: Bus, watch: Watch) -> None:
-        """Read the event log to its end and write the report."""
         last = BrokerFacts()
         try:
             await watch.catch_up()
@@ -361,7 +357,6 @@ class Supervisor:
         self._say(await asyncio.to_thread(describe_unarchived, self._up))
 
     def _say(self, text: str) -> None:
-        """Say something, if it is anything."""
         if text:
             self._face.say(text)
 
@@ -421,7 +416,6 @@ class DashboardPage:
     """The page of one session."""
 
     def __init__(self, services: Services, fleet: ProcessGroup, face: RunConsole) -> None:
-        """Serve nothing yet."""
         self._services = services
         self._fleet = fleet
         self._face = face

@@ -345,7 +345,6 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, tuple[Any, 
 
 
 def _assigned_values(assignments: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """Return what `--set` texts and flags give."""
     found: dict[str, tuple[Any, str]] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -399,7 +398,6 @@ def _tables_above(name: str) -> list[str]:
 
 
 def _nest(stated: Stated) -> dict[str, Any]:
-    """Return values by dotted name as nested tables."""
     tables: dict[str, Any] = {}
     for name, (value, _) in sorted(stated.items(), key=lambda item: item[0].count(".")):
         *path, last = name.split(".")

@@ -103,7 +103,6 @@ def _model_settings(section: str, kind: type[BaseModel], values: Mapping[str, An
 
 
 def _default_of(field: FieldInfo) -> object:
-    """Return the default of a field that does not follow from others; None where there is none."""
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 

@@ -62,18 +62,18 @@ Cause = Literal[
 TELLS_MORE: Final[Mapping[Cause, str]] = {
     "disk was full": "atoll doctor",
     "broker was away": "atoll doctor",
-    "shard without owner": "atoll story shard {culprit}",
+    "shard without owner": "atoll why shard {culprit}",
     "share exceeded": "atoll keys list FOLDER",
     "quarantine": "atoll why refused {culprit}",
     "refusals": "atoll why refused {culprit}",
     "stale refusals": "atoll why behind {culprit}",
     "clipped": "atoll why refused {culprit}",
-    "bad direction": "atoll story learner {culprit}",
+    "bad direction": "atoll why learner {culprit}",
     "slow link": "atoll why behind {culprit}",
     "slow learner": "atoll why behind {culprit}",
-    "learner was gone": "atoll story learner {culprit}",
+    "learner was gone": "atoll why learner {culprit}",
     "superseded": "atoll fates",
-    "nothing merged": "atoll story learner {culprit}",
+    "nothing merged": "atoll why learner {culprit}",
 }
 """The command that tells more of each cause; it takes the run (`--out`) as well."""
 

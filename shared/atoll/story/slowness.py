@@ -107,7 +107,7 @@ def _of_learners(history: History, there: Mapping[str, TimePresent], whole_s: fl
         for what, claimed_s, sentence in told:
             seconds = min(left_s, claimed_s)
             left_s -= seconds
-            yield _lost("learners", what, learner, seconds, whole_s, sentence, f"atoll story learner {learner}")
+            yield _lost("learners", what, learner, seconds, whole_s, sentence, f"atoll why learner {learner}")
         rest = (
             "did not step, and the event log does not tell why: "
             "it compiled kernels, wrote a checkpoint, pushed its last or was dead"

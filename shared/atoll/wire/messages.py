@@ -184,7 +184,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class PushNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of a learner on a push, for people: how long things took on its side. No rule of the protocol reads it.
 
-    The shard copies the notes into the `round` event (`atoll.wire.events`), and `atoll story` puts them into words. They
+    The shard copies the notes into the `round` event (`atoll.wire.events`), and `atoll why` puts them into words. They
     are claims of the learner. Durations are by its own monotonic clock, so no difference between two clocks is in them. Zeros
     stand for "not noted".
 

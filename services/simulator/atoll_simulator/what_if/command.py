@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Broker, Run
-from atoll.cli.reading import Out
+from atoll.cli.options import Broker, Out, Run
 
 if TYPE_CHECKING:
     from atoll_simulator.what_if.comparison import Comparison
@@ -28,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         name="what-if",
         help="Simulate a run from its event log: as it was, and with another quorum, grace, codec or link.",
+        rich_help_panel="plan",
     )(what_if)
 
 
