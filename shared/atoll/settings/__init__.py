@@ -1,11 +1,11 @@
 """The one configuration model: a TOML file, `ATOLL_…` environment variables and `--set a.b=c`, in rising precedence.
 
-Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each source is
-read to values by dotted name, every one with its origin, so that the sources merge as dictionaries do, an error names the file,
-the variable or the flag that is wrong (`atoll.settings.errors`), and `atoll config` shows it. pydantic then judges the whole:
-name, type and bound of a setting stand in its section (`atoll.settings.sections`) and nowhere else. `load` is the only place
-that reads the environment; services get the frozen result. Relations between settings are checked here, once, with both values
-in the message.
+Flags win over all three; beneath them may lie values of an earlier run, or of `atoll up` (`SettingsFallback`). Each is read to
+values by dotted name, every one with its origin, so that an error names the file, the variable or the flag that is wrong
+(`atoll.settings.errors`), and `atoll config` shows it. Each is then a source of pydantic-settings, which merges them and judges
+the whole: name, type and bound of a setting stand in its section (`atoll.settings.sections`) and nowhere else. `load` is the
+only place that reads the environment; services get the frozen result. Relations between settings are checked here, once, with
+both values in the message.
 
 A text that begins with `{` is a table in JSON, so that a variable can give one: `ATOLL_UP__THROTTLE='{"learner-3": 5}'`.
 
@@ -31,6 +31,7 @@ from typing import Annotated, Any, Final, Self, get_args
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed_toml
@@ -49,7 +50,6 @@ from atoll.settings.sections import (
     LogSettings,
     MonitorSettings,
     NamesPlace,
-    Section,
     SomePath,
     SynchronizerSettings,
     UpSettings,
@@ -94,7 +94,7 @@ def _protocol(value: object) -> ProtocolSettings:
         raise protocol_error(error, value) from error
 
 
-class Settings(Section):
+class Settings(BaseSettings):
     """Everything that a process of Atoll can be told.
 
     Attributes:
@@ -116,6 +116,8 @@ class Settings(Section):
         sim: the scenario of `atoll sim train`.
     """
 
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
     run: str = "local"
     seed: int = Field(default=0, ge=0, le=1 << 62)
     health_file: SomePath | None = None
@@ -132,6 +134,19 @@ class Settings(Section):
     up: UpSettings = UpSettings()
     log: LogSettings = LogSettings()
     sim: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the one source of settings that code makes by itself: what it passes. `load` brings its own."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
 
 
 def _place_names(kind: type[BaseModel], prefix: str = "") -> frozenset[str]:
@@ -243,10 +258,23 @@ def given_values(
     Raises:
         SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is a value here and a table there.
     """
+    return _merged(_given_sources(config, assignments, environment))
+
+
+def _given_sources(
+    config: Path | None, assignments: Sequence[str], environment: Mapping[str, str] | None
+) -> tuple[dict[str, tuple[Any, str]], ...]:
+    """Return what each source gives, in rising precedence."""
     environment = os.environ if environment is None else environment
-    given = _file_values(config) | _environment_values(environment) | _assigned_values(assignments)
-    _check_tables(given)
-    return given
+    return _file_values(config), _environment_values(environment), _assigned_values(assignments)
+
+
+def _merged(sources: Sequence[Stated]) -> dict[str, tuple[Any, str]]:
+    merged: dict[str, tuple[Any, str]] = {}
+    for stated in sources:
+        merged |= stated
+    _check_tables(merged)
+    return merged
 
 
 def own_outer(config: Path | None = None, assignments: Sequence[str] = ()) -> str:
@@ -270,14 +298,13 @@ def load(
         SettingsError: as `given_values`; a name is unknown, a value is wrong, also in the sections of an installed service;
             only `fallback` names some code.
     """
-    given = given_values(config, assignments, environment)
+    given = _given_sources(config, assignments, environment)
     beneath = {} if fallback is None else fallback.stated()
-    _check_code(beneath, given)
-    stated = beneath | given
-    _check_tables(stated)
-    origins = {name: origin for name, (_, origin) in stated.items()}
+    _check_code(beneath, _merged(given))
+    origins = {name: origin for name, (_, origin) in _merged((beneath, *given)).items()}
+    sources = (InitSettingsSource(Settings, _nest(stated)) for stated in (*reversed(given), beneath))
     try:
-        settings = Settings.model_validate(_nest(stated))
+        settings = Settings(_build_sources=(tuple(sources), {}))
         token(settings.run, "run id")
         token(settings.learner.id, "learner id")
         for completed in _completers():
