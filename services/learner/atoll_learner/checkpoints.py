@@ -180,7 +180,7 @@ def possible(borrowed: Borrowed, train: TrainSettings) -> bool:
 def impossible(state: Any, train: TrainSettings) -> str:  # noqa: ANN401  (an optax state)
     r"""Return why no gradients can have led to this state, or "" when they can.
 
-    What is adopted must be moments that gradients can have made. For Adam from zero, with \beta_1^2 < \beta_2, any sequence
+    Adopted moments must be such as gradients can have made. For Adam from zero, with \beta_1^2 < \beta_2, any sequence
     of gradients obeys (Cauchy and Schwarz over the two geometric weights)
 
     .. math::

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,7 @@ from atoll.protocol.waits import NAMED_MAX, id_of
 from atoll.run.decisions import describe_needs, describe_wait
 from atoll.wire.events import NOT_NOTED, Contributor, RoundEvent, WaitingEvent
 from atoll.wire.messages import NO_NOTES as NO_NOTES_OF_PUSH
+from atoll.wire.messages import PushNotes
 from atoll.wire.traffic import moved_by
 from atoll_synchronizer.aggregator import FoldEffect
 from atoll_synchronizer.intake import PendingManifest
@@ -267,12 +269,9 @@ def contributor(
     Times of arrival are seconds after the first call; negative ones were there before it.
     """
     effect = notes.effects.get(share.key)
-    norm = None if effect is None else effect.note.norm
-    clipped = norm is not None and share.scale < 1.0
-    held = notes.held.get(share.key) if detailed else None
-    pushed = NO_NOTES_OF_PUSH if held is None else held.manifest.notes
-    note, alignment = (effect.note, effect.alignment) if effect is not None and detailed else (None, None)
-    corrected = 0 if note is None else note.corrected_slices
+    arrival = _arrival(notes.held.get(share.key) if detailed else None, command.called_s)
+    folded = _folded(share, effect, detailed=detailed)
+    alignment = effect.alignment if effect is not None and detailed else None
     return Contributor(
         learner=share.key.learner,
         incarnation=share.key.incarnation,
@@ -281,25 +280,77 @@ def contributor(
         tokens=share.tokens,
         weight=share.weight,
         cause_id=share.cause_id,
-        norm=_rounded(norm) if detailed or clipped else None,
-        norm_max=_rounded(share.scale * norm) if norm is not None and clipped else None,
+        norm=folded.norm,
+        norm_max=folded.norm_max,
         steps=share.steps if detailed else 0,
-        arrived_s=None if held is None else round(held.arrived_s - command.called_s, 4),
-        read_s=round(max(0.0, held.ready_s - held.arrived_s), 4) if held is not None and held.ready_s else None,
-        loss=None if held is None else held.manifest.loss,
-        bytes=0 if held is None else held.manifest.blob.size_bytes,
-        inline=held is not None and bool(held.manifest.frame),
-        adopted_at_s=pushed.adopted_at_s or NOT_NOTED,
-        step_s=pushed.step_s or NOT_NOTED,
-        upload_s=pushed.upload_s or NOT_NOTED,
-        full_s=pushed.full_s or NOT_NOTED,
-        staleness_weight=None if note is None else _rounded(note.staleness_weight),
+        arrived_s=arrival.arrived_s,
+        read_s=arrival.read_s,
+        loss=arrival.loss,
+        bytes=arrival.bytes,
+        inline=arrival.inline,
+        adopted_at_s=arrival.notes.adopted_at_s or NOT_NOTED,
+        step_s=arrival.notes.step_s or NOT_NOTED,
+        upload_s=arrival.notes.upload_s or NOT_NOTED,
+        full_s=arrival.notes.full_s or NOT_NOTED,
+        staleness_weight=folded.staleness_weight,
         aligned=None if alignment is None else _rounded(alignment.merged),
         aligned_with_others=None if alignment is None else _rounded(alignment.others),
-        corrected=corrected,
-        corrected_norm=_rounded(note.corrected_norm) if note is not None and corrected else None,
+        corrected=folded.corrected,
+        corrected_norm=folded.corrected_norm,
         shortened=0 if judgement is None else sum(clip < 1.0 for clip in judgement.clips),
         unheard=0 if judgement is None else judgement.heard.count(False),
+    )
+
+
+class _Arrival(NamedTuple):
+    """A contribution as its manifest brought it; the defaults stand for one that a former owner was sent."""
+
+    arrived_s: float | None = None
+    read_s: float | None = None
+    loss: float | None = None
+    bytes: int = 0
+    inline: bool = False
+    notes: PushNotes = NO_NOTES_OF_PUSH
+
+
+def _arrival(held: PendingManifest | None, called_s: float) -> _Arrival:
+    if held is None:
+        return _Arrival()
+    return _Arrival(
+        arrived_s=round(held.arrived_s - called_s, 4),
+        read_s=round(max(0.0, held.ready_s - held.arrived_s), 4) if held.ready_s else None,
+        loss=held.manifest.loss,
+        bytes=held.manifest.blob.size_bytes,
+        inline=bool(held.manifest.frame),
+        notes=held.manifest.notes,
+    )
+
+
+class _Folded(NamedTuple):
+    """A contribution as it was folded: its length before and after, and what it kept of its weight."""
+
+    norm: float | None = None
+    norm_max: float | None = None
+    staleness_weight: float | None = None
+    corrected: int = 0
+    corrected_norm: float | None = None
+
+
+def _folded(share: Share, effect: FoldEffect | None, *, detailed: bool) -> _Folded:
+    """Return what the fold says; of a round that is not told in detail only a length that was clipped."""
+    if effect is None:
+        return _Folded()
+    note = effect.note
+    norm_max = _rounded(share.scale * note.norm) if share.scale < 1.0 else None
+    if not detailed:
+        return _Folded() if norm_max is None else _Folded(_rounded(note.norm), norm_max)
+    corrected = note.corrected_slices
+    return _Folded(
+        norm=_rounded(note.norm),
+        norm_max=norm_max,
+        staleness_weight=_rounded(note.staleness_weight),
+        corrected=corrected,
+        corrected_norm=_rounded(note.corrected_norm) if corrected else None,
     )
 
 

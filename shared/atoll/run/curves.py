@@ -52,7 +52,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class LearnerCurve:
-    """What a learner said of itself over time, at most `POINTS_MAX` samples; a loss is None where it knew none."""
+    """Samples of a learner over time, at most `POINTS_MAX` samples; a loss is None where it knew none."""
 
     learner: str
     at_s: list[float]

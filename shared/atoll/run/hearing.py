@@ -1,4 +1,4 @@
-"""Who of a run is heard at a moment, and what each learner does then: pure, the same for consoles, pages, metrics and alerts.
+"""Liveness of a run's learners at a moment, and what each does then: pure, the same for consoles, pages, metrics and alerts.
 
 A view knows what was heard and when; it has no clock. A learner is heard if its newest heartbeat is at most the run's
 `silence_s` old, a synchronizer process if its newest presence is at most a lease and two beats old: one of them may be lost on
@@ -26,7 +26,7 @@ BEATS_UNHEARD: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """Who listens to a run, and when.
+    """Times at which a run was listened to.
 
     Attributes:
         protocol: what the run agreed on.

@@ -176,7 +176,7 @@ def check_known(run: RunRecord) -> RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordedProgress:
-    """What the leases of a run's shards say: the tokens merged, and whether all shards have closed their ledgers."""
+    """Progress by the leases of a run's shards: the tokens merged, and whether all shards have closed their ledgers."""
 
     tokens: int
     over: bool
@@ -204,7 +204,7 @@ async def recorded_progress(bus: Bus, run: RunRecord) -> RecordedProgress:
 async def read_members(bus: Bus, subjects: Subjects) -> dict[str, Member | None]:
     """Return the member records by learner id; None for one that cannot be read, or that names another learner.
 
-    Who has one of those is a member all the same: junk in a record must not take its learner out of the run.
+    A learner that has one of those is a member all the same: junk in a record must not take its learner out of the run.
     """
     members: dict[str, Member | None] = {}
     for record in await bus.get_records(subjects.member("*")):

@@ -70,7 +70,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """What becomes of what brokers are to store.
+    """Storing, by brokers, of what they are sent.
 
     `unwritten_s` is for how long nobody has written into the event log; `stalled` are the fragments that have come to a stop.
     """
@@ -84,7 +84,7 @@ ALL_STORED: Final = Storing()
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What becomes of versions: for how long none was made, from when on that is too long, and what is known of the cause.
+    """Making of versions: for how long none was made, from when on that is too long, and what is known of the cause.
 
     `open_round` says in words what the round waits for that was called first; `tokenless` are learners whose steps count no
     token.

@@ -60,7 +60,7 @@ def places_of(run: RunRecord) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What is stored beyond the share of a learner or region: the filter of some of it, how many of the newest may stay."""
+    """Messages stored beyond the share of a learner or region: the filter of some of it, how many of the newest may stay."""
 
     subjects_of: str
     subject_filter: str

@@ -1,6 +1,6 @@
 """The taps of a run: each kind of message, its subject and its fields; readers of them, and their schemas.
 
-A *tap* is a message that the broker says again, under `tap.`, when a stream has stored it. Who listens there sees a run as it
+A *tap* is a message that the broker says again, under `tap.`, when a stream has stored it. A listener there sees a run as it
 happens, in the words that its processes use among themselves, and can neither change nor delay it. Tensors are on no tap.
 
     run            gl.run                               the run record
@@ -339,7 +339,7 @@ class TapReader:
         at_s: float | None = None,
         info: dict[str, Any] | None = None,
     ) -> TapMessage | None:
-        """Return a message as it is told, None if it is not wanted. What was heard has a time, what was read has none."""
+        """Return a message as it is told, None if it is not wanted; one that was heard has a time, one that was read none."""
         if not matches(self._tail, tail):
             return None
         body, fault = None, ""

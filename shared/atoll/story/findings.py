@@ -1,4 +1,4 @@
-"""What stands out in a run, by cause: each cause once, and beneath it the findings that it explains.
+"""Findings of a run, by cause: each cause once, and beneath it the findings that it explains.
 
     shards and the broker ──┐
                             ├──► all findings ──► each consequence goes under its cause ──► causes, by urgency
@@ -8,14 +8,14 @@ By urgency: what goes on comes before what has ended, the graver cause before th
 one. So a shard that is dead now stands before the hundred outages that a long run has survived.
 
 A finding compares a learner with the *other* learners, and a shard with its own usual pace. Each names the figures it rests
-on and where they are in the event log, so that a person can check it. What is below the bounds here is not worth a finding;
+on and where they are in the event log, so that a person can check it. Figures below the bounds here are not worth a finding;
 the stories of a round, a shard and a learner have all figures. The causes are a closed list: the table in
 `docs/how-to/ask-a-run.md` says of each what it means and what a person does.
 
-What explains what is in two tables. A cause explains other findings of the *same culprit*: contributions over a slow link come
-too late and are refused. Or it explains what fell mostly into its *time*, whoever it befell: while the disk is full, uploads
-of all learners wait. The tables say what is usual; a person checks it by the times. What had ended before a cause began is no
-effect of it.
+Two tables say which cause explains which finding. A cause explains other findings of the *same culprit*: contributions over a
+slow link come too late and are refused. Or it explains what fell mostly into its *time*, whoever it befell: while the disk is
+full, uploads of all learners wait. The tables say what is usual; a person checks it by the times. Nothing that had ended
+before a cause began is its effect.
 """
 
 from __future__ import annotations
@@ -676,7 +676,7 @@ def _recent_s(history: History) -> float:
 def by_cause(found: list[RunFinding], newest_s: float) -> list[RunFinding]:
     """Return the findings that no other one explains, each with those that it does; causes come before what they explain.
 
-    What has a consequence of its own passes that on to its cause: a reader sees one level.
+    A finding with consequences passes them on to its cause: a reader sees one level.
     """
     beneath: dict[int, int] = {}
     for place, each in enumerate(found):

@@ -29,7 +29,7 @@ SIGN_S: Final = 60.0
 
 @dataclass(slots=True)
 class RecordedLife:
-    """What the event log tells of one incarnation, in order; None where it has no such event.
+    """One incarnation as the event log tells it, in order; None where it has no such event.
 
     `newest` is its newest sample, also where the history has forgotten that among its `samples`.
     """

@@ -1,9 +1,9 @@
-"""What was slow in a run: the largest shares of its time that were lost, each with a figure and the command that tells more.
+"""The slow parts of a run: the largest shares of its time that were lost, each with a figure and the command that tells more.
 
 There are two wholes, and no second belongs to both. *Learners' time* is the learner-seconds present of `atoll.story.goodput`:
 what of it was no stepping, and what a slow learner's steps took beyond those of the others. *Rounds' time* is the sum of all
-rounds from call to commit. Learners never wait for a round, so its parts cost versions that come late, not idle time. What
-stands out beside is from `atoll.story.findings`.
+rounds from call to commit. Learners never wait for a round, so its parts cost versions that come late, not idle time. What else
+stands out is from `atoll.story.findings`.
 
 Waiting for text happens inside the training loop's step. The event log has the time of whole steps, so that wait
 is not told apart.
@@ -49,7 +49,7 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """What was slow: time lost, the largest share first; what stands out, and how much more does; what the event log lacks."""
+    """Slow parts: time lost, the largest share first; what stands out, and how much more does; what the event log lacks."""
 
     lost: tuple[LostTime, ...]
     findings: tuple[RunFinding, ...]

@@ -2,7 +2,7 @@ r"""The recording of a run as a schedule for the simulator: who was there, how f
 
     event log (`History`) + agreement ──► `fit_recording` ──► `Recording`
 
-What is measured, and from what:
+Measures, and their sources:
 
 * **Presence**: `joined` begins a life; `left` ends it, or where it was killed the last that was heard of it.
 * **Steps**: two `sample` events of a life, each the first with its count of steps, make a *stretch*: eight steps or more at
@@ -15,7 +15,7 @@ What is measured, and from what:
 * **Rate**: bytes over `upload_s` without the two delays of its first message.
 * **Shards**: `read_s`, and `queued_s + merge_s + commit_s`, each drawn anew from those of the recording.
 
-What is assumed: the way down is as fast as the way up, nothing is lost, shards are there all the time and take as long for
+Assumptions: the way down is as fast as the way up, nothing is lost, shards are there all the time and take as long for
 another codec. Learners that stopped being heard without a farewell stopped then.
 
 **The outcome** of a run is figures that a recording and a simulation both have, made by the same sums. `MadeCommit` is one
