@@ -19,7 +19,7 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import NodeSeen
 from atoll.run.hearing import Hearing
 from atoll.run.history import History, Noted, RoundLine, notes
-from atoll.wire.events import EventFields, RoundEvent, SampleEvent
+from atoll.wire.events import EventFields, RoundEvent, RoundPhases, SampleEvent
 from atoll.wire.messages import Event, RunRecord
 
 ANSWERED_S_MAX: Final = 15.0
@@ -29,13 +29,8 @@ ROUNDS_KEPT: Final = 320
 SAMPLES_KEPT: Final = 512
 
 BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
-PHASES: Final = ("quorum_wait", "grace", "queued", "merge", "commit")
-"""Phases of a round, in their order:
-
-    called ──quorum_wait──► quorum ──grace──► decided ──queued──► merging ──merge──► merged ──commit──► visible
-
-A histogram of each has the same bounds: they reach from a fragment on a laptop to a round across an ocean.
-"""
+"""Bounds of the histogram of each phase, from a fragment on a laptop to a round across an ocean, in seconds."""
+PHASES: Final = tuple(name.removesuffix("_s") for name in RoundPhases._fields)
 
 Observer = Callable[[Event, EventFields | None], None]
 
@@ -93,24 +88,9 @@ class RoundTimes:
     def on_event(self, event: Event, fields: EventFields | None) -> None:
         """Take an entry of the event log; others than rounds are skipped."""
         if isinstance(fields, RoundEvent):
-            for name, duration_s in phases_of(fields).items():
+            for name, duration_s in zip(PHASES, fields.phases, strict=True):
                 self.phases[name].take(duration_s)
             self.committed_at_s[fields.fragment] = max(event.at_s, self.committed_at_s.get(fields.fragment, 0.0))
-
-
-def phases_of(line: RoundEvent) -> dict[str, float]:
-    """Return the duration of each phase of a round, in seconds.
-
-    A round that ended before its quorum has waited for nothing else.
-    """
-    quorum_wait_s = min(max(0.0, line.quorum_wait_s), max(0.0, line.waited_s))
-    return {
-        "quorum_wait": quorum_wait_s,
-        "grace": max(0.0, line.waited_s - quorum_wait_s),
-        "queued": max(0.0, line.queued_s),
-        "merge": max(0.0, line.merge_s),
-        "commit": max(0.0, line.commit_s),
-    }
 
 
 @dataclass

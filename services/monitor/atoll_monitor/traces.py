@@ -23,7 +23,7 @@ from opentelemetry.trace import Span, set_span_in_context
 
 from atoll.wire.events import Contributor, EventFields, RoundEvent
 from atoll.wire.messages import Event
-from atoll_monitor.monitored_run import phases_of
+from atoll_monitor.monitored_run import PHASES
 
 EXPORT_S: Final = 5
 NS: Final = 1e9
@@ -46,10 +46,10 @@ class PlannedSpan:
 
 def plan_spans(event: Event, line: RoundEvent) -> PlannedSpan:
     """Return the spans of a commit."""
-    phases = phases_of(line)
-    at_s = begin_s = event.at_s - sum(phases.values())
+    phases = line.phases
+    at_s = begin_s = event.at_s - sum(phases)
     inside = []
-    for name, duration_s in phases.items():
+    for name, duration_s in zip(PHASES, phases, strict=True):
         inside.append(PlannedSpan(name, at_s, at_s + duration_s, {}))
         at_s += duration_s
     inside += [_contribution(one, begin_s) for one in line.contributors]

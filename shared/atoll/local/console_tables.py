@@ -311,8 +311,8 @@ def rounds(moment: TopMoment) -> Panel:
     rows = []
     for line in _newest_rounds(moment, ROUNDS_SHOWN):
         made = line.round
-        quorum_s = min(max(0.0, made.quorum_wait_s), max(0.0, made.waited_s))
-        times_s = (quorum_s, max(0.0, made.waited_s - quorum_s), made.merge_s, made.commit_s)
+        phases = made.phases
+        times_s = (phases.quorum_wait_s, phases.grace_s, phases.merge_s, phases.commit_s)
         cells = (
             _number_cell(moment.wall_s - line.at_s, moment.ago(line.at_s)),
             _number_cell(made.fragment, f"p{made.fragment}"),

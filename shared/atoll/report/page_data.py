@@ -351,22 +351,12 @@ def fragment_map(view: History, learners: list[str], fragments: list[int], began
 def round_row(line: RoundLine, began_s: float) -> dict[str, Any]:
     """Return a round with the lengths of its phases, in their order, before the moment when it became visible."""
     made = line.round
-    quorum_s = min(max(0.0, made.quorum_wait_s), max(0.0, made.waited_s))
     why = "" if made.why is None else "; ".join(describe_wait(made.why).values())
     return {
         "fragment": made.fragment,
         "version": made.version,
         "at_s": round(line.at_s - began_s, 3),
-        "phases": [
-            round(value, 4)
-            for value in (
-                quorum_s,
-                max(0.0, made.waited_s - quorum_s),
-                max(0.0, made.queued_s),
-                max(0.0, made.merge_s),
-                max(0.0, made.commit_s),
-            )
-        ],
+        "phases": [round(seconds, 4) for seconds in made.phases],
         "granted_s": round(made.grace_s, 4),
         "shard": line.shard,
         "contributors": [[share.learner, share.age, share.tokens] for share in made.contributors[:LEARNERS_MAX]],

@@ -151,7 +151,7 @@ class RoundMoments:
         made = line.round
         ended_s = line.at_s - made.commit_s - made.merge_s - made.queued_s
         called_s = ended_s - made.waited_s
-        return cls(called_s, called_s + made.quorum_wait_s, ended_s, line.at_s)
+        return cls(called_s, called_s + made.phases.quorum_wait_s, ended_s, line.at_s)
 
 
 def base_of(line: RoundLine, share: Contributor) -> int:

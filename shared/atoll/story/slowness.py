@@ -61,7 +61,7 @@ def slowness(history: History) -> Slowness:
     """Return what was slow."""
     there = presences(history)
     whole_s = summed(there.values()).present_s
-    rounds_s = sum(map(_length_s, history.rounds))
+    rounds_s = sum(line.round.took_s for line in history.rounds)
     parts = chain(
         _of_learners(history, there, whole_s),
         _slower_steps(history, there, whole_s),
@@ -131,13 +131,12 @@ def _slower_steps(history: History, there: Mapping[str, TimePresent], whole_s: f
 def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime]:
     quorum_s = grace_s = queued_s = merge_s = commit_s = broker_s = 0.0
     for line in rounds:
-        made = line.round
-        met = made.why is None or bool(made.why.met_by)
-        until_s = min(made.quorum_wait_s, made.waited_s) if met else made.waited_s
-        hindered_s, before_s = min(sum(made.hindered.values()), made.commit_s), min(made.away_s, until_s)
-        quorum_s, grace_s = quorum_s + until_s - before_s, grace_s + made.waited_s - until_s
-        queued_s, merge_s = queued_s + made.queued_s, merge_s + made.merge_s
-        commit_s, broker_s = commit_s + made.commit_s - hindered_s, broker_s + hindered_s + before_s
+        made, phases = line.round, line.round.phases
+        hindered_s = min(sum(made.hindered.values()), phases.commit_s)
+        before_s = min(made.away_s, phases.quorum_wait_s)
+        quorum_s, grace_s = quorum_s + phases.quorum_wait_s - before_s, grace_s + phases.grace_s
+        queued_s, merge_s = queued_s + phases.queued_s, merge_s + phases.merge_s
+        commit_s, broker_s = commit_s + phases.commit_s - hindered_s, broker_s + hindered_s + before_s
     for what, seconds, sentence, command in (
         ("quorum", quorum_s, "waited for the quorum", "atoll why"),
         ("grace", grace_s, "waited after the quorum, for those that were still to answer", "atoll why grace"),
@@ -152,11 +151,6 @@ def _of_rounds(rounds: Iterable[RoundLine], whole_s: float) -> Iterator[LostTime
 def _lost(of: Whole, what: str, who: str, seconds: float, whole_s: float, sentence: str, command: str) -> LostTime:  # noqa: PLR0913, PLR0917  (one field each)
     share = min(1.0, max(0.0, seconds / whole_s)) if whole_s > 0.0 else 0.0
     return LostTime(of, what, who, max(0.0, seconds), share, sentence, command)
-
-
-def _length_s(line: RoundLine) -> float:
-    made = line.round
-    return made.waited_s + made.queued_s + made.merge_s + made.commit_s
 
 
 def _times(count: int) -> str:

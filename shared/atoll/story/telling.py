@@ -42,8 +42,7 @@ def one_line(line: RoundLine) -> str:
     if why is not None and not why.calls:
         return f"fragment {made.fragment} version {made.version}: it was not called; {describe_wait(why)['end']}"
     end = made.end if why is None else describe_wait(why)["end"]
-    met = why is None or bool(why.met_by)
-    quorum = f"{made.quorum_wait_s:.3f} s to the quorum" if met else "its quorum was never met"
+    quorum = f"{made.phases.quorum_wait_s:.3f} s to the quorum" if made.met_quorum else "its quorum was never met"
     after_s = made.took_s - made.waited_s
     after = f", {after_s:.3f} s more until it was visible" if after_s > 0.1 * made.took_s else ""
     return f"fragment {made.fragment} version {made.version}: {made.waited_s:.3f} s from call to end ({quorum}); {end}{after}"
@@ -184,7 +183,7 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
     ]
     if why is None:
         return [*still, f"  not written down; it ended with {made.end!r} {made.waited_s:.3f} s after the call"]
-    told, grace_s = describe_wait(why), max(0.0, made.waited_s - made.quorum_wait_s)
+    told, phases = describe_wait(why), made.phases
     if outages and why.opening.opened == "never":
         # The present owner knows only that nobody was left when it began.
         told["rest"] = (
@@ -195,11 +194,11 @@ def _waits(history: History, line: RoundLine, outages: Sequence[ShardOutage]) ->
     away = f"; {made.away_s:.3g} s of it because {room['away']}" if made.away_s else ""
     places = [
         (why.opening.rested_s, "rest", told["rest"]),
-        (made.quorum_wait_s, "quorum", told.get("quorum", "nobody was called") + away),
-        (grace_s, "grace", "; ".join(part for part in (told.get("grace"), told["end"]) if part)),
-        (made.queued_s, "queue", "from the decision until the shard came to it"),
-        (made.merge_s, "merge", f"of {counted(len(made.contributors), 'contribution')}"),
-        (made.commit_s, "commit", "outer step, storing, and the head" + (f"; {held}" if held else "")),
+        (phases.quorum_wait_s, "quorum", told.get("quorum", "nobody was called") + away),
+        (phases.grace_s, "grace", "; ".join(part for part in (told.get("grace"), told["end"]) if part)),
+        (phases.queued_s, "queue", "from the decision until the shard came to it"),
+        (phases.merge_s, "merge", f"of {counted(len(made.contributors), 'contribution')}"),
+        (phases.commit_s, "commit", "outer step, storing, and the head" + (f"; {held}" if held else "")),
     ]
     return [*still, *(f"  {name:<7} {seconds:>9.3f} s  {words}" for seconds, name, words in places)]
 

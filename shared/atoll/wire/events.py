@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from typing import Annotated, ClassVar, Final, Literal, TypeVar, dataclass_transform
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -152,6 +152,19 @@ class Contributor(EventPart, frozen=True, kw_only=True, omit_defaults=True):
     unheard: Count = if_absent(0)
 
 
+class RoundPhases(NamedTuple):
+    """Lengths of the phases of a round, in their order, in seconds.
+
+    called ──quorum_wait──► quorum ──grace──► decided ──queued──► merging ──merge──► merged ──commit──► visible
+    """
+
+    quorum_wait_s: float
+    grace_s: float
+    queued_s: float
+    merge_s: float
+    commit_s: float
+
+
 class RoundEvent(EventFields, frozen=True, kw_only=True):
     """The fields of a `round` event: one commit, what made its round end, and why that took as long as it did.
 
@@ -186,6 +199,27 @@ class RoundEvent(EventFields, frozen=True, kw_only=True):
     def took_s(self) -> float:
         """Return the seconds from its call until its head was visible."""
         return self.waited_s + self.queued_s + self.merge_s + self.commit_s
+
+    @property
+    def met_quorum(self) -> bool:
+        """Return whether the round met its quorum, which is taken for granted where nothing tells why it ended."""
+        return self.why is None or bool(self.why.met_by)
+
+    @property
+    def phases(self) -> RoundPhases:
+        """Return how long each phase took; a round that never met its quorum waited for nothing else until its end.
+
+        Its `quorum_wait_s` is 0, for there was no such moment.
+        """
+        waited_s = max(0.0, self.waited_s)
+        quorum_wait_s = min(max(0.0, self.quorum_wait_s), waited_s) if self.met_quorum else waited_s
+        return RoundPhases(
+            quorum_wait_s,
+            waited_s - quorum_wait_s,
+            max(0.0, self.queued_s),
+            max(0.0, self.merge_s),
+            max(0.0, self.commit_s),
+        )
 
 
 class WaitingEvent(EventFields, frozen=True, kw_only=True):
