@@ -47,6 +47,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     RenewLease,
+    ShardCommand,
     SnapshotKept,
     StandDown,
     StepDone,
@@ -246,7 +247,7 @@ class ShardAtRandom:
         self.writes: dict[int, list[Commit | Keep]] = {fragment: [] for fragment in self.versions}
         self.arrived: list[ContributionArrived] = []
 
-    def tell(self, fact: Fact) -> list[Command]:
+    def tell(self, fact: Fact) -> list[ShardCommand]:
         actions = self.shard.handle(fact)
         self.watch.see(actions)
         self.rounds.see(fact, actions)

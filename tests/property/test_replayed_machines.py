@@ -21,7 +21,7 @@ SETTINGS = ProtocolSettings(fragments=3, shards=1, interval_steps=6, quorum=2, s
 ACTS = ("step", "beat", "tick", "deliver", "again", "read", "spoil", "hear", "lose", "work", "commit", "join", "die")
 
 
-def recorded(machine: Any, name: str, facts_min: int) -> tuple[FactRecorder, list[list[Any]]]:  # noqa: ANN401  (any machine)
+def recorded(machine: Any, name: str, facts_min: int) -> tuple[FactRecorder[Any], list[list[Any]]]:  # noqa: ANN401  (any machine)
     """Record a machine from now on; the list fills with the commands of every fact."""
     recorder, answers = FactRecorder(name, machine, facts_min), list[list[Any]]()
     handle = type(machine).handle
@@ -67,7 +67,7 @@ def test_a_dump_of_a_shard_replays_to_the_same_commands(facts_min: int, acts: li
     """Also when the beginning was dropped: the snapshot stands for it."""
     world = ProtocolWorld(SETTINGS)
     recorder, answers = recorded(world.shard, "shard-0", facts_min)
-    islands: dict[int, tuple[FactRecorder, list[list[Any]]]] = {}
+    islands: dict[int, tuple[FactRecorder[Any], list[list[Any]]]] = {}
     for learner in "abc":
         world.join(learner)
     for name, learner, number in acts:

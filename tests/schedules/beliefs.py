@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from atoll.protocol.claims import HELD_SHARE
-from atoll.protocol.events import ArmTimer, Command, Commit, Committed, Fact, Finish, LearnerBeat, PublishCall
+from atoll.protocol.events import ArmTimer, Commit, Committed, Fact, Finish, LearnerBeat, PublishCall, ShardCommand
 from atoll.protocol.pacing import CUT_OFF_S
 from atoll.protocol.shard import Shard
 from atoll.protocol.waits import MovingAverage
@@ -70,7 +70,7 @@ class Beliefs:
     def _sample(self, average: MovingAverage, sample: float) -> None:
         self._samples.append((average, sample))
 
-    def see(self, shard: Shard, event: Fact, actions: list[Command]) -> None:
+    def see(self, shard: Shard, event: Fact, actions: list[ShardCommand]) -> None:
         """Check what a shard made of a fact."""
         armed = [each.name for each in actions if isinstance(each, ArmTimer) and each.name.startswith("grace/")]
         now_s, graced = self.world.loop.now_s, [int(name.partition("/")[2]) for name in armed]

@@ -48,6 +48,7 @@ from atoll.protocol.events import (
     PushKey,
     QueueDrained,
     Refuse,
+    ShardCommand,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
@@ -111,7 +112,7 @@ def any_base(self: FragmentRound, offer: Offer) -> str:
     return ""
 
 
-def acknowledge_when_ready(self: Shard, event: Fact) -> list[Command]:
+def acknowledge_when_ready(self: Shard, event: Fact) -> list[ShardCommand]:
     """A contribution is acknowledged when it becomes ready, before its commit."""
     actions = HANDLE(self, event)
     early = [Acknowledge(key=event.key, fate="merged")] if isinstance(event, ContributionReady) else []
@@ -125,7 +126,7 @@ def fold_twice(self: FragmentRound, offer: Offer, *more: Any) -> Command:  # noq
     return command
 
 
-def acknowledge_unkept(self: Shard, event: Fact) -> list[Command]:
+def acknowledge_unkept(self: Shard, event: Fact) -> list[ShardCommand]:
     """Refusals are acknowledged before anything durable knows of them."""
     actions = HANDLE(self, event)
     if isinstance(event, LearnerLeft):
@@ -135,7 +136,7 @@ def acknowledge_unkept(self: Shard, event: Fact) -> list[Command]:
     return [*(each for each in actions if not isinstance(each, Keep)), *early]
 
 
-def dismiss_unkept(self: Shard, event: Fact) -> list[Command]:
+def dismiss_unkept(self: Shard, event: Fact) -> list[ShardCommand]:
     """Farewells are dismissed before anything durable knows of them."""
     actions = HANDLE(self, event)
     if not isinstance(event, LearnerLeft):
@@ -144,7 +145,7 @@ def dismiss_unkept(self: Shard, event: Fact) -> list[Command]:
     return [*(each for each in actions if not isinstance(each, Keep)), early]
 
 
-def ledger_of_later(self: Shard, event: Fact) -> list[Command]:
+def ledger_of_later(self: Shard, event: Fact) -> list[ShardCommand]:
     """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
         msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.freeze(self.ledger))
@@ -177,7 +178,7 @@ def reports_forgotten(self: FragmentLedger, ledger: Ledger) -> bytes:
     return msgspec.json.encode(FragmentLedger(self.settled))
 
 
-def early_timer_lost(self: Shard, event: Fact) -> list[Command]:
+def early_timer_lost(self: Shard, event: Fact) -> list[ShardCommand]:
     """A due timer that fires a tick early is not armed again: the fragment rests for ever. It was real."""
     actions = HANDLE(self, event)
     if isinstance(event, TimerFired) and event.name.startswith("due/") and len(actions) == 1:

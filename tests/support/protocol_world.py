@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.base.errors import AtollError
@@ -477,7 +477,7 @@ class ProtocolWorld:
 
         self.core_messages.append(heard)
 
-    def _note(self, who: str, fact: Fact, actions: list[Command]) -> None:
+    def _note(self, who: str, fact: Fact, actions: Sequence[Command]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
         if isinstance(fact, QueueDrained) and not fact.proven and not actions:
             return

@@ -15,7 +15,6 @@ from atoll.base.parsing import parsed
 from atoll.client.pushing import PUSH_PATIENCE_S
 from atoll.protocol.events import (
     ArmTimer,
-    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -29,6 +28,7 @@ from atoll.protocol.events import (
     PushKey,
     QueueDrained,
     Refuse,
+    ShardCommand,
     TimerFired,
 )
 from atoll.protocol.fragment_ledger import FragmentLedger
@@ -107,7 +107,7 @@ class LyingFleet:
             self.tell(ContributionReady(at_s=self.now_s, key=key))
         return key
 
-    def tell(self, fact: Fact) -> list[Command]:
+    def tell(self, fact: Fact) -> list[ShardCommand]:
         """Hand a fact over and do what the shard commands; a commit is durable at once."""
         actions = self.shard.handle(fact)
         self.model.see(fact, actions)

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.base import fact_dumps
 from atoll.base.errors import BrokerUnavailable, ProtocolMisuse, RecordConflict, SettingsError
-from atoll.protocol.events import StepDone
+from atoll.protocol.events import Command, StepDone
 from atoll.protocol.island import Island
 from atoll.protocol.recorder import FactRecorder, Replay, freeze
 from atoll.protocol.settings import ProtocolSettings
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     fact_dumps.policy.folder = None
 
 
-def recorder(name: str) -> FactRecorder:
+def recorder(name: str) -> FactRecorder[Command]:
     """Return a recorder that is dumped with all others."""
     made = FactRecorder(name, Island(ProtocolSettings(), {0: 0}))
     fact_dumps.keep(made)

@@ -28,7 +28,6 @@ from atoll.protocol.events import (
     Acknowledge,
     Adopted,
     CallHeard,
-    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -50,6 +49,7 @@ from atoll.protocol.events import (
     PushSettled,
     QueueDrained,
     Refuse,
+    ShardCommand,
     StepDone,
     TimerFired,
 )
@@ -475,7 +475,7 @@ def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_
     folded = desk.handle(ContributionReady(at_s=0.6, key=PushKey("a", 1, 0, 1), norm=1.0))
     assert any(isinstance(action, Fold) for action in folded)
     desk.handle(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
-    told: list[Command] = []
+    told: list[ShardCommand] = []
     for second in range(2, 2 * int(OVERDUE_S)):
         told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second), run_tokens=100))
         if any(isinstance(action, Commit) for action in told):

@@ -9,7 +9,6 @@ import pytest
 
 from atoll.protocol.events import (
     ArmTimer,
-    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -20,6 +19,7 @@ from atoll.protocol.events import (
     LearnerLeft,
     PublishCall,
     PushKey,
+    ShardCommand,
     TimerFired,
 )
 from atoll.protocol.round import FragmentRound
@@ -69,7 +69,7 @@ class RandomFleet:
         key = PushKey(learner, 1, fragment, number)
         return ContributionArrived(at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10)
 
-    def heed(self, actions: list[Command]) -> None:
+    def heed(self, actions: list[ShardCommand]) -> None:
         for action in actions:
             if isinstance(action, ArmTimer):
                 self.timers[action.name] = action.due_s

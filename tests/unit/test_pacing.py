@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from atoll.protocol.events import (
     ArmTimer,
-    Command,
     Commit,
     Committed,
     ContributionArrived,
@@ -25,6 +24,7 @@ from atoll.protocol.events import (
     LearnerLeft,
     PublishCall,
     PushKey,
+    ShardCommand,
     TimerFired,
 )
 from atoll.protocol.pacing import (
@@ -113,7 +113,7 @@ class PacedFleet:
         self.learners.discard(who)
         self._at(at_s + 0.02, LearnerLeft(at_s=0.0, learner=who, incarnation=1))
 
-    def _do(self, at_s: float, actions: list[Command]) -> None:
+    def _do(self, at_s: float, actions: list[ShardCommand]) -> None:
         for action in actions:
             if isinstance(action, ArmTimer):
                 due_s = max(action.due_s, at_s) + self.late_s

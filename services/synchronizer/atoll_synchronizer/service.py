@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 from atoll.base import fact_dumps
 from atoll.base.background_tasks import BackgroundTasks
@@ -32,7 +32,6 @@ from atoll.merge.outer import make_outer
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
-    Command,
     Commit,
     CommitRefused,
     Committed,
@@ -47,8 +46,10 @@ from atoll.protocol.events import (
     Isolate,
     Keep,
     Kept,
+    LaneCommand,
     PublishCall,
     Refuse,
+    ShardCommand,
     StandDown,
     TimerFired,
     Unfold,
@@ -72,7 +73,6 @@ from atoll_synchronizer.store import ShardStore
 log = get(__name__)
 
 HANDED_OVER = "handed over"
-LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ShardTenure:
     """The parts of an owner, from the moment when the shard is ours: its machine, lanes, and what records both."""
 
     machine: Shard
-    recorder: FactRecorder
+    recorder: FactRecorder[ShardCommand]
     report: RoundReporter
     lanes: FragmentLanes
 
@@ -291,30 +291,33 @@ class ShardService:
         for action in self.tenure.recorder.handle(fact):
             self._do(action)
 
-    def _do(self, action: Command) -> None:
-        if isinstance(action, ArmTimer):
-            self.background.arm(
-                action.name,
-                action.due_s - self.clock.monotonic(),
-                lambda name: self.tell(TimerFired(at_s=self.clock.monotonic(), name=name)),
-            )
-        elif isinstance(action, PublishCall):
-            if action.attempt == 1:
-                self.tenure.report.note_call(action.fragment)
-            self.background.spawn(self._call(action))
-        elif isinstance(action, Fetch):
-            self.background.spawn(self._fetch(action))
-        elif isinstance(action, Fold | Unfold | Commit | Keep | Acknowledge | Dismiss):
-            self.tenure.lanes.put(action)
-        elif isinstance(action, Refuse):
-            self.aggregator.forget(action.key)
-            self.pending.refuse(action)
-        elif isinstance(action, Isolate):
-            self.background.spawn(self.pending.isolate(action))
-        elif isinstance(action, Finish) and not self._ended.done():
-            self.background.spawn(self._finish(action.reason))
-        elif isinstance(action, StandDown) and not self._ended.done():
-            self._ended.set_exception(RecordConflict("this shard was deposed", got=action.reason))
+    def _do(self, action: ShardCommand) -> None:
+        match action:
+            case ArmTimer():
+                self.background.arm(
+                    action.name,
+                    action.due_s - self.clock.monotonic(),
+                    lambda name: self.tell(TimerFired(at_s=self.clock.monotonic(), name=name)),
+                )
+            case PublishCall():
+                if action.attempt == 1:
+                    self.tenure.report.note_call(action.fragment)
+                self.background.spawn(self._call(action))
+            case Fetch():
+                self.background.spawn(self._fetch(action))
+            case Fold() | Unfold() | Commit() | Keep() | Acknowledge() | Dismiss():
+                self.tenure.lanes.put(action)
+            case Refuse():
+                self.aggregator.forget(action.key)
+                self.pending.refuse(action)
+            case Isolate():
+                self.background.spawn(self.pending.isolate(action))
+            case Finish():
+                self.background.spawn(self._finish(action.reason))
+            case StandDown():
+                self._stand_down(action.reason)
+            case _:
+                assert_never(action)
 
     async def _call(self, action: PublishCall) -> None:
         call = Call(
@@ -373,6 +376,8 @@ class ShardService:
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     async def _finish(self, reason: str) -> None:
+        if self._ended.done():
+            return
         await self.tenure.lanes.empty()
         if not self._ended.done():
             self._finished = True
@@ -383,7 +388,9 @@ class ShardService:
             await self.event_log.record(LedgerEvent(ledger=part, part=number, reason=reason, commits=self.commits))
 
     async def _keep_lease(self) -> None:
-        reason = await self.lease.hold(lambda: self.ledger)
+        self._stand_down(await self.lease.hold(lambda: self.ledger))
+
+    def _stand_down(self, reason: str) -> None:
         if not self._ended.done():
             self._ended.set_exception(RecordConflict("this shard was deposed", got=reason))
 
@@ -434,28 +441,29 @@ class FragmentLanes:
 
     async def _execute(self, command: LaneCommand, put_s: float) -> None:
         service = self._service
-        if isinstance(command, Fold):
-            await service.aggregator.fold(command, service.store.holdings[command.key.fragment].state)
-            service.pending.tell_clip(command)
-            if service.retention is not None:
-                service.retention.note_fold(command)
-        elif isinstance(command, Unfold):
-            service.aggregator.unfold(command.fragment)
-            if service.retention is not None:
-                service.retention.note_unfold(command.fragment)
-        elif isinstance(command, Acknowledge):
-            await service.pending.acknowledge(command)
-            if service.retention is not None:
-                service.retention.forget(command.key)
-        elif isinstance(command, Dismiss):
-            await service.pending.dismiss(command)
-        elif isinstance(command, Keep):
-            await patiently(
-                lambda: service.store.keep(command.fragment, command.fragment_ledger), "a fragment's ledger"
-            )
-            self._service.tell(Kept(at_s=self._clock.monotonic(), fragment=command.fragment, cause_id=command.cause_id))
-        elif isinstance(command, Commit):
-            await self._commit(command, put_s)
+        match command:
+            case Fold():
+                await service.aggregator.fold(command, service.store.holdings[command.key.fragment].state)
+                service.pending.tell_clip(command)
+                if service.retention is not None:
+                    service.retention.note_fold(command)
+            case Unfold():
+                service.aggregator.unfold(command.fragment)
+                if service.retention is not None:
+                    service.retention.note_unfold(command.fragment)
+            case Acknowledge():
+                await service.pending.acknowledge(command)
+                if service.retention is not None:
+                    service.retention.forget(command.key)
+            case Dismiss():
+                await service.pending.dismiss(command)
+            case Keep(fragment=fragment, fragment_ledger=ledger):
+                await patiently(lambda: service.store.keep(fragment, ledger), "a fragment's ledger")
+                service.tell(Kept(at_s=self._clock.monotonic(), fragment=fragment, cause_id=command.cause_id))
+            case Commit():
+                await self._commit(command, put_s)
+            case _:
+                assert_never(command)
 
     async def _commit(self, command: Commit, decided_s: float) -> None:
         began_s, service = self._clock.monotonic(), self._service

@@ -332,6 +332,12 @@ class StandDown(Command, frozen=True, kw_only=True):
     reason: str
 
 
+LaneCommand = Fold | Unfold | Commit | Keep | Acknowledge | Dismiss
+"""What is to be done in the order of the decisions, fragment by fragment."""
+ShardCommand = ArmTimer | PublishCall | Fetch | LaneCommand | Refuse | Isolate | Finish | StandDown
+"""What a shard may command: its driver has an answer to each, and mypy says which it lacks."""
+
+
 class TakeLease(Command, frozen=True, kw_only=True):
     """Write the lease with `epoch` if its revision still is `revision`."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -28,7 +28,7 @@ from atoll.base.errors import DataError, ProtocolMisuse, SettingsError
 from atoll.base.parsing import parsed
 from atoll.base.wording import redact_json
 from atoll.protocol import events, ownership
-from atoll.protocol.events import Acknowledge, ArmTimer, Command, Commit, Dismiss, Fact, PushKey
+from atoll.protocol.events import Acknowledge, ArmTimer, Command, Commit, Dismiss, Fact, PushKey, ShardCommand
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import check_island, check_shard
 from atoll.protocol.island import Island, LocalInterval
@@ -39,6 +39,8 @@ from atoll.protocol.round import FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import FragmentSlot, Settling, Shard
 from atoll.protocol.waits import MovingAverage
+
+C = TypeVar("C", bound=Command)
 
 ODD_CHARS_MAX: Final = 200
 _ROUND_FIELDS: Final = tuple(name for name in FragmentRound.__dataclass_fields__ if name != "settings")
@@ -76,9 +78,15 @@ class Stretch:
     facts: list[Fact]
 
 
-class FactRecorder:
+class FactRecorder(Generic[C]):
     """A machine under a `name`, and its last facts. Not safe for two threads; `lines` may be called from any."""
 
+    @overload
+    def __init__(self: FactRecorder[ShardCommand], name: str, machine: Shard, facts_min: int = FACTS_MIN) -> None: ...
+    @overload
+    def __init__(
+        self: FactRecorder[Command], name: str, machine: Island | Tenure | Balance, facts_min: int = FACTS_MIN
+    ) -> None: ...
     def __init__(self, name: str, machine: Machine, facts_min: int = FACTS_MIN) -> None:
         self.name = name
         self.machine = machine
@@ -89,14 +97,15 @@ class FactRecorder:
         self._due = self._interval(self._now.state)
         self._dropped = 0
 
-    def handle(self, fact: Fact) -> list[Command]:
+    def handle(self, fact: Fact) -> list[C]:
         """Tell the machine a fact and return its commands; a machine that breaks leaves the fact as the last one."""
         facts = self._now.facts
         if len(facts) >= self._due:
             facts = self._turn()
         facts.append(fact)
         try:
-            return self.machine.handle(fact)  # type: ignore[arg-type]  # each driver tells its own machine its own facts
+            # Each driver tells its own machine its own facts, and gets the commands of that machine (`__init__`).
+            return self.machine.handle(fact)  # type: ignore[arg-type, return-value]
         except Exception as error:
             self.broke = f"{type(error).__name__}: {error}"
             raise

@@ -38,7 +38,6 @@ from atoll.protocol.claims import step_tokens_max, tokens_bound
 from atoll.protocol.events import (
     Acknowledge,
     ArmTimer,
-    Command,
     Commit,
     CommitRefused,
     Committed,
@@ -58,6 +57,7 @@ from atoll.protocol.events import (
     PushKey,
     QueueDrained,
     Refuse,
+    ShardCommand,
     StandDown,
     TimerFired,
     Unfold,
@@ -347,7 +347,7 @@ class Shard:
         self.totals: list[int] = []
         """Tokens that counted of what was merged last of each learner, ascending."""
 
-    def handle(self, event: Fact) -> list[Command]:
+    def handle(self, event: Fact) -> list[ShardCommand]:
         """Take one fact in and return what to do about it."""
         if self.finished:
             return []
@@ -429,7 +429,7 @@ class Shard:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def _on_learner_beat(self, event: LearnerBeat) -> list[Command]:
+    def _on_learner_beat(self, event: LearnerBeat) -> list[ShardCommand]:
         if not self._opens(event.learner, event.incarnation):
             return []
         view = newest_of(self.learners, event.learner, event.incarnation, self.connected.now_s)
@@ -444,7 +444,7 @@ class Shard:
         cause_id = id_of("beat", event.learner, event.incarnation)
         return self._schedule(event.at_s) + self._advance_all(event.at_s, cause_id)
 
-    def _on_learner_left(self, event: LearnerLeft) -> list[Command]:
+    def _on_learner_left(self, event: LearnerLeft) -> list[ShardCommand]:
         where, cause_id = next(iter(self.slots)), id_of("bye", event.learner, event.incarnation)
         dismiss = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=where, cause_id=cause_id)
         if not self._opens(event.learner, event.incarnation):
@@ -456,7 +456,7 @@ class Shard:
         self.slots[where].unkept.farewells.append(dismiss)
         return self.slots[where].keep(self.ledger, cause_id) + self._advance_all(event.at_s, cause_id)
 
-    def _on_contribution_arrived(self, event: ContributionArrived) -> list[Command]:
+    def _on_contribution_arrived(self, event: ContributionArrived) -> list[ShardCommand]:
         slot = self.slots.get(event.key.fragment)
         if slot is None:
             return [Acknowledge(key=event.key, fate="refused", reason="wrong_shard", cause_id=event.cause_id)]
@@ -483,11 +483,11 @@ class Shard:
         slot.round.loading.add(event.key)
         return [Fetch(key=event.key, cause_id=event.cause_id)]
 
-    def _on_contribution_ready(self, event: ContributionReady) -> list[Command]:
+    def _on_contribution_ready(self, event: ContributionReady) -> list[ShardCommand]:
         slot, ready = self.slots[event.key.fragment], ((event.key, event.norm), *event.others)
         ended = partial(has_ended, self.learners, self.ledger, at_target=self._at_target())
         outliers, again = slot.judge(ready, event.base_norm, event.cause_id, ended)
-        actions: list[Command] = [*again]
+        actions: list[ShardCommand] = [*again]
         for each in outliers:
             actions += self._refuse(slot, each.offer, "outlier", event.cause_id, (each.norm, each.norm_max))
         if not outliers and not again:
@@ -500,12 +500,12 @@ class Shard:
                 view.pushed_s = self.connected.now_s
         return actions + self._advance(slot, event.at_s, id_of("push", *event.key))
 
-    def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[Command]:
+    def _on_contribution_spoiled(self, event: ContributionSpoiled) -> list[ShardCommand]:
         slot, cause_id = self.slots[event.key.fragment], id_of("push", *event.key)
         actions = self._refuse(slot, slot.offers[event.key], event.reason, cause_id)
         return actions + self._advance(slot, event.at_s, cause_id)
 
-    def _on_timer_fired(self, event: TimerFired) -> list[Command]:
+    def _on_timer_fired(self, event: TimerFired) -> list[ShardCommand]:
         kind, _, number = event.name.partition("/")
         slot = self.slots[int(number)]
         if kind == "due":
@@ -516,9 +516,9 @@ class Shard:
             return self._call(slot, event.at_s, event.cause_id or event.name)
         return self._advance(slot, event.at_s, event.cause_id or event.name)
 
-    def _on_committed(self, event: Committed) -> list[Command]:
+    def _on_committed(self, event: Committed) -> list[ShardCommand]:
         slot = self.slots[event.fragment]
-        old, following, actions = slot.round, slot.round.succeed(event.version, event.at_s), list[Command]()
+        old, following, actions = slot.round, slot.round.succeed(event.version, event.at_s), list[ShardCommand]()
         now_s = self.connected.at(event.at_s)
         self.sync.add(now_s - self.committing_since.pop(event.fragment, now_s))
         self.commits += 1
@@ -541,21 +541,21 @@ class Shard:
         actions += slot.keep(self.ledger, event.cause_id)
         return actions + self._schedule(event.at_s, slot) + self._advance(slot, event.at_s, event.cause_id)
 
-    def _on_kept(self, event: Kept) -> list[Command]:
+    def _on_kept(self, event: Kept) -> list[ShardCommand]:
         slot = self.slots[event.fragment]
         settled = slot.finish_keeping()
         self._fold_former()
         return [*settled, *slot.keep(self.ledger, event.cause_id)]
 
-    def _on_commit_refused(self, event: CommitRefused) -> list[Command]:
+    def _on_commit_refused(self, event: CommitRefused) -> list[ShardCommand]:
         self.finished = True
         return [StandDown(reason=f"fragment {event.fragment}: {event.reason}", cause_id=event.cause_id)]
 
-    def _on_drain_ordered(self, event: DrainOrdered) -> list[Command]:
+    def _on_drain_ordered(self, event: DrainOrdered) -> list[ShardCommand]:
         self.draining = True
         return self._advance_all(event.at_s, event.cause_id)
 
-    def _on_queue_drained(self, event: QueueDrained) -> list[Command]:
+    def _on_queue_drained(self, event: QueueDrained) -> list[ShardCommand]:
         """Finish when the run is over: told so or at its token target, nobody present, nothing queued or in our hands.
 
         The learners that are present are not known before all had the time to be heard: an owner that has just taken over
@@ -574,7 +574,7 @@ class Shard:
         self.finished = True
         return [Finish(reason="drained" if self.draining else "token target reached", cause_id=event.cause_id)]
 
-    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[Command]]]] = {
+    _RULES: ClassVar[dict[type[Fact], Callable[[Any, Any], list[ShardCommand]]]] = {
         LearnerBeat: _on_learner_beat,
         LearnerLeft: _on_learner_left,
         ContributionArrived: _on_contribution_arrived,
@@ -658,7 +658,7 @@ class Shard:
     def _over(self) -> bool:
         return self.draining or self._at_target()
 
-    def _schedule(self, at_s: float, *only: FragmentSlot) -> list[Command]:
+    def _schedule(self, at_s: float, *only: FragmentSlot) -> list[ShardCommand]:
         """Give every fragment, or some, the time that its timer is due, or an earlier one when steps have become shorter.
 
         A resting round waits for its beat, a called one until it is called again, one in its grace window for its end.
@@ -666,7 +666,7 @@ class Shard:
         step_s = self.step_s()
         if step_s is None:
             return []
-        interval_s, actions = self.settings.interval_steps * step_s, list[Command]()
+        interval_s, actions = self.settings.interval_steps * step_s, list[ShardCommand]()
         for slot in only or self.slots.values():
             now = slot.round
             if slot.moves_up(at_s, interval_s, self.settings.fragments) and slot.due_s is not None:
@@ -682,7 +682,7 @@ class Shard:
                     actions.append(ArmTimer(name=f"grace/{now.fragment}", due_s=now.shorten_grace(grace)))
         return actions
 
-    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
+    def _call(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[ShardCommand]:
         now = slot.round
         if now.phase not in (Phase.RESTING, Phase.COLLECTING):
             return []
@@ -700,12 +700,14 @@ class Shard:
         again = ArmTimer(name=f"due/{now.fragment}", due_s=slot.again_s, cause_id=cause_id)
         return [call, again, *self._advance(slot, at_s, cause_id)]
 
-    def _advance_all(self, at_s: float, cause_id: str) -> list[Command]:
+    def _advance_all(self, at_s: float, cause_id: str) -> list[ShardCommand]:
         self.looked_s = at_s
         live = self.live()  # once for all fragments: nothing that one of them does changes it
         return [action for slot in self.slots.values() for action in self._advance(slot, at_s, cause_id, live)]
 
-    def _advance(self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None) -> list[Command]:
+    def _advance(
+        self, slot: FragmentSlot, at_s: float, cause_id: str, live: set[str] | None = None
+    ) -> list[ShardCommand]:
         """Move one round on as far as it goes: to its grace window, then to its commit."""
         now = slot.round
         if slot.parked and now.idle:
@@ -726,7 +728,7 @@ class Shard:
             return actions
         return [*actions, self._commit(slot, at_s, reason, live, cause_id, together=patient)]
 
-    def _meet_quorum(self, now: FragmentRound, at_s: float, cause_id: str) -> list[Command]:
+    def _meet_quorum(self, now: FragmentRound, at_s: float, cause_id: str) -> list[ShardCommand]:
         if now.phase is not Phase.COLLECTING or now.quorum_so_far() < self.settings.quorum:
             return []
         self.quorum.add(at_s - now.called_s - (self.connected.absent_s - now.absent_s))
@@ -753,9 +755,9 @@ class Shard:
         frozen = slot.freeze(self.ledger)
         return now.commit(at_s, reason, live, cause_id, together=together, fragment_ledger=frozen)
 
-    def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[Command]:
+    def _dissolve(self, slot: FragmentSlot, at_s: float, cause_id: str) -> list[ShardCommand]:
         """Refuse all that is folded: nobody is left who could judge it."""
-        actions: list[Command] = [Unfold(fragment=slot.round.fragment, cause_id=cause_id)]
+        actions: list[ShardCommand] = [Unfold(fragment=slot.round.fragment, cause_id=cause_id)]
         folded, slot.round.shares = [slot.offers[share.key] for share in slot.round.shares], []
         for offer in folded:
             actions += self._refuse(slot, offer, "unjudged", cause_id)
@@ -780,8 +782,8 @@ class Shard:
         held = Counter(key.learner for key in slot.offers)
         return {name for name in self.present() if held[name] < PLACES}
 
-    def _fold(self, slot: FragmentSlot, ready: list[Offer], cause_id: str) -> list[Command]:
-        actions = list[Command]()
+    def _fold(self, slot: FragmentSlot, ready: list[Offer], cause_id: str) -> list[ShardCommand]:
+        actions = list[ShardCommand]()
         for offer in ready:
             if reason := slot.round.refusal(offer):
                 actions += self._refuse(slot, offer, reason, cause_id)
@@ -802,14 +804,15 @@ class Shard:
 
     def _refuse(
         self, slot: FragmentSlot, offer: Offer, reason: str, cause_id: str, norms: tuple[float, float] | None = None
-    ) -> list[Command]:
+    ) -> list[ShardCommand]:
         slot.offers.pop(offer.key, None)
         slot.round.drop(offer)
         final = offer.final and reason != "after_final"
         slot.fragment_ledger.refuse(offer.key, offer.tokens, reason, final=final, shard=self.ledger)
         learner, incarnation, *_ = key = offer.key
         slot.unkept.refusals[key] = Acknowledge(key=key, fate="refused", reason=reason, cause_id=cause_id)
-        actions = [Refuse(key=key, reason=reason, norms=norms, cause_id=cause_id), *slot.keep(self.ledger, cause_id)]
+        actions: list[ShardCommand] = [Refuse(key=key, reason=reason, norms=norms, cause_id=cause_id)]
+        actions += slot.keep(self.ledger, cause_id)
         offences = self.offences(learner, incarnation) if reason in OFFENCES else 0
         if self.isolated(learner, incarnation) and offences == self.settings.offences_max:
             actions.append(Isolate(learner=learner, incarnation=incarnation, offences=offences, reason=reason))
