@@ -34,6 +34,7 @@ from atoll.client.membership import claim
 from atoll.client.peer_recovery import StateLender, TrainingProgress
 from atoll.codec import Framing
 from atoll.codec.arrays import pack_arrays, unpack_arrays
+from atoll.codec.formats import FORMATS
 from atoll.codec.frames import decode_frame, encode_frame
 from atoll.protocol.data import DataGrant, DataLedger
 from atoll.protocol.events import PushKey
@@ -61,7 +62,6 @@ from support.queued_bytes import QueuedBytes
 from support.shard_owners import FixedOwner
 
 ELEMENTS = 300
-CODECS = ("f32", "bf16", "int8", "int4", "e3m0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Target:
 
 def decoders(run: RunRecord) -> dict[str, Target]:
     found = {f"message {kind}": Target(_decoding(kind), seeds) for kind, seeds in _messages(run).items()}
-    found |= {f"frame {codec}": _frame(codec) for codec in CODECS}
+    found |= {f"frame {codec}": _frame(codec) for codec in FORMATS}
     arrays = {"m": np.ones((3, 4), np.float32), "count": np.int64(3) * np.ones((), np.int64)}
     found["packed arrays"] = Target(
         lambda data: unpack_arrays(data, 1 << 20), (pack_arrays(arrays),), mutate=mutated_arrays

@@ -177,7 +177,7 @@ def derivable(settings: ProtocolSettings) -> bool:
     most half a quantiser's step of each parameter is lost with an owner. Where the state says more than the values do (an
     average, an optimizer of optax), it is stored with every version, residue included.
     """
-    return settings.codec_down != KEYFRAME and settings.outer == NESTEROV and not settings.average_versions
+    return settings.codec_down != KEYFRAME and settings.outer_is_native and not settings.average_versions
 
 
 class OptaxOuter(OuterOptimizer):

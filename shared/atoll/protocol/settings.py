@@ -250,9 +250,14 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 setting="protocol.outer",
             )
 
+    @property
+    def outer_is_native(self) -> bool:
+        """Return whether the outer optimizer is our own: it steps number by number, and its state is a momentum at most."""
+        return self.outer == NESTEROV
+
     def _check_momentum(self) -> None:
         """Raise `SettingsError` where something rests on an outer momentum that there will not be."""
-        kept = self.outer == NESTEROV and self.outer_momentum > 0.0
+        kept = self.outer_is_native and self.outer_momentum > 0.0
         got = f"outer = {self.outer}, outer_momentum = {self.outer_momentum:g}"
         if self.correction == "heloco" and not kept:
             raise SettingsError(

@@ -123,7 +123,7 @@ class Question:
         The rounding residue of the down-link counts for half of one (`atoll.merge.global_update`).
         """
         carried = 0.0 if self.exact_down else 0.5
-        if self.protocol.outer != "nesterov":
+        if not self.protocol.outer_is_native:
             return 2 + carried
         return carried + (1 if self.protocol.outer_momentum else 0)
 

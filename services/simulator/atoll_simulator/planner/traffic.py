@@ -83,7 +83,7 @@ def room(question: Question, moved: Traffic, journey_s: float) -> Room:
         small_up, small_down = (size if size < SPILL_BYTES else 0 for size in (moved.up, moved.down))
         reading = min(READS_AT_ONCE, question.senders) * small_up
         shard = open_here * (SPILLED * fragment + (waiting if small_up else 0.0) + small_down) + reading
-        if protocol.outer != "nesterov":
+        if not protocol.outer_is_native:
             shard += held * fragment * (here + open_here)
     frames = (2 * protocol.fragments + at_once) * moved.down
     if not question.exact_down:
