@@ -170,7 +170,7 @@ class ProtocolWorld:
         known = {
             key: fate for key, fate in self.fates.fates.items() if self.durable.fragment_ledger[key.fragment].knows(key)
         }
-        self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledger=fragment_ledger)
+        self.shard = Shard(self.settings, 0, dict(self.heads), fragment_ledgers=fragment_ledger)
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
         self.rounds.inherit(self.shard.ledger, known, {p: kept.tokens_counted for p, kept in fragment_ledger.items()})

@@ -241,7 +241,7 @@ def test_nothing_follows_a_last_push_also_before_an_heir() -> None:
     assert any(share.key == final for _, commit in fleet.commits for share in commit.shares)
 
     kept = fleet.shard.slots[0].fragment_ledger.freeze(fleet.shard.ledger)
-    heir = Shard(fleet.shard.settings, 0, {0: 90, 1: 90}, fragment_ledger={0: parsed(kept, FragmentLedger)})
+    heir = Shard(fleet.shard.settings, 0, {0: 90, 1: 90}, fragment_ledgers={0: parsed(kept, FragmentLedger)})
 
     def arrives(push: int, *, final: bool, incarnation: int = 1, fragment: int = 0) -> list[str]:
         key = PushKey("x", incarnation, fragment, push)

@@ -298,7 +298,7 @@ def test_an_heir_finds_each_fragment_as_it_was_written_and_no_token_twice(
             ledgers = {fragment: parsed(frozen, FragmentLedger) for fragment, frozen in mixed.items()}
             apart += ledgers[0].former.lives != ledgers[1].former.lives
             heirs = [
-                Shard(desk.settings, number, dict.fromkeys(range(FRAGMENTS), 9), fragment_ledger=ledgers)
+                Shard(desk.settings, number, dict.fromkeys(range(FRAGMENTS), 9), fragment_ledgers=ledgers)
                 for number in range(shards)
             ]
             whole = Ledger()

@@ -98,10 +98,10 @@ def test_of_many_incarnations_the_living_and_the_last_are_kept_and_all_tokens_st
 def test_what_an_heir_learns_from_a_bounded_lease_adds_up_with_the_books() -> None:
     """The ledgers hold everybody's reports of the last commit, the lease the newest of those who live."""
     ledger = crowded(10)
-    fragment_ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+    read_again = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     ledger.take_report("veteran", 1, 9, 5, 4, 0)
     heir = Ledger()
-    heir.learn(fragment_ledger)
+    heir.learn(read_again)
     heir.learn(newest(ledger, 4))
 
     assert heir.accounts["veteran/1"].trained == 9

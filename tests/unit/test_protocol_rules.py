@@ -389,7 +389,7 @@ def test_a_run_is_over_also_when_only_another_shard_merged_the_last_tokens() -> 
     (kept,) = the(Keep, desk.tell(LearnerLeft(at_s=50.0, learner="a", incarnation=1)))
     assert isinstance(kept, Keep)
     heir = shard.Shard(
-        settings(tokens_target=1000), 0, {0: 0}, fragment_ledger={0: parsed(kept.fragment_ledger, FragmentLedger)}
+        settings(tokens_target=1000), 0, {0: 0}, fragment_ledgers={0: parsed(kept.fragment_ledger, FragmentLedger)}
     )
 
     assert the(Finish, desk.tell(QueueDrained(at_s=51.0)))
@@ -627,22 +627,22 @@ def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
 
 def test_settling_finds_a_difference_between_the_two_books() -> None:
     """What a learner says it pushed must be what shards settled."""
-    fragment_ledger = ledger.Ledger()
-    fragment_ledger.take_report("a", 1, tokens=100, pushed=90, superseded=10, local=0)
-    account = fragment_ledger.account("a", 1)
+    books = ledger.Ledger()
+    books.take_report("a", 1, tokens=100, pushed=90, superseded=10, local=0)
+    account = books.account("a", 1)
     account.left, account.merged = True, 90
-    assert ledger.settle(fragment_ledger, fragments=1).exact
+    assert ledger.settle(books, fragments=1).exact
 
     account.merged = 80
-    assert ledger.settle(fragment_ledger, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
+    assert ledger.settle(books, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
 
 
 def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
-    fragment_ledger = ledger.Ledger()
-    fragment_ledger.take_report("a", 1, tokens=100, pushed=60, superseded=10, local=0)
-    fragment_ledger.account("a", 1).merged = 60
+    books = ledger.Ledger()
+    books.take_report("a", 1, tokens=100, pushed=60, superseded=10, local=0)
+    books.account("a", 1).merged = 60
 
-    settled = ledger.settle(fragment_ledger, fragments=1)
+    settled = ledger.settle(books, fragments=1)
 
     assert settled.exact
     assert settled.fates["lost"] == 30

@@ -380,7 +380,7 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, Keep)]
     fragment_ledger = parsed(kept[-1].fragment_ledger, FragmentLedger)
 
-    heir = Shard(settings(protect="isolate", offences_max=2), 0, {0: 0}, fragment_ledger={0: fragment_ledger})
+    heir = Shard(settings(protect="isolate", offences_max=2), 0, {0: 0}, fragment_ledgers={0: fragment_ledger})
 
     assert heir.isolated("bad", 1)
     assert not heir.isolated("good", 1)

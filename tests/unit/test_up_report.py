@@ -31,26 +31,26 @@ def test_tokens_of_a_dead_life_that_only_its_heartbeats_told_of_are_lost() -> No
     """The shards that heard the last heartbeat died before they could write it down; the next life has its own account."""
     lives = {1: LearnerLife(1, tokens=1000), 2: LearnerLife(2, tokens=700)}
     view = History(learners={"a": LearnerView("a", lives=lives)})
-    fragment_ledger = Ledger()
-    fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
-    fragment_ledger.take_report("a", 2, 600, 0, 0, 0)
-    believe_the_dead(view, fragment_ledger)
+    ledger = Ledger()
+    ledger.take_report("a", 1, 900, 0, 0, 0)
+    ledger.take_report("a", 2, 600, 0, 0, 0)
+    believe_the_dead(view, ledger)
 
-    assert fragment_ledger.accounts["a/1"].trained == 1000
-    assert fragment_ledger.accounts["a/2"].trained == 600
-    assert settle(fragment_ledger, 1).fates["lost"] == 1600
+    assert ledger.accounts["a/1"].trained == 1000
+    assert ledger.accounts["a/2"].trained == 600
+    assert settle(ledger, 1).fates["lost"] == 1600
 
 
 def test_former_lives_are_not_entered_again() -> None:
     """The event log names them for ever; the ledgers have the sums of all of them, of which some are not even named."""
     lives = {number: LearnerLife(number, tokens=100) for number in (1, 2, 3)}
     view = History(learners={name: LearnerView(name, lives=dict(lives)) for name in ("a", "b")})
-    fragment_ledger = Ledger(former=FormerLives(lives=4, tokens=400, merged=400, until={"a": 2}, forgotten=1))
-    fragment_ledger.take_report("a", 3, 100, 0, 0, 0)
-    believe_the_dead(view, fragment_ledger)
+    ledger = Ledger(former=FormerLives(lives=4, tokens=400, merged=400, until={"a": 2}, forgotten=1))
+    ledger.take_report("a", 3, 100, 0, 0, 0)
+    believe_the_dead(view, ledger)
 
-    assert set(fragment_ledger.accounts) == {"a/3"}
-    assert settle(fragment_ledger, 1).trained == 500
+    assert set(ledger.accounts) == {"a/3"}
+    assert settle(ledger, 1).trained == 500
 
 
 def test_who_was_isolated_is_kept_with_the_reason() -> None:
@@ -69,22 +69,22 @@ def test_tokens_of_a_last_life_that_could_not_say_goodbye_are_lost() -> None:
     """Cut off when the run ended, or killed before its next life was heard: its process is over, and so are its tokens."""
     lives = {1: LearnerLife(1, tokens=1000)}
     view = History(learners={"a": LearnerView("a", lives=lives)})
-    fragment_ledger = Ledger()
-    fragment_ledger.take_report("a", 1, 900, 0, 0, 0)
-    believe_the_dead(view, fragment_ledger, ["a"])
+    ledger = Ledger()
+    ledger.take_report("a", 1, 900, 0, 0, 0)
+    believe_the_dead(view, ledger, ["a"])
 
-    assert fragment_ledger.accounts["a/1"].trained == 1000
-    assert settle(fragment_ledger, 1).fates["lost"] == 1000
+    assert ledger.accounts["a/1"].trained == 1000
+    assert settle(ledger, 1).fates["lost"] == 1000
 
 
 def test_a_learner_of_somebody_else_may_train_on_after_the_books_were_closed() -> None:
     """Nobody can say that its tokens are lost, so the report does not."""
     view = History(learners={"theirs": LearnerView("theirs", lives={1: LearnerLife(1, tokens=1000)})})
-    fragment_ledger = Ledger()
-    fragment_ledger.take_report("theirs", 1, 900, 0, 0, 0)
-    believe_the_dead(view, fragment_ledger, ["a"])
+    ledger = Ledger()
+    ledger.take_report("theirs", 1, 900, 0, 0, 0)
+    believe_the_dead(view, ledger, ["a"])
 
-    assert fragment_ledger.accounts["theirs/1"].trained == 900
+    assert ledger.accounts["theirs/1"].trained == 900
 
 
 def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> None:
@@ -97,9 +97,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
     view = History(learners={"a": LearnerView("a", lives={1: LearnerLife(1, tokens=1000, left=True)})})
     view.on_event(event("ledger", "shard-0", 1.0, ledger=closing))
     settings = {"protocol.fragments": 2, "protocol.shards": 2}
-    facts = Facts(
-        run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], fragment_ledger=heads
-    )
+    facts = Facts(run="r", settings=settings, sessions=[], validation={}, data_hash="", ended=["a"], ledger=heads)
 
     report = collect(view, facts)
 
@@ -117,7 +115,7 @@ def test_where_a_shard_did_not_close_its_books_those_of_the_heads_are_read() -> 
         report, Path("out")
     )
 
-    (said,) = collect(view, replace(facts, fragment_ledger=None))["fates_errors"]
+    (said,) = collect(view, replace(facts, ledger=None))["fates_errors"]
     assert "what became of the tokens in fragments 1 is not known, and counts as lost" in said
 
 
@@ -141,14 +139,14 @@ def test_bytes_of_a_life_that_died_in_an_earlier_session_are_over_the_tokens_tha
 
 def test_large_books_come_in_parts_that_add_up() -> None:
     """One message cannot carry every incarnation of a long run; a later tenure's ledgers replace all parts of the former."""
-    former, fragment_ledger = Ledger(), Ledger()
+    former, ledger = Ledger(), Ledger()
     former.take_report("a", 1, 1, 0, 0, 0)
     for incarnation in range(1, 2 * ACCOUNTS_MAX + 2):
-        fragment_ledger.take_report("a", incarnation, 10, 5, 3, 2)
-        fragment_ledger.book("a", incarnation, 5, "merged")
+        ledger.take_report("a", incarnation, 10, 5, 3, 2)
+        ledger.book("a", incarnation, 5, "merged")
     told = [
         event("ledger", "shard-0", 1.0, ledger=part, part=number)
-        for whole in (former, fragment_ledger)
+        for whole in (former, ledger)
         for number, part in enumerate(parts(whole))
     ]
     view = History()
@@ -157,8 +155,8 @@ def test_large_books_come_in_parts_that_add_up() -> None:
         view.on_event(one)
 
     assert len(told) == 4
-    assert view.ledgers["shard-0"].ledger.accounts == fragment_ledger.accounts
-    assert closing_ledger(told).accounts == fragment_ledger.accounts
+    assert view.ledgers["shard-0"].ledger.accounts == ledger.accounts
+    assert closing_ledger(told).accounts == ledger.accounts
 
 
 def frames_of(view: History, history: History | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from atoll.base.clock import Clock, SystemClock
 from atoll.base.errors import PeerMisbehaved
 from atoll.base.logs import get
 from atoll.base.units import DAY_S
-from atoll.bus.interface import Bus, CoreMessage
+from atoll.bus.interface import PAGE_EVENTS, Bus, CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.local.console import ConsolePicture, RunConsole
 from atoll.local.journal import Journal
@@ -63,7 +63,6 @@ EVALUATIONS: Final = 25
 IDLE_S: Final = DAY_S
 STREAM_BYTES_MAX: Final = 8 << 30
 IDLE_STEPS: Final = 10.0
-EVENTS_PAGE: Final = 1000
 log = get(__name__)
 
 NEWS_WAITING_MAX: Final = 1 << 16
@@ -82,7 +81,7 @@ class SimulationOutcome:
     why: str
     run: RunRecord | None
     merged: MergedModel | None
-    fragment_ledger: Ledger | None
+    ledger: Ledger | None
     steps: int
     steps_took_s: float
 
@@ -142,11 +141,11 @@ class Simulation:
                 await evaluator.evaluate()
                 await self._watch.catch_up()
                 merged = await read_merged(self._bus, run)
-            fragment_ledger = await kept_ledger(self._bus, self._settings.run, self._view)
-            if ended == "finished" and fragment_ledger is not None:
+            ledger = await kept_ledger(self._bus, self._settings.run, self._view)
+            if ended == "finished" and ledger is not None:
                 ended, why = "failed", "a shard did not close its ledger"
             return SimulationOutcome(
-                ended, why, run, merged, fragment_ledger, self._steps, self._last_real_s - self._first_real_s
+                ended, why, run, merged, ledger, self._steps, self._last_real_s - self._first_real_s
             )
         finally:
             self.world.end()
@@ -159,12 +158,12 @@ class Simulation:
         after = 0
         while True:
             events = Subjects(self._settings.run).event("*", "*")
-            entries = await self._bus.replay(events, after=after, limit=EVENTS_PAGE)
+            entries = await self._bus.replay(events, after=after, limit=PAGE_EVENTS)
             for entry in entries:
                 after = entry.sequence
                 line = {"sequence": after, "subject": entry.subject, "event": msgspec.Raw(entry.data)}
                 lines.append(msgspec.json.encode(line) + b"\n")
-            if len(entries) < EVENTS_PAGE:
+            if len(entries) < PAGE_EVENTS:
                 return b"".join(lines)
 
     def _evaluator(self) -> SimulatedEvaluator:
@@ -344,7 +343,7 @@ def simulate(
         work = shared.work
         measure = make_evaluator(work.model, work.train, work.shards, work.held_out_tokens)
         write_out(work, folder.out, outcome.run, outcome.merged, measure_model(measure, outcome.merged, shared.params))
-    last = BrokerFacts(outcome.run.data, outcome.fragment_ledger, view)
+    last = BrokerFacts(outcome.run.data, outcome.ledger, view)
     report, unwritten = write_report(folder, view, files[0].file, last, "virtual")
     if unwritten is not None:
         raise unwritten

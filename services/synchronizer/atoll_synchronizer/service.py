@@ -209,7 +209,7 @@ class ShardService:
             self.run.protocol,
             self.shard,
             versions,
-            fragment_ledger=self.store.copied_ledgers(),
+            fragment_ledgers=self.store.copied_ledgers(),
             ledger=former,
         )
         recorder = FactRecorder(self.context.name, machine)

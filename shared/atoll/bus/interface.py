@@ -32,6 +32,8 @@ from atoll.wire.traffic import BusStats
 
 STORED_AT: Final = "Nats-Time-Stamp"
 """The header with the broker's time of storage."""
+PAGE_EVENTS: Final = 1000
+"""The number of entries of the event log that its readers take at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,12 +405,12 @@ def parts(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> list[Ledger]:
     return [first, *(Ledger({key: ledger.accounts[key] for key in page}, ledger.run_tokens) for page in pages[1:])]
 
 
-def continued(fragment_ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
-    """Return `fragment_ledger` with part `number` added; part 0 begins a new one."""
-    if fragment_ledger is None or number == 0:
+def continued(ledger: Ledger | None, part: Ledger, number: int) -> Ledger:
+    """Return `ledger` with part `number` added; part 0 begins a new one."""
+    if ledger is None or number == 0:
         return part
-    fragment_ledger.absorb(part)
-    return fragment_ledger
+    ledger.absorb(part)
+    return ledger
 
 
 def newest(ledger: Ledger, accounts_max: int = ACCOUNTS_MAX) -> Ledger:

@@ -318,7 +318,7 @@ class Shard:
         shard: int,
         versions: dict[int, int],
         *,
-        fragment_ledger: dict[int, FragmentLedger] | None = None,
+        fragment_ledgers: dict[int, FragmentLedger] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         """Start with one resting round per owned fragment."""
@@ -326,7 +326,7 @@ class Shard:
         self.shard = shard
         self.slots: dict[int, FragmentSlot] = {}
         self.ledger = Ledger()
-        found = {p: (fragment_ledger or {}).get(p) or FragmentLedger() for p in settings.fragments_of(shard)}
+        found = {p: (fragment_ledgers or {}).get(p) or FragmentLedger() for p in settings.fragments_of(shard)}
         close_together(found, settings.fragments)
         for p, kept in found.items():
             kept.enter_into(self.ledger)

@@ -50,7 +50,7 @@ class Facts:
 
     `settings` are dotted names without secrets, `validation` is the export's measurement (empty when it failed),
     `data_hash` is the fingerprint of the token shards (empty if unknown). `ended` names the learners whose processes are
-    certainly over: those that `up` itself had started. `clock` names the clock of all seconds. `fragment_ledger` is the
+    certainly over: those that `up` itself had started. `clock` names the clock of all seconds. `ledger` is the
     whole run's ledger from heads and leases, needed only if a shard did not close its own. `history` is the event log as
     stories read it, None if it could not be read to its end.
     """
@@ -62,21 +62,21 @@ class Facts:
     data_hash: str
     ended: Collection[str] = ()
     clock: Literal["wall", "virtual"] = "wall"
-    fragment_ledger: Ledger | None = None
+    ledger: Ledger | None = None
     history: History | None = None
 
 
 def collect(view: History, facts: Facts) -> dict[str, Any]:
     """Return the report of a run as it stands, in plain JSON values."""
-    fragment_ledger = ledger_of(view, facts)
-    believe_the_dead(view, fragment_ledger, facts.ended, closed=not _unclosed(view, facts))
-    remember_the_lost(view, fragment_ledger)
+    ledger = ledger_of(view, facts)
+    believe_the_dead(view, ledger, facts.ended, closed=not _unclosed(view, facts))
+    remember_the_lost(view, ledger)
     fragments = int(facts.settings["protocol.fragments"])
     return {
         "schema": SCHEMA,
         "run": facts.run,
         "ended": facts.sessions[-1].ended if facts.sessions else "unknown",
-        **_fates(fragment_ledger, fragments, _doubts(view, facts, fragment_ledger)),
+        **_fates(ledger, fragments, _doubts(view, facts, ledger)),
         "validation": _validation(view, facts.validation, facts.settings),
         "bytes_up": sum(session.bytes_up for session in facts.sessions),
         "bytes_down": sum(session.bytes_down for session in facts.sessions),
@@ -91,7 +91,7 @@ def collect(view: History, facts: Facts) -> dict[str, Any]:
         "faults": None if facts.history is None else facts.history.faults_of_ended(facts.ended),
         "refused": dict(sorted(view.refused_by_reason.items())),
         "quarantined": [msgspec.to_builtins(isolated) for isolated in view.isolations],
-        "learners": [_learner(learner, fragment_ledger, fragments) for _, learner in sorted(view.learners.items())],
+        "learners": [_learner(learner, ledger, fragments) for _, learner in sorted(view.learners.items())],
         "shards": _shards(view, facts),
         "seed": facts.settings.get("seed", 0),
         "wall_s": round(sum(session.wall_s for session in facts.sessions), 3),
@@ -116,20 +116,18 @@ def _unclosed(view: History, facts: Facts) -> list[str]:
 
 def ledger_of(view: History, facts: Facts) -> Ledger:
     """Return the run's ledger: the sum of what all shards closed; if one did not, the sum of what the fragments' heads hold."""
-    fragment_ledger = Ledger()
-    if facts.fragment_ledger is not None and _unclosed(view, facts):
-        fragment_ledger.absorb(facts.fragment_ledger)
+    ledger = Ledger()
+    if facts.ledger is not None and _unclosed(view, facts):
+        ledger.absorb(facts.ledger)
         for _, closed in sorted(view.ledgers.items()):
-            fragment_ledger.learn(closed.ledger)
-        return fragment_ledger
+            ledger.learn(closed.ledger)
+        return ledger
     for _, closed in sorted(view.ledgers.items()):
-        fragment_ledger.absorb(closed.ledger)
-    return fragment_ledger
+        ledger.absorb(closed.ledger)
+    return ledger
 
 
-def believe_the_dead(
-    view: History, fragment_ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True
-) -> None:
+def believe_the_dead(view: History, ledger: Ledger, ended: Collection[str] = (), *, closed: bool = True) -> None:
     """Enter the last heartbeats of incarnations that died, because the shards that heard them may have died as well.
 
     Tokens that such a learner trained and no shard merged are lost with it; the ledgers might not even know the incarnation.
@@ -138,17 +136,17 @@ def believe_the_dead(
     """
     for learner in view.learners.values():
         for life in learner.lives.values():
-            if fragment_ledger.has_folded(f"{learner.learner}/{life.incarnation}"):
+            if ledger.has_folded(f"{learner.learner}/{life.incarnation}"):
                 continue
-            account = fragment_ledger.account(learner.learner, life.incarnation)
+            account = ledger.account(learner.learner, life.incarnation)
             over = life.incarnation < max(learner.lives) or learner.learner in ended
             if over and not (closed and (life.left or account.left)):
-                fragment_ledger.take_report(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
+                ledger.take_report(learner.learner, life.incarnation, life.tokens, 0, 0, 0)
 
 
-def remember_the_lost(view: History, fragment_ledger: Ledger) -> None:
+def remember_the_lost(view: History, ledger: Ledger) -> None:
     """Show incarnations that only the ledgers know, because the event log that named them went with a broker's disk."""
-    for name, account in fragment_ledger.accounts.items():
+    for name, account in ledger.accounts.items():
         learner, _, incarnation = name.rpartition("/")
         lives = view.learners.setdefault(learner, LearnerView(learner)).lives
         life = lives.setdefault(int(incarnation), LearnerLife(int(incarnation), left=account.left))
@@ -156,15 +154,15 @@ def remember_the_lost(view: History, fragment_ledger: Ledger) -> None:
         life.tokens = max(life.tokens, account.trained)
 
 
-def _doubts(view: History, facts: Facts, fragment_ledger: Ledger) -> list[str]:
+def _doubts(view: History, facts: Facts, ledger: Ledger) -> list[str]:
     """Return what the ledgers cannot know: a shard that never closed its ledger, a learner that trained on afterwards."""
     unclosed = _unclosed(view, facts)
     doubts = [_missing(name, facts) for name in unclosed]
     for learner in view.learners.values():
         for life in learner.lives.values():
             name = f"{learner.learner}/{life.incarnation}"
-            booked = fragment_ledger.accounts.get(name, Account()).trained
-            if fragment_ledger.has_folded(name):
+            booked = ledger.accounts.get(name, Account()).trained
+            if ledger.has_folded(name):
                 continue
             if life.tokens > booked:
                 where = "that no ledger tells of" if unclosed else "after the ledgers were closed"
@@ -182,14 +180,14 @@ def _missing(shard: str, facts: Facts) -> str:
     whose = f"fragments {', '.join([*own[:FRAGMENTS_NAMED], '…'][: len(own)])}"
     known = (
         f"what it merged into {whose} is known, and what it refused there after the last commits counts as lost"
-        if facts.fragment_ledger is not None
+        if facts.ledger is not None
         else f"what became of the tokens in {whose} is not known, and counts as lost"
     )
     return f"{shard} did not close its ledger: {known}; losses and bytes do not depend on it"
 
 
-def _fates(fragment_ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
-    settlement = settle(fragment_ledger, fragments)
+def _fates(ledger: Ledger, fragments: int, doubts: Sequence[str]) -> dict[str, Any]:
+    settlement = settle(ledger, fragments)
     errors = [*doubts, *settlement.errors]
     return {
         "tokens_trained": settlement.trained // fragments,
@@ -262,9 +260,9 @@ def _rounds(view: History) -> dict[str, Any]:
     }
 
 
-def _learner(learner: LearnerView, fragment_ledger: Ledger, fragments: int) -> dict[str, Any]:
+def _learner(learner: LearnerView, ledger: Ledger, fragments: int) -> dict[str, Any]:
     lives = [
-        _life(life, fragment_ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
+        _life(life, ledger.accounts.get(f"{learner.learner}/{life.incarnation}", Account()), fragments)
         for _, life in sorted(learner.lives.items())
     ]
     return {

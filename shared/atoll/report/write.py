@@ -35,12 +35,12 @@ DOUBTS_MAX = 4
 class BrokerFacts:
     """Facts that a report reads from a run's broker beside the view; the defaults stand for a broker that did not answer.
 
-    `data_hash` is the fingerprint of the token shards. `fragment_ledger` is the ledger from the fragments' heads, for a run in
+    `data_hash` is the fingerprint of the token shards. `ledger` is the ledger from the fragments' heads, for a run in
     which a shard did not close its own. `history` is the event log as stories read it.
     """
 
     data_hash: str = ""
-    fragment_ledger: Ledger | None = None
+    ledger: Ledger | None = None
     history: History | None = None
 
 
@@ -56,7 +56,7 @@ def write_report(
         data_hash=last.data_hash,
         ended=[f"learner-{i}" for i in range(1, run.learners + 1)],
         clock=clock,
-        fragment_ledger=last.fragment_ledger,
+        ledger=last.ledger,
         history=last.history,
     )
     report = collect(view, facts)

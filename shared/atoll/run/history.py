@@ -38,7 +38,7 @@ from atoll.base.errors import PeerMisbehaved
 from atoll.base.fair_queue import FairQueue, heaviest
 from atoll.base.quantities import COUNT_MAX, LEARNERS_MAX, MOMENT_MAX, RUN_TOKENS_MAX, TOTAL_MAX, at_most
 from atoll.base.units import as_time
-from atoll.bus.interface import Bus
+from atoll.bus.interface import PAGE_EVENTS, Bus
 from atoll.protocol.ledger import continued
 from atoll.protocol.waits import id_of
 from atoll.run.decisions import describe_isolation
@@ -72,7 +72,6 @@ from atoll.wire.messages import Beat, Event, Presence
 from atoll.wire.subjects import Subjects
 from atoll.wire.traffic import NOTHING
 
-PAGE_EVENTS: Final = 1000
 NAMES_KEPT: Final = 256
 OTHER: Final = "other"
 """What names beyond the bound of a count are counted under: whoever writes the event log chooses them."""
@@ -737,9 +736,9 @@ class History:
     def _fold_ledger(self, fields: LedgerEvent, event: Event) -> None:
         """Keep a shard's latest ledger: it is a sum over all its tenures; part 0 begins a new one."""
         former = self.ledgers.get(event.who)
-        fragment_ledger = continued(None if former is None else former.ledger, fields.ledger, fields.part)
-        self.ledgers[event.who] = msgspec.structs.replace(fields, ledger=fragment_ledger)
-        self.run_tokens = max(self.run_tokens, fragment_ledger.run_tokens)
+        ledger = continued(None if former is None else former.ledger, fields.ledger, fields.part)
+        self.ledgers[event.who] = msgspec.structs.replace(fields, ledger=ledger)
+        self.run_tokens = max(self.run_tokens, ledger.run_tokens)
         self.closed.add(event.who)
 
     @_fold.register

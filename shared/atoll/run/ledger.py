@@ -156,8 +156,8 @@ def closing_ledger(events: Iterable[Event]) -> Ledger:
         closed = fields_of(event, LedgerEvent)
         last[event.who] = continued(last.get(event.who), closed.ledger, closed.part)
     whole = Ledger()
-    for fragment_ledger in last.values():
-        whole.absorb(fragment_ledger)
+    for ledger in last.values():
+        whole.absorb(ledger)
     return whole
 
 

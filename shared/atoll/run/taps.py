@@ -33,7 +33,7 @@ from atoll.base.docstrings import summary
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RunReplaced, SettingsError
 from atoll.base.parsing import fault_of, parsed
 from atoll.base.quantities import MOMENT_MAX, UNSEEN_BEYOND
-from atoll.bus.interface import STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
+from atoll.bus.interface import PAGE_EVENTS, STORED_AT, Bus, CoreMessage, StoredEvent, Subscription
 from atoll.bus.options import PORT
 from atoll.wire.events import EVENTS, EventFields, event_of, fields_of
 from atoll.wire.limits import INFO_HEADER
@@ -202,7 +202,6 @@ def _learners(levels: Mapping[str, str], fields: Mapping[str, Any]) -> set[str]:
     return named - {""}
 
 
-PAGE_EVENTS: Final = 256
 FEED_LEN_MAX: Final = 4096
 POLL_S: Final = 0.5
 LOOK_S: Final = 2.0

@@ -18,8 +18,8 @@ import msgspec
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, PeerMisbehaved, on_one_line
 from atoll.base.logs import get
-from atoll.bus.interface import Bus
-from atoll.run.history import NAME_CHARS_MAX, PAGE_EVENTS, History
+from atoll.bus.interface import PAGE_EVENTS, Bus
+from atoll.run.history import NAME_CHARS_MAX, History
 from atoll.run.member_roll import MemberRoll, Strangers
 from atoll.run.record import read_run
 from atoll.run.reports import ReportJudge

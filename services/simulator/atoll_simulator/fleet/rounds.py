@@ -314,10 +314,10 @@ class Rounds:
             hub.drain()
         if not self.engine.run(until_s + REST_STEPS, lambda: all(hub.finished for hub in self.hubs)):
             raise NeverAtRest("a shard without learners finishes", got=[hub.machine.shard for hub in self.hubs])
-        fragment_ledger = Ledger()
+        ledger = Ledger()
         for hub in self.hubs:
-            fragment_ledger.absorb(hub.machine.ledger)
-        return settle(fragment_ledger, self.settings.fragments)
+            ledger.absorb(hub.machine.ledger)
+        return settle(ledger, self.settings.fragments)
 
     def _rest_s(self) -> float:
         """Return a time in which all learners can leave: some steps, the longest stalls and the longest lines."""
