@@ -50,8 +50,9 @@ from atoll.settings import ArchiveSettings
 from atoll.wire import messages
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import RunRecord, decode, encode
+from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from fuzzing.mutators import Mutator, mutated_arrays, mutated_bytes, mutated_frame, mutated_json

@@ -23,8 +23,9 @@ from atoll.run.member_roll import Strangers
 from atoll.wire.events import event_of
 from atoll.wire.messages import Lease, RunRecord, encode
 from atoll_synchronizer import intake as fact_intake
+from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, MessageFailed, PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake, MessageFailed
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.attacks import beat, distinct_manifests, junk_manifests, manifest, wildcard_manifest
 from support.founded_run import run_record

@@ -18,8 +18,9 @@ from atoll.settings import ArchiveSettings
 from atoll.wire.blobs import BlobRef
 from atoll.wire.messages import Beat, Contribution, Rebuilt, RunRecord, encode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements, read_beat, read_manifest
+from atoll_synchronizer.intake import FactIntake, read_beat, read_manifest
 from atoll_synchronizer.shard_assignment import Host
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 from support.founded_run import FRAGMENTS, run_record

@@ -15,8 +15,8 @@ from atoll.protocol.events import PushKey, Refuse
 from atoll.wire.events import JunkEvent, LedgerEvent
 from atoll.wire.messages import Event, decode
 from atoll.wire.subjects import Subjects
+from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.garbage_collector import GarbageCollector
-from atoll_synchronizer.intake import PendingAcknowledgements
 from atoll_synchronizer.shard_context import EventLog
 from support.events import fields
 from support.shard_owners import FixedOwner

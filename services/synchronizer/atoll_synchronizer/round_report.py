@@ -28,8 +28,8 @@ from atoll.wire.events import NOT_NOTED, Contributor, RoundEvent, WaitingEvent
 from atoll.wire.messages import NO_NOTES as NO_NOTES_OF_PUSH
 from atoll.wire.messages import PushNotes
 from atoll.wire.traffic import moved_by
+from atoll_synchronizer.acknowledgements import PendingManifest
 from atoll_synchronizer.aggregator import FoldEffect
-from atoll_synchronizer.intake import PendingManifest
 from atoll_synchronizer.shard_context import EventLog, ShardContext
 
 log = get(__name__)

@@ -60,10 +60,11 @@ from atoll.protocol.settings import NESTEROV
 from atoll.protocol.shard import Shard
 from atoll.wire.events import LedgerEvent, ServingEvent
 from atoll.wire.messages import Call, Contribution, Head, RunRecord, encode
+from atoll_synchronizer.acknowledgements import PendingAcknowledgements
 from atoll_synchronizer.aggregator import Aggregator
 from atoll_synchronizer.archivist import Archivist, Retention
 from atoll_synchronizer.garbage_collector import ShareKeeper
-from atoll_synchronizer.intake import FactIntake, PendingAcknowledgements
+from atoll_synchronizer.intake import FactIntake
 from atoll_synchronizer.lease import LeaseKeeper
 from atoll_synchronizer.regions import RegionReader
 from atoll_synchronizer.round_report import CommitSize, CommitTimes, RoundNotes, RoundReporter
