@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
-from atoll.client.driver import FLEET_MAX, RunProgress
 from atoll.protocol import island
 from atoll.protocol.claims import (
     AT_ONCE_S,
+    FLEET_MAX,
     INTERVALS_MAX,
     Claim,
     ClaimJudge,
     PushClaim,
+    RunProgress,
     StepAllowance,
     TokensBound,
     step_tokens_max,
