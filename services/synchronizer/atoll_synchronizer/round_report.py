@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.base.logs import get
+from atoll.base.logs import get, is_told
 from atoll.merge.fold import Judgement
 from atoll.protocol.events import Commit, PublishCall, PushKey, Share
 from atoll.protocol.shard import Shard
@@ -235,7 +235,7 @@ class RoundReporter:
         fleet are called twice, a line at growing intervals (`unsaid` waits came since the one before), and each long wait.
         It is a warning only if the wait is unusual: healthy rounds are often called twice, because a slow step comes between.
         """
-        if call.attempt & (call.attempt - 1) == 0:
+        if is_told(call.attempt):
             is_away = self._context.bus.stats.is_away
             needs = "" if call.needs is None else describe_needs(call.attempt, call.needs)
             why = f"the broker is away; {needs}" if is_away else needs

@@ -115,6 +115,11 @@ def say_in_this_task(**values: str | int) -> None:
     structlog.contextvars.bind_contextvars(**values)
 
 
+def is_told(count: int) -> bool:
+    """Return whether to tell of the `count`-th of its kind: at powers of two, so that a flood of them fills no log."""
+    return count & (count - 1) == 0
+
+
 def get(name: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of a module."""
     logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
