@@ -85,7 +85,7 @@ test-all: $(READY)  ## run the second tier: the tests that `make test` leaves ou
 test-cluster: $(READY)  ## run the tests that kill, freeze and cut off nodes of a broker
 	$(call PYTEST,2) -m cluster_faults
 
-coverage: $(READY)  ## run the first tier and hold each package's branch coverage against its floor
+coverage: $(READY)  ## run the first tier and hold branch coverage against the floors of packages that have one
 	mkdir -p build/coverage && rm -f build/coverage/.data*
 	$(PY) -m coverage run -m pytest -q --numprocesses 2 --dist loadscope --no-loadscope-reorder -m "not second_tier and not cluster_faults" $(ARGS)
 	$(PY) -m coverage combine -q

@@ -1,4 +1,4 @@
-"""Hold the branch coverage of each package against its floor: `make coverage` measures, and this reads what was found.
+"""Hold branch coverage against the floors of packages that have one: `make coverage` measures, and this reads what was found.
 
 A floor is a point or two below what the tests reached when it was set. It may rise; to lower it is a decision.
 """
