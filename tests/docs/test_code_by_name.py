@@ -28,6 +28,8 @@ UNSAFE_MODULES: Final = frozenset(
     {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "code", "runpy"}
 )
 """Modules that make code, or any object, of what they read."""
+WRITES_ALONE: Final = frozenset({"SafeDumper", "dump_all"})
+"""What of such modules only writes text."""
 KEEPS_CODE: Final = frozenset({"jax_compilation_cache_dir"})
 """Settings of libraries that name a folder from which compiled code is run."""
 LOOKED_UP: Final = "an attribute by a variable"
@@ -52,6 +54,7 @@ OUR_NAMES: Final = {
     "atoll_simulator.planner.failures": "fields of the failures",
     "atoll_simulator.scenario": "fields of `Scenario`",
     "atoll_simulator.what_if.comparison": "fields of `RunFigures`",
+    "atoll_simulator.what_if.recording": "fields of `RunFigures`",
     "atoll_simulator.what_if.replay": "fields of `RunFigures`, `codec_up` and `codec_down`",
     "atoll.codec.segments": "the compressors of a thread",
 }
@@ -73,7 +76,8 @@ def selects(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & UNSAFE_MODULES
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or ""} & UNSAFE_MODULES
+            reads = {alias.name for alias in node.names} - WRITES_ALONE
+            found |= {node.module or ""} & UNSAFE_MODULES if reads else set()
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= {node.value} & KEEPS_CODE
         elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "cache", "shell"):
