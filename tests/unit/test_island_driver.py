@@ -26,8 +26,7 @@ from atoll.protocol.events import CallHeard, FragmentFetched, HeadHeard
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.heads import GlobalFragment, fetch_frame, read_head
-from atoll.wire.blobs import BlobRef, Upload
-from atoll.wire.limits import Buffer
+from atoll.wire.limits import Info
 from atoll.wire.messages import Member, RunRecord, encode
 from atoll.wire.subjects import Subjects
 from support.links import unique_run
@@ -41,10 +40,10 @@ class PushingBus(MemoryBus):
 
     broken = False
 
-    async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
+    async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
         if self.broken:
             raise RuntimeError("no way through")
-        return await super().put_blob(stem, payload)
+        await super().publish(subject, data, msg_id=msg_id, info=info)
 
 
 class DriverScene:
