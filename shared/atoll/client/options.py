@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
 
 from atoll.base.clock import Clock
 from atoll.base.errors import SettingsError
@@ -45,7 +45,9 @@ class BrokerOptions:
     stream_bytes_max: Annotated[int | None, Field(ge=1 << 20)] = None
     replicas: Literal[1, 3, 5] = 1
     taps: Literal["bodies", "headers"] = "bodies"
-    bulk: Annotated[Sequence[str], Field(max_length=63, description="a list of addresses, up to 63")] = ()
+    bulk: Annotated[
+        Sequence[str], Field(max_length=63, description="a list of addresses, up to 63"), AfterValidator(tuple)
+    ] = ()
 
 
 @dataclass(frozen=True)
