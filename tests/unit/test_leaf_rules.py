@@ -108,7 +108,7 @@ def test_a_record_whose_rules_contradict_its_layout_is_refused() -> None:
     )
     assert "merged by value and others" in mixed.fault()
     swapped = Layout(tensors=mixed.tensors, fragments=((Slice(1, 0, 2),), (Slice(0, 0, 2),)), by_value=("b",))
-    assert "no slice holds row 0 of tensor 0" in swapped.fault()
+    assert "a slice of tensor 1, where row 0 of tensor 0 is due" in swapped.fault()
     assert "not floating" in Layout(tensors=(TensorSpec("n", (1,), "int32"),), fragments=((Slice(0, 0, 1),),)).fault()
 
 

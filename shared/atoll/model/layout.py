@@ -122,6 +122,8 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                 if piece.start != row or not row <= piece.stop <= rows:
                     return f"rows {piece.start} to {piece.stop} of tensor {number}, where row {row} of {rows} is due"
                 row, piece = piece.stop, next(pieces, None)
+            if row < rows and piece is not None:
+                return f"a slice of tensor {piece.tensor}, where row {row} of tensor {number} is due"
             if row < rows:
                 return f"no slice holds row {row} of tensor {number}"
         return "" if piece is None else f"a slice of tensor {piece.tensor} is not in order"
