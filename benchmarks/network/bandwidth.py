@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from atoll.base.units import as_rate
 from atoll.protocol.settings import ProtocolSettings
@@ -110,24 +111,37 @@ FIVE_B = (
 )
 
 
-def closed(row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
-    """Return the closed form of the row's utilisation by bits per second."""
+class UtilisationModel(Protocol):
+    """A model of utilisation: the closed form (`utilisation`) or the graph of compute and communication (`timeline`)."""
+
+    def data_parallel(self, step: GraphStep, reduce_s: float) -> float:
+        """Return the utilisation when every step reduces everything."""
+
+    def diloco(self, step: GraphStep, reduce_s: float, interval: int) -> float:
+        """Return the utilisation when every `interval` steps reduce everything."""
+
+    def streaming(self, step_s: float, stream: Stream) -> float:
+        """Return the utilisation when a step waits for fragments."""
+
+
+def by_rate(model: UtilisationModel, row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
+    """Return what a model says of the row's utilisation, by bits per second."""
     step, volume = assumed.step(row.parameters, row.step_s), row.parameters * assumed.bits
     if row.way == "dp":
-        return lambda rate: utilisation.data_parallel(step, volume / rate)
+        return lambda rate: model.data_parallel(step, volume / rate)
     if row.way == "h100":
-        return lambda rate: utilisation.diloco(step, volume / rate, 100)
-    return lambda rate: utilisation.streaming(row.step_s, _stream(volume / rate))
+        return lambda rate: model.diloco(step, volume / rate, 100)
+    return lambda rate: model.streaming(row.step_s, _stream(volume / rate))
+
+
+def closed(row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
+    """Return the closed form of the row's utilisation by bits per second."""
+    return by_rate(utilisation, row, assumed)
 
 
 def graph(row: PublishedRow, assumed: Assumptions) -> Callable[[float], float]:
     """Return the same from the graph of compute and communication."""
-    step, volume = assumed.step(row.parameters, row.step_s), row.parameters * assumed.bits
-    if row.way == "dp":
-        return lambda rate: timeline.data_parallel(step, volume / rate)
-    if row.way == "h100":
-        return lambda rate: timeline.diloco(step, volume / rate, 100)
-    return lambda rate: timeline.streaming(row.step_s, _stream(volume / rate))
+    return by_rate(timeline, row, assumed)
 
 
 def _stream(volume_s: float) -> Stream:

@@ -7,9 +7,9 @@ Prometheus wakes people by the metrics of the monitor; a page must not need one,
 A condition's function takes a *reading*: all metrics at a moment. `AlertJudge.take` is given a reading now and then. A rule
 *holds* once its condition has been so for `for_s` without a break; until then it is *pending*. Nothing here reads a clock.
 What follows from a silence of the run's broker alone (nobody is heard, nothing is committed) is told once, by
-`AtollBrokerUnreachable`: the others ask for a broker that answers (`_watched`). A run that is over wakes nobody, though its
-broker be stopped: what is of the run asks for one that goes on (`_going_on`). Disks, certificates and the monitor itself are
-of machines, and do not.
+`AtollBrokerUnreachable`: the others ask for a broker that answers (`_require_heard_run`). A run that is over wakes nobody,
+though its broker be stopped: what is of the run asks for one that goes on (`_require_run`). Disks, certificates and the
+monitor itself are of machines, and do not.
 """
 
 from __future__ import annotations
@@ -273,11 +273,11 @@ def _and(condition: AlertCondition, metrics: Mapping[str, int]) -> AlertConditio
     return AlertCondition(f"({condition.query}) and {ON_RUN} ({wanted})", finds)
 
 
-def _going_on(condition: AlertCondition) -> AlertCondition:
+def _require_run(condition: AlertCondition) -> AlertCondition:
     return _and(condition, {"atoll_run_over": 0})
 
 
-def _watched(condition: AlertCondition) -> AlertCondition:
+def _require_heard_run(condition: AlertCondition) -> AlertCondition:
     return _and(condition, {"atoll_run_over": 0, "atoll_monitor_connected": 1})
 
 
@@ -286,7 +286,7 @@ RULES: Final = (
         "atoll-run",
         "AtollNoCommits",
         "critical",
-        _watched(_no_commits()),
+        _require_heard_run(_no_commits()),
         "Run {run} has committed nothing for {value}",
         "No shard has published a version. See who is live (`atoll top`) and why the round waits (`atoll why`).",
         shown=DURATION,
@@ -295,7 +295,7 @@ RULES: Final = (
         "atoll-run",
         "AtollNoSynchronizer",
         "critical",
-        _watched(_equals("atoll_synchronizers_live", 0)),
+        _require_heard_run(_equals("atoll_synchronizers_live", 0)),
         "No synchronizer of run {run} is heard",
         "Contributions wait on the broker until one comes back; nothing is lost meanwhile.",
         MINUTE_S,
@@ -304,7 +304,7 @@ RULES: Final = (
         "atoll-run",
         "AtollNoLearners",
         "critical",
-        _watched(_equals("atoll_learners_live", 0)),
+        _require_heard_run(_equals("atoll_learners_live", 0)),
         "Run {run} has no learner that is heard",
         for_s=5 * MINUTE_S,
     ),
@@ -312,7 +312,7 @@ RULES: Final = (
         "atoll-run",
         "AtollLearnerLost",
         "warning",
-        _watched(_equals("atoll_learner_up", 0)),
+        _require_heard_run(_equals("atoll_learner_up", 0)),
         "Learner {learner} of run {run} fell silent",
         "It said no goodbye. The others train on; it continues when its process is started again.",
         MINUTE_S,
@@ -321,7 +321,7 @@ RULES: Final = (
         "atoll-run",
         "AtollLearnerQuarantined",
         "critical",
-        _going_on(_equals("atoll_learner_quarantined", 1)),
+        _require_run(_equals("atoll_learner_quarantined", 1)),
         "Learner {learner} of run {run} is in quarantine",
         "Its contributions are refused until it is started again. See what the shard says of it (`atoll tap 'ev.>'`).",
     ),
@@ -329,7 +329,7 @@ RULES: Final = (
         "atoll-run",
         "AtollMessagesDropped",
         "warning",
-        _going_on(_drops_messages()),
+        _require_run(_drops_messages()),
         "Shards of run {run} drop messages: {reason}",
         "No correct peer sends these: a process of another version, or a stranger.",
         5 * MINUTE_S,
@@ -338,7 +338,7 @@ RULES: Final = (
         "atoll-streams",
         "AtollQueueDeep",
         "warning",
-        _going_on(_queue_deep()),
+        _require_run(_queue_deep()),
         "{value} contributions of run {run} wait for shards",
         "Add a synchronizer, or find out what holds the shards up (`atoll why`).",
         5 * MINUTE_S,
@@ -347,7 +347,7 @@ RULES: Final = (
         "atoll-streams",
         "AtollStreamFull",
         "warning",
-        _going_on(_share("atoll_stream_bytes", "atoll_stream_limit_bytes", ">", FULL)),
+        _require_run(_share("atoll_stream_bytes", "atoll_stream_limit_bytes", ">", FULL)),
         "Stream {stream} of run {run} is {value} full",
         for_s=5 * MINUTE_S,
         shown=PERCENTAGE,
@@ -356,7 +356,7 @@ RULES: Final = (
         "atoll-streams",
         "AtollStreamCopyBehind",
         "warning",
-        _going_on(_copy_behind()),
+        _require_run(_copy_behind()),
         "Stream {stream} of run {run} has {value} copies that are whole",
         "Another node that is lost now may stop the run. See the nodes of the broker.",
         5 * MINUTE_S,
@@ -365,7 +365,7 @@ RULES: Final = (
         "atoll-brokers",
         "AtollBrokerUnreachable",
         "critical",
-        _going_on(_equals("atoll_monitor_connected", 0)),
+        _require_run(_equals("atoll_monitor_connected", 0)),
         "The broker of run {run} does not answer the monitor",
         for_s=MINUTE_S,
     ),
@@ -373,7 +373,7 @@ RULES: Final = (
         "atoll-brokers",
         "AtollBrokerDown",
         "critical",
-        _going_on(_equals("atoll_broker_up", 0)),
+        _require_run(_equals("atoll_broker_up", 0)),
         "Node {broker} of the broker of run {run} is down",
         for_s=MINUTE_S,
     ),
@@ -381,7 +381,7 @@ RULES: Final = (
         "atoll-brokers",
         "AtollBrokerStoreFull",
         "critical",
-        _going_on(_share("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes", ">", FULL)),
+        _require_run(_share("atoll_broker_store_bytes", "atoll_broker_store_limit_bytes", ">", FULL)),
         "The streams of {broker} take {value} of what they may",
         for_s=5 * MINUTE_S,
         shown=PERCENTAGE,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.base.logs import get, is_told
+from atoll.base.logs import get, is_power_of_two
 from atoll.merge.fold import Judgement
 from atoll.protocol.events import Commit, PublishCall, PushKey, Share
 from atoll.protocol.shard import Shard
@@ -235,7 +235,7 @@ class RoundReporter:
         fleet are called twice, a line at growing intervals (`unsaid` waits came since the one before), and each long wait.
         It is a warning only if the wait is unusual: healthy rounds are often called twice, because a slow step comes between.
         """
-        if is_told(call.attempt):
+        if is_power_of_two(call.attempt):
             is_away = self._context.bus.stats.is_away
             needs = "" if call.needs is None else describe_needs(call.attempt, call.needs)
             why = f"the broker is away; {needs}" if is_away else needs
@@ -270,7 +270,7 @@ def contributor(
     """
     effect = notes.effects.get(share.key)
     arrival = _arrival(notes.held.get(share.key) if detailed else None, command.called_s)
-    folded = _folded(share, effect, detailed=detailed)
+    folded = _fold_summary(share, effect, detailed=detailed)
     alignment = effect.alignment if effect is not None and detailed else None
     return Contributor(
         learner=share.key.learner,
@@ -326,7 +326,7 @@ def _arrival(held: PendingManifest | None, called_s: float) -> _Arrival:
     )
 
 
-class _Folded(NamedTuple):
+class _FoldSummary(NamedTuple):
     """A contribution as it was folded: its length before and after, and what it kept of its weight."""
 
     norm: float | None = None
@@ -336,16 +336,16 @@ class _Folded(NamedTuple):
     corrected_norm: float | None = None
 
 
-def _folded(share: Share, effect: FoldEffect | None, *, detailed: bool) -> _Folded:
+def _fold_summary(share: Share, effect: FoldEffect | None, *, detailed: bool) -> _FoldSummary:
     """Return what the fold says; of a round that is not told in detail only a length that was clipped."""
     if effect is None:
-        return _Folded()
+        return _FoldSummary()
     note = effect.note
     norm_max = _rounded(share.scale * note.norm) if share.scale < 1.0 else None
     if not detailed:
-        return _Folded() if norm_max is None else _Folded(_rounded(note.norm), norm_max)
+        return _FoldSummary() if norm_max is None else _FoldSummary(_rounded(note.norm), norm_max)
     corrected = note.corrected_slices
-    return _Folded(
+    return _FoldSummary(
         norm=_rounded(note.norm),
         norm_max=norm_max,
         staleness_weight=_rounded(note.staleness_weight),

@@ -23,7 +23,7 @@ from atoll.base.background_tasks import BackgroundTasks
 from atoll.base.clock import Clock
 from atoll.base.errors import BrokerUnavailable, BusError, PeerMisbehaved, RecordConflict
 from atoll.base.identity import Identity, this_process
-from atoll.base.logs import get, is_told, say_in_this_task
+from atoll.base.logs import get, is_power_of_two, say_in_this_task
 from atoll.base.retry import patiently
 from atoll.bus.interface import Bus
 from atoll.protocol.ownership import BEATS_PER_LEASE, Balance, HandOver, HostHeard, LookAtLeases
@@ -215,7 +215,7 @@ class Host:
                     heard = decode(Presence, core_message.data)
                 except PeerMisbehaved as error:
                     refused += 1
-                    if is_told(refused):
+                    if is_power_of_two(refused):
                         subject = core_message.subject
                         log.warning("presence.refused", subject=subject, reason=str(error), refused=refused)
                     continue

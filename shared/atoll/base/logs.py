@@ -115,8 +115,8 @@ def say_in_this_task(**values: str | int) -> None:
     structlog.contextvars.bind_contextvars(**values)
 
 
-def is_told(count: int) -> bool:
-    """Return whether to tell of the `count`-th of its kind: at powers of two, so that a flood of them fills no log."""
+def is_power_of_two(count: int) -> bool:
+    """Return whether the `count`-th of its kind deserves a line: a flood that is told at powers of two fills no log."""
     return count & (count - 1) == 0
 
 

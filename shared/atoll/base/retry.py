@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from atoll.base.errors import BrokerUnavailable, StorageFull
-from atoll.base.logs import get, is_told
+from atoll.base.logs import get, is_power_of_two
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ async def patiently(  # noqa: PLR0913  (what it is about, and three ways of givi
                     raise
             attempts += 1
             wait_s = pause_s(attempts, RETRY_S, RETRY_S_MAX)
-            if is_told(attempts):
+            if is_power_of_two(attempts):
                 log.warning("broker.waiting", doing=doing, attempts=attempts, pause_s=wait_s, reason=str(error))
             await asyncio.sleep(wait_s)
             if hindered is not None:

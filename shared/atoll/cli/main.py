@@ -140,9 +140,9 @@ class VerbGroup(TyperGroup):
 def version_verb() -> None:
     """Print the version, and the wire versions of the runs that it can join."""
     from atoll import __version__  # noqa: PLC0415  (a verb loads what it needs when it runs)
-    from atoll.wire.version import spoken  # noqa: PLC0415
+    from atoll.wire.version import spoken_versions  # noqa: PLC0415
 
-    say(f"atoll {__version__}, wire {spoken()}")
+    say(f"atoll {__version__}, wire {spoken_versions()}")
 
 
 def print_version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)

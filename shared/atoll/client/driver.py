@@ -43,7 +43,7 @@ from atoll.base.errors import (
     on_one_line,
 )
 from atoll.base.identity import Identity
-from atoll.base.logs import get, is_told
+from atoll.base.logs import get, is_power_of_two
 from atoll.base.parallel import off_loop
 from atoll.base.parsing import parsed
 from atoll.base.quantities import FIGURE_MAX
@@ -224,7 +224,7 @@ class IslandDriver:
             try:
                 handler(core_message)
             except PeerMisbehaved as error:
-                if is_told(count := next(self._strange)):
+                if is_power_of_two(count := next(self._strange)):
                     log.warning("core_message.refused", subject=core_message.subject, reason=str(error), messages=count)
 
     async def _resync(self) -> None:

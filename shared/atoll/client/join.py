@@ -48,7 +48,6 @@ from atoll.base.loop_thread import LoopThread
 from atoll.base.wording import few
 from atoll.bus.interface import Bus
 from atoll.bus.open import open_bus
-from atoll.bus.options import BusOptions
 from atoll.client.checkpoints import EVERY_S, KEPT, LoopCheckpoints
 from atoll.client.founding import Origin
 from atoll.client.leaf_rules import LeafRules, frozen_leaves, log_rules
@@ -179,15 +178,8 @@ def _enter_run(request: JoinRequest, opener: Opener, params: Any, clock: Clock, 
 
 async def _open(url: str, run: str, learner: str, options: JoinOptions, identity: HeldIdentity | None) -> Bus:
     known = None if identity is None else identity.credentials()
-    given = BusOptions(
-        patience_s=options.patience_s,
-        replicas=options.replicas,
-        taps=options.taps,
-        region=options.region,
-        bulk=tuple(options.bulk),
-        credentials=known,
-        own_thread=False,  # an island's loop has a thread of its own, and large work is done beside it
-    )
+    # An island's loop has a thread of its own, and large work is done beside it.
+    given = options.bus_options(options.region, known, own_thread=False)
     return await open_bus(url, run, name=learner, options=given)
 
 

@@ -18,6 +18,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import SettingsError
 from atoll.base.loop_thread import LoopThread
 from atoll.base.units import DAY_S
+from atoll.bus.options import BusOptions, Credentials
 from atoll.client.leaf_rules import Rule
 from atoll.wire.region_names import ALLOWED, region_name
 
@@ -48,6 +49,18 @@ class BrokerOptions:
     bulk: Annotated[
         Sequence[str], Field(max_length=63, description="a list of addresses, up to 63"), AfterValidator(tuple)
     ] = ()
+
+    def bus_options(self, region: str, credentials: Credentials | None, *, own_thread: bool = True) -> BusOptions:
+        """Return the bounds of a connection with these options, of a process in `region` that shows these credentials."""
+        return BusOptions(
+            patience_s=self.patience_s,
+            replicas=self.replicas,
+            taps=self.taps,
+            region=region,
+            bulk=tuple(self.bulk),
+            credentials=credentials,
+            own_thread=own_thread,
+        )
 
 
 @dataclass(frozen=True)

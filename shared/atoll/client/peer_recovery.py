@@ -28,7 +28,7 @@ from typing import Any
 
 from atoll.base.errors import AccessDenied, AtollError, PeerMisbehaved
 from atoll.base.identity import Identity
-from atoll.base.logs import get, is_told
+from atoll.base.logs import get, is_power_of_two
 from atoll.bus.interface import Bus, CoreMessage
 from atoll.client.optimizer_state import Arrays, host_copy, rebuild_state
 from atoll.codec.arrays import pack_arrays, unpack_arrays
@@ -131,7 +131,7 @@ class StateLender:
             try:
                 self._answer(core_message, decode(Control, core_message.data))
             except PeerMisbehaved as error:
-                if is_told(count := next(self._strange)):
+                if is_power_of_two(count := next(self._strange)):
                     log.warning("core_message.refused", subject=core_message.subject, reason=str(error), messages=count)
 
     def _answer(self, core_message: CoreMessage, control: Control) -> None:

@@ -82,7 +82,7 @@ class StepHook:
     def _travelling_of(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
         return {tensor.name: leaves[tensor.name] for tensor in self.session.run.layout.tensors}
 
-    def _lasting(self, leaf: Any) -> Any:  # noqa: ANN401  (any array)
+    def _keep_leaf(self, leaf: Any) -> Any:  # noqa: ANN401  (any array)
         """Return a leaf of a snapshot: a copy in host memory if the loop may change or delete it."""
         return np.array(leaf) if self._donated or may_change(leaf) else leaf
 
@@ -121,13 +121,13 @@ class StepHook:
         self.leaves = self._shape.leaves(params)
         self.frozen.step(self.leaves)
         completed = self.travelling = self._travelling_of(self.leaves)
-        snapshot = {name: self._lasting(leaf) for name, leaf in completed.items()}
+        snapshot = {name: self._keep_leaf(leaf) for name, leaf in completed.items()}
         ready = driver.end_step(tokens, snapshot)
         if ready:
             self.leaves = adopt(self.session.run.layout, self.session.run.protocol, self.leaves, ready)
             self.travelling = self._travelling_of(self.leaves)
             snapshot = {
-                name: snapshot[name] if leaf is completed[name] else self._lasting(leaf)
+                name: snapshot[name] if leaf is completed[name] else self._keep_leaf(leaf)
                 for name, leaf in self.travelling.items()
             }
             params = self._shape.whole(self.leaves)

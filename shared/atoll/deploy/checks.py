@@ -72,7 +72,7 @@ from atoll.wire.limits import CHUNK_BYTES
 from atoll.wire.messages import RunRecord
 from atoll.wire.region_names import HUB
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import spoken
+from atoll.wire.version import spoken_versions
 
 Grade = Literal["ok", "note", "FAIL"]
 WAIT_S: Final = 4.0
@@ -564,7 +564,7 @@ async def read_record(bus: Bus, run: str) -> tuple[RunRecord | None, list[Findin
         return None, [
             Finding("note", "run", f"{run} is not founded yet: its first learner with the right to it does that")
         ]
-    said = f"{run}, founded by {record.founder}, wire version {record.schema} (we speak {spoken()})"
+    said = f"{run}, founded by {record.founder}, wire version {record.schema} (we speak {spoken_versions()})"
     return record, [Finding("ok", "run", said)]
 
 

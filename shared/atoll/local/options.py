@@ -24,7 +24,7 @@ from atoll.local.own_brokers import BROKERS, RunKeys, check_same_brokers, copies
 from atoll.local.run_settings import RUN_AS_FOUND, EarlierRun, as_text, flat, read_earlier, without_derived
 from atoll.model.model_files import check_model_files
 from atoll.run.folder import EMBEDDED, SIMULATED, VALIDATION, RunFile, read_run_file
-from atoll.settings import PLACES, PREFIX, Settings, SettingsFallback, Stated, given_values, load, place_path
+from atoll.settings import PLACES, PREFIX, GivenValues, Settings, SettingsFallback, given_values, load, place_path
 from atoll.wire.subjects import token
 
 VOCABULARY = "tokenizer.json"
@@ -158,7 +158,7 @@ def _complete(settings: Settings, copies: int, keys: Path | None, up: Mapping[st
     )
 
 
-def _check(up: UpPlan, stated: Stated) -> None:
+def _check(up: UpPlan, stated: GivenValues) -> None:
     """Raise `SettingsError` for a plan that does not fit its folder, its text or the run that it continues."""
     if up.resume and up.former is None:
         raise SettingsError(
@@ -221,7 +221,7 @@ def kept_settings(up: UpPlan) -> dict[str, Any]:
     }
 
 
-def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated: Stated) -> SettingsFallback:
+def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated: GivenValues) -> SettingsFallback:
     """Return the settings that apply where none were given.
 
     Of the section `up` a continued run keeps its learners, its text and its brokers; the rest is a matter of each session.
@@ -243,7 +243,7 @@ def _fallback(former: RunFile | None, like: EarlierRun | None, run: str, stated:
     return run_settings.default_fallback(run_settings.stated_learners(stated), run=run)
 
 
-def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: Stated) -> dict[str, float]:
+def _throttle(factors: Mapping[str, float], learners: Collection[str], stated: GivenValues) -> dict[str, float]:
     """Return the factors of the learners that there are; refuse one of another learner, unless an earlier run had that."""
     for name in factors:
         if name not in learners and f"up.throttle.{name}" in stated:
@@ -273,7 +273,7 @@ def _check_data(up: UpPlan) -> None:
             raise SettingsError("there is no such text", got=f"{path}{told}", todo="correct --corpus")
 
 
-def _check_unchanged(former: RunFile, up: UpPlan, stated: Stated) -> None:
+def _check_unchanged(former: RunFile, up: UpPlan, stated: GivenValues) -> None:
     """Refuse to continue `former` with a change in anything that its processes have agreed on."""
     now = flat(up.settings)
     for name, (_, origin) in stated.items():

@@ -22,7 +22,7 @@ from atoll.keys.handing_out import ensure
 from atoll.keys.rights import Kind
 from atoll.keys.roll import OPERATOR, KeyFolder
 from atoll.run.folder import EMBEDDED, RunFile
-from atoll.settings import Settings, Stated
+from atoll.settings import GivenValues, Settings
 
 BROKERS: Final = {"up.brokers": 1, "up.bulk_brokers": 0}
 """The settings of its own brokers that a continued run keeps, and their defaults."""
@@ -60,7 +60,7 @@ def copies_of(settings: Settings, origins: Mapping[str, str], stated: Container[
     return copies
 
 
-def keys_for(settings: Settings, out: Path, stated: Stated, former: RunFile | None, *, fresh: bool) -> Path | None:
+def keys_for(settings: Settings, out: Path, stated: GivenValues, former: RunFile | None, *, fresh: bool) -> Path | None:
     """Return the folder of keys of our own broker, None for an open one or somebody else's.
 
     `former` is the run in `out` that is continued. If it is `fresh`, what lies in `out` counts for nothing. A setting that is

@@ -447,9 +447,8 @@ class History:
                 self.refuse(event.who, error)
                 if kind is not LedgerEvent:
                     return None
-                self.closed.add(
-                    event.who
-                )  # the shard has closed its ledger all the same; what was lost is then not told
+                # The shard has closed its ledger all the same; what was lost is then not told.
+                self.closed.add(event.who)
         begun_s = _begun_s(event.at_s, fields)
         if begun_s is not None and self.newest_s and begun_s - self.newest_s > PAUSE_S:
             self.pauses.append((self.newest_s, begun_s))
@@ -634,8 +633,7 @@ class History:
         while later < AGE_LOOKED_AT and (line := self._made.get((fragment, following + later))) is not None:
             for share in line.round.contributors:
                 if base_of(line, share) == version:
-                    push = id_of("push", share.learner, share.incarnation, fragment, share.push)
-                    found.setdefault(share.learner, (push, share.adopted_at_s))
+                    found.setdefault(share.learner, (push_id(line, share), share.adopted_at_s))
             later += 1
         return found
 

@@ -40,7 +40,7 @@ from atoll.wire.limits import INFO_HEADER
 from atoll.wire.messages import Beat, Contribution, Event, Head, Member, Presence, RunRecord, decode
 from atoll.wire.signature_line import without_signature
 from atoll.wire.subjects import Subjects, matches
-from atoll.wire.version import SCHEMA_NEWEST, oldest_of, spoken
+from atoll.wire.version import SCHEMA_NEWEST, oldest_of, spoken_versions
 
 TAPS_VERSION: Final = 1
 DEPTH_MAX: Final = 32
@@ -464,7 +464,7 @@ def asyncapi() -> dict[str, Any]:
             "version": f"{TAPS_VERSION}.0.0",
             "description": (
                 "What a run of Atoll stores, as it happens: read-only, without tensors. Fields and kinds may be added in any "
-                f"release, so pass over those that you do not know. Runs of wire version {spoken()} (`schema` "
+                f"release, so pass over those that you do not know. Runs of wire version {spoken_versions()} (`schema` "
                 f"of the run record). {SIGNATURE_NOTE}"
             ),
             "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},

@@ -61,11 +61,11 @@ __all__ = [
     "PREFIX",
     "ArchiveSettings",
     "FlagText",
+    "GivenValues",
     "LearnerSettings",
     "LoadedSettings",
     "Settings",
     "SettingsFallback",
-    "Stated",
     "bus_options",
     "given_values",
     "load",
@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 PREFIX: Final = "ATOLL_"
-Stated = Mapping[str, tuple[Any, str]]
+GivenValues = Mapping[str, tuple[Any, str]]
 """Values by dotted name, unjudged: each as it stands, and its origin."""
 COMPLETERS: Final = "atoll.settings"
 NAMES_OF_CODE: Final[Mapping[str, Container[str]]] = {"protocol.outer": OUTERS, "data.source": ("",)}
@@ -174,16 +174,7 @@ def bus_options(settings: Settings) -> BusOptions:
     """
     path = settings.broker.identity
     credentials = None if path is None else run_credentials(path, settings.run)
-    broker = settings.broker
-    region = settings.synchronizer.region or settings.learner.region
-    return BusOptions(
-        patience_s=broker.patience_s,
-        replicas=broker.replicas,
-        taps=broker.taps,
-        region=region,
-        bulk=tuple(broker.bulk),
-        credentials=credentials,
-    )
+    return settings.broker.bus_options(settings.synchronizer.region or settings.learner.region, credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +207,8 @@ class SettingsFallback:
         """Return the origin of the value of `name`."""
         return self.origins.get(name, self.origin)
 
-    def stated(self) -> dict[str, tuple[Any, str]]:
-        """Return the values that are some."""
+    def known_values(self) -> dict[str, tuple[Any, str]]:
+        """Return the values that are some, with their origins."""
         return {name: (value, self.origin_of(name)) for name, value in self.values.items() if value not in (None, "")}
 
 
@@ -258,7 +249,7 @@ def given_values(
     Raises:
         SettingsError: the file is missing or not TOML, an assignment has no `=`, a name is a value here and a table there.
     """
-    return _merged(_given_sources(config, assignments, environment))
+    return _merge_sources(_given_sources(config, assignments, environment))
 
 
 def _given_sources(
@@ -269,7 +260,7 @@ def _given_sources(
     return _file_values(config), _environment_values(environment), _assigned_values(assignments)
 
 
-def _merged(sources: Sequence[Stated]) -> dict[str, tuple[Any, str]]:
+def _merge_sources(sources: Sequence[GivenValues]) -> dict[str, tuple[Any, str]]:
     merged: dict[str, tuple[Any, str]] = {}
     for stated in sources:
         merged |= stated
@@ -299,9 +290,9 @@ def load(
             only `fallback` names some code.
     """
     given = _given_sources(config, assignments, environment)
-    beneath = {} if fallback is None else fallback.stated()
-    _check_code(beneath, _merged(given))
-    origins = {name: origin for name, (_, origin) in _merged((beneath, *given)).items()}
+    beneath = {} if fallback is None else fallback.known_values()
+    _check_code(beneath, _merge_sources(given))
+    origins = {name: origin for name, (_, origin) in _merge_sources((beneath, *given)).items()}
     sources = (InitSettingsSource(Settings, _nest(stated)) for stated in (*reversed(given), beneath))
     try:
         settings = Settings(_build_sources=(tuple(sources), {}))
@@ -323,7 +314,7 @@ def named_code(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in NAMES_OF_CODE[name]}
 
 
-def _check_code(beneath: Stated, given: Stated) -> None:
+def _check_code(beneath: GivenValues, given: GivenValues) -> None:
     """Raise `SettingsError` for code that only the lowest source names: a file of an earlier run, and nobody here."""
     for name, value in named_code({name: value for name, (value, _) in beneath.items() if name not in given}).items():
         raise SettingsError(
@@ -407,7 +398,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return leaves
 
 
-def _check_tables(stated: Stated) -> None:
+def _check_tables(stated: GivenValues) -> None:
     """Raise `SettingsError` for a name that is a value in one place and a table in another; an empty table contradicts none."""
     for name, (_, origin) in stated.items():
         for table in _tables_above(name):
@@ -424,7 +415,7 @@ def _tables_above(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _nest(stated: Stated) -> dict[str, Any]:
+def _nest(stated: GivenValues) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for name, (value, _) in sorted(stated.items(), key=lambda item: item[0].count(".")):
         *path, last = name.split(".")

@@ -23,7 +23,7 @@ SCHEMA_OLDEST: Final = 6
 """The oldest version of a run record that it speaks."""
 
 
-def spoken() -> str:
+def spoken_versions() -> str:
     """Return the versions of the runs that it can join, for people."""
     return f"{SCHEMA_NEWEST}" if SCHEMA_OLDEST == SCHEMA_NEWEST else f"{SCHEMA_OLDEST} to {SCHEMA_NEWEST}"
 

@@ -103,7 +103,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     """Return the assumptions behind the figures, each in a sentence with its number."""
     protocol = question.protocol
     return (
-        *_sending(question),
+        *_describe_sending(question),
         *_regional(question),
         *_timing(question),
         (
@@ -120,7 +120,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
     )
 
 
-def _sending(question: Question) -> tuple[str, ...]:
+def _describe_sending(question: Question) -> tuple[str, ...]:
     """Return what is taken of numbers on the wire, and who sends and reads them."""
     protocol, hub_in = question.protocol, question.links.hub_in
     up, down = bits_per_number(protocol.codec_up), bits_per_number(protocol.codec_down)
@@ -172,13 +172,13 @@ def _synchronous(question: Question) -> tuple[str, ...]:
             f"{question.protocol.interval_steps}, {overlap} ({question.layers} layers, backward 2/3 of a step)"
         ),
         (
-            f"{_failing(question)}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s per "
-            f"failure and what it did since it kept its progress, every {broken.checkpoint_s:g} s{waits}"
+            f"{_failures(question)}; synchronous training is one job of all chips; a rigid one loses {broken.restart_s:g} s "
+            f"per failure and what it did since it kept its progress, every {broken.checkpoint_s:g} s{waits}"
         ),
     )
 
 
-def _failing(question: Question) -> str:
+def _failures(question: Question) -> str:
     """Return how often learners, or their chips, fail, and for how long."""
     broken = question.failures
     between = as_time(site_mtbf_s(broken, question.chips))
