@@ -29,7 +29,7 @@ from schedules.schedule import play
 
 PLANTED = {
     "an absence counts as stillness": (0, "no lease is taken from an owner that can renew it"),
-    "an absence enters the pace": (0, "no absence enters the pace of a fleet"),
+    "an absence enters the pace": (34, "no absence enters the pace of a fleet"),
     "a shard's own absence enters its averages": (0, "no absence enters the time of a quorum"),
     "a store that went back is served": (0, "a store that went back is not served by who knows better"),
     "a store that went back is followed": (0, "who has had more than a store that went back ends"),
