@@ -68,12 +68,10 @@ FIRST = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:  # noqa: ANN401  (xdist has no types)
-    """Say which worker runs a test."""
     return ModuleScheduling(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a part of the tests be chosen."""
     parser.addoption("--part", type=SuitePart.of, help="K/N: of every N tests about one, the same in each run")
 
 
@@ -113,7 +111,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 @pytest.fixture
 def run() -> str:
-    """A run id of this test's own."""
     return unique_run()
 
 
@@ -177,7 +174,6 @@ def _logging_restored() -> Iterator[None]:
 
 @pytest.fixture
 async def tasks_end() -> AsyncIterator[None]:
-    """Fail a test after which an asyncio task still runs."""
     yield
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, f"tasks left behind: {left}"

@@ -81,7 +81,6 @@ def store_of(request: pytest.FixtureRequest, tmp_path: Path, run: str) -> MakeSt
 
 @pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.second_tier)])
 async def founded(request: pytest.FixtureRequest, store_of: MakeStoreOf, run: str) -> FoundedRun:
-    """A founded run that archives to a store."""
     founded = FoundedRun(run_record(run), store_of(request.param), TurnedClock())
     await founded.found()
     return founded
@@ -506,7 +505,6 @@ async def test_a_damaged_manifest_is_passed_over(founded: FoundedRun) -> None:
 
 @pytest.fixture
 async def folder_reef(tmp_path: Path, run: str) -> FoundedRun:
-    """A founded run that archives to a folder."""
     founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await founded.found()
     return founded

@@ -36,7 +36,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBroker]:
 
 
 async def founded(cluster: LockedBroker) -> None:
-    """Create the streams of a run."""
     bus = await cluster.bus("mine", cluster.operator)
     try:
         await bus.provision(STREAM_BYTES_MAX)
@@ -45,7 +44,6 @@ async def founded(cluster: LockedBroker) -> None:
 
 
 def asked(cluster: LockedBroker, *words: str, identity: Path | None = None) -> CommandResult:
-    """Ask as the operator, or as another one."""
     mine = identity or cluster.keys.path / "identities" / "operator.toml"
     return atoll("broker", "status", "--broker", cluster.url, *words, environment={"ATOLL_BROKER__IDENTITY": str(mine)})
 

@@ -46,7 +46,6 @@ OpenBus = Callable[..., Awaitable[JetStreamBus]]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three nodes for all tests that leave them whole at their end."""
     with LocalCluster(tmp_path_factory.mktemp("cluster"), 3) as running:
         yield running
 
@@ -98,7 +97,6 @@ async def freeze(pid: int) -> None:
 
 
 async def described(bus: JetStreamBus, stream: str) -> dict[str, Any]:
-    """Return what the broker says of a stream."""
     return await bus._connection.call(bus._jetstream.api(f"STREAM.INFO.{stream}"))
 
 
@@ -219,7 +217,6 @@ async def test_a_queue_outlives_every_node_and_delivers_each_message(
 
 
 async def stored_since(writer: JetStreamBus, subjects: Subjects, revision: int) -> BlobRef:
-    """Store a newer record, another one, an event and a blob."""
     await writer.put_record(subjects.head(0), b"new", expected=revision)
     await writer.put_record(subjects.head(1), b"other", expected=0)
     await writer.publish(subjects.event("round", "a"), b"1", msg_id="e1")

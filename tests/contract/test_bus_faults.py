@@ -117,7 +117,6 @@ async def test_what_was_heard_last_is_kept_again_after_a_restart(
     consumer = await shard.consume(subjects.contributions_of(0), durable="shard-0")
 
     async def kept(beat: bytes) -> list[bytes]:
-        """Say a heartbeat until it is kept."""
         async with asyncio.timeout(60.0):
             while True:
                 await shard.tell(subjects.beat("a"), beat)

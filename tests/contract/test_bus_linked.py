@@ -38,7 +38,6 @@ class TestLinkedBus(BusContract):
 
 
 def linked(broker: MemoryBroker, seed: int = 0, **shape: float) -> LinkedBus:
-    """Return a bus at the end of a link."""
     return LinkedBus(RUN, broker, SimulatedLink(LinkShape(**shape), random.Random(seed)))
 
 

@@ -20,7 +20,6 @@ from support.clocks import HandClock
 
 @pytest.fixture
 async def make_bus(run: str) -> AsyncIterator[MakeBus]:
-    """Open buses on one shared broker in memory."""
     shared = MemoryBroker(stream_bytes_max=ROOM_BYTES)
 
     async def made(_: int) -> MemoryBus:

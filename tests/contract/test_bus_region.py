@@ -20,7 +20,6 @@ OPTIONS = BusOptions(full_s=0.3, gone_s=0.2)
 
 @pytest.fixture(scope="module")
 def leaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A leaf whose hub is here, too."""
     broker, port = hub(tmp_path_factory.mktemp("hub"))
     with broker, region(leaf_at(tmp_path_factory.mktemp("eu"), f"nats://127.0.0.1:{port}")) as running:
         yield running
@@ -31,7 +30,6 @@ class TestRegionBus(BusContract):
 
     @pytest.fixture
     async def make_bus(self, leaf: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
-        """Open buses of one run in the region."""
         async with buses(
             lambda number: open_bus(leaf.url, run, name=f"bus-{number}", options=OPTIONS), ROOM_BYTES
         ) as make:

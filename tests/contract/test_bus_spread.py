@@ -44,7 +44,6 @@ class TestSpreadMemoryBus(BusContract):
 
     @pytest.fixture
     async def make_bus(self, run: str) -> AsyncIterator[MakeBus]:
-        """Open buses on two shared brokers in memory."""
         brokers = [MemoryBroker(stream_bytes_max=ROOM_BYTES) for _ in range(2)]
 
         async def made(_: int) -> Bus:
@@ -68,7 +67,6 @@ class TestSpreadJetStreamBus(BusContract):
 
     @pytest.fixture
     async def make_bus(self, broker: EmbeddedBroker, second: EmbeddedBroker, run: str) -> AsyncIterator[MakeBus]:
-        """Open buses of one run on two brokers."""
         async with buses(
             lambda number: open_bus(broker.url, run, name=f"bus-{number}", options=OPTIONS), ROOM_BYTES, (second.url,)
         ) as make:

@@ -40,7 +40,6 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
 
 
 async def differing(deployed: Deployed, wait_s: float = LONG_S) -> dict[str, str]:
-    """Return what differs, by what it is about."""
     findings = await compare_deployment(read_description(deployed.file), deployed.out, wait_s)
     wrong: list[Finding] = [finding for finding in findings if finding.grade == "FAIL"]
     assert all(finding.todo for finding in wrong)
@@ -63,7 +62,6 @@ async def test_what_runs_as_described_differs_in_nothing(deployed: Deployed) -> 
 
 
 async def listened(broker: MemoryBroker) -> None:
-    """Wait until somebody listens to presences and to heartbeats."""
     async with asyncio.timeout(LONG_S):
         while len(broker.feeds) < 2:  # noqa: ASYNC110  (a feed that is opened sets no event)
             await asyncio.sleep(0)

@@ -51,7 +51,6 @@ class RegionDeployed:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """Return the addresses of the hub, and of the region's broker."""
         leaf = leaf_of(self.described, "home")
         assert leaf is not None
         return nodes(self.described)[0].address, leaf.address
@@ -68,12 +67,10 @@ class RegionDeployed:
         await bus.close()
 
     async def differing(self, wait_s: float) -> dict[str, str]:
-        """Return what differs, by what it is about."""
         findings = await compare_deployment(self.described, self.out, wait_s)
         return {finding.about: finding.what for finding in findings if finding.grade == "FAIL"}
 
     async def faults(self, service: str) -> dict[str, str]:
-        """Return what the doctor finds wrong at the seat of a service."""
         findings = await examine(seat_of_service(self.described, self.out, service, []), QUIET)
         return {finding.about: finding.what for finding in findings if finding.grade == "FAIL"}
 
@@ -96,7 +93,6 @@ def started(words: Sequence[str], log: Path, said: str) -> Iterator[subprocess.P
 
 @pytest.fixture
 def placed(tmp_path: Path) -> Iterator[RegionDeployed]:
-    """Render, and start both brokers by the words of their units."""
     port, leaf_port, own, corpus = free_port(), free_port(), free_port(), tmp_path / "corpus"
     corpus.mkdir()
     file = tmp_path / "deployment.toml"
@@ -146,12 +142,10 @@ async def test_the_doctor_tells_of_a_region_whose_hub_is_away(placed: RegionDepl
 
 
 def leaf_seat(placed: RegionDeployed) -> Seat:
-    """Return the seat of the region's broker."""
     return seat_of_service(placed.described, placed.out, "home-broker", [])
 
 
 async def about_identity(seat: Seat) -> list[tuple[str, str]]:
-    """Return what fails at a seat, each with its remedy."""
     wrong = [finding for finding in await examine(seat, QUIET) if finding.grade == "FAIL"]
     assert all(finding.todo for finding in wrong), wrong
     return [(finding.about, finding.what) for finding in wrong]

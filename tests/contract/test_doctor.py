@@ -69,7 +69,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 def failed(findings: list[Finding]) -> list[Finding]:
-    """Return what was found wrong, each with its remedy."""
     wrong = [finding for finding in findings if finding.grade == "FAIL"]
     assert all(finding.todo for finding in wrong), wrong
     return wrong
@@ -119,7 +118,6 @@ async def test_a_node_of_the_broker_is_a_seat(deployed: Deployed) -> None:
 
 
 async def looked(url: str, run: str) -> LinkMeasured | None:
-    """Return one look at the link to a broker."""
     bus = await JetStreamBus.open(url, run, name="test")
     try:
         return await BrokerProbe(bus.connection).link()
@@ -168,7 +166,6 @@ async def test_the_link_of_a_region_is_measured_and_not_the_way_to_its_leaf(tmp_
 
 
 async def stored(bus: JetStreamBus, run: str) -> dict[str, object]:
-    """Return what the broker says that it keeps of a run, by stream."""
     told = {plan.name: await BrokerProbe(bus.connection).stream(plan.name) for plan in stream_plan(run)}
     return {
         name: {key: one["state"][key] for key in ("messages", "bytes", "last_seq")} for name, one in told.items() if one
@@ -263,7 +260,6 @@ async def test_a_server_that_says_nothing(deployed: Deployed, monkeypatch: pytes
 
 
 def ended(authority: Certified, host: str) -> Certified:
-    """Return a certificate of an authority that ended yesterday."""
     signer = serialization.load_pem_private_key(authority.key.encode(), None)
     issuer = x509.load_pem_x509_certificate(authority.certificate.encode())
     now = datetime.now(UTC)
@@ -511,7 +507,6 @@ async def test_the_identity_of_another(deployed: Deployed) -> None:
 
 
 async def founded_openly(url: str, run: str, data: bytes) -> None:
-    """Write a run record on an open broker."""
     bus = await open_signed(url, run)
     await bus.provision(64 * MIB)
     await bus.put_record(Subjects(run).run_record, data, expected=0)

@@ -100,7 +100,6 @@ async def forging(pair: LockedPair) -> AsyncIterator[list[Bus]]:
 
 @pytest.fixture
 async def honest(locked: LockedBroker) -> AsyncIterator[dict[str, Bus]]:
-    """A learner that founds, a shard and a reader."""
     buses = {name: await _opened_by(locked, locked.identity(RUN, name)) for name in ("ada", "shard", "spy")}
     await buses["ada"].provision(64 * MIB)
     yield buses

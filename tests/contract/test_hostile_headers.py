@@ -41,7 +41,6 @@ import, it does no harm."""
 
 @pytest.fixture
 async def bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[JetStreamBus]:
-    """A bus with the run's streams."""
     made = await JetStreamBus.open(broker.url, run, name="test")
     await made.provision(GIB)
     yield made
@@ -50,7 +49,6 @@ async def bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[JetStreamBus]:
 
 @pytest.fixture
 def stranger(broker: EmbeddedBroker) -> Iterator[HostileConnection]:
-    """Somebody who may write."""
     made = HostileConnection(broker.url)
     yield made
     made.close()

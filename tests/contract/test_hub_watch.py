@@ -97,7 +97,6 @@ def test_a_leaf_without_its_hub_is_unhealthy(tmp_path: Path) -> None:
 
 
 def _await(holds: Callable[[], bool], leaf: subprocess.Popen[bytes], folder: Path) -> None:
-    """Return once something holds."""
     deadline_s = time.monotonic() + WITHIN_S
     while not holds():
         assert leaf.poll() is None, (folder / "log").read_text(encoding="utf-8")

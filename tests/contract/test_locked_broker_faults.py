@@ -62,7 +62,6 @@ def a_run_of_two_words(keys: KeyFolder) -> None:
 
 
 def one_key_for_two(keys: KeyFolder) -> None:
-    """Copy an entry of the roll under another name."""
     edited(keys, lambda entries: entries.append({**entries[0], "name": "copy"}))
 
 
@@ -71,7 +70,6 @@ def damaged(keys: KeyFolder) -> None:
 
 
 def edited(keys: KeyFolder, change: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Change the learners of the roll by hand."""
     tree = json.loads(keys.roll_path.read_text(encoding="utf-8"))
     learners = [one for one in tree["entries"] if one["kind"] == "learner"]
     others = [one for one in tree["entries"] if one["kind"] != "learner"]
@@ -194,7 +192,6 @@ async def test_one_key_has_so_many_connections_and_no_more(locked: LockedBroker,
 
 
 async def deaf(locked: LockedBroker, name: str) -> asyncio.StreamWriter:
-    """Return a connection that enters and reads nothing more."""
     shown = locked.identity(RUN, name).credentials()
     reader, writer = await asyncio.open_connection(HOST, locked.servers[0].port)
     nonce = json.loads((await reader.readline()).removeprefix(b"INFO "))["nonce"]

@@ -32,7 +32,6 @@ SOON_S = 60.0
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBroker]:
-    """A locked cluster with a synchronizer of one run."""
     with LockedBroker(tmp_path_factory.mktemp("locked"), NODES) as made:
         made.add(RUN, "shard", "synchronizer")
         yield made
@@ -40,7 +39,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBroker]:
 
 @pytest.fixture
 async def shard(locked: LockedBroker) -> AsyncIterator[JetStreamBus]:
-    """The synchronizer's bus, of a run whose streams are there."""
     bus = await locked.bus(RUN, locked.identity(RUN, "shard"), patience_s=SOON_S)
     await bus.provision(GIB)
     yield bus

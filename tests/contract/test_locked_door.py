@@ -65,7 +65,6 @@ def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def founded(locked: LockedBroker) -> AsyncIterator[JetStreamBus]:
-    """The founder's bus, of a run whose streams are there."""
     bus = await locked.bus(RUN, locked.identity(RUN, "founder"))
     await bus.provision(64 * MIB)
     shard = await locked.bus(RUN, locked.identity(RUN, "shard"))
@@ -82,7 +81,6 @@ async def founded(locked: LockedBroker) -> AsyncIterator[JetStreamBus]:
 
 @pytest.fixture
 async def seen(locked: LockedBroker, founded: JetStreamBus) -> AsyncIterator[DoorWitness]:
-    """The operator and the intruders, connected."""
     intruders = {name: locked.identity(RUN, name) for name in (INTRUDER, SPY, PREMERGER, LEAF)}
     async with witness(locked.url, founded.subjects.run, locked.operator, intruders) as made:
         yield made
@@ -234,7 +232,6 @@ async def test_a_bus_says_at_once_what_is_refused(locked: LockedBroker) -> None:
 
 
 async def reads_for_ever(bus: JetStreamBus) -> None:
-    """Read the run record until that fails."""
     async with asyncio.timeout(4 * SOON_S):
         while True:
             await bus.get_record(S.run_record)

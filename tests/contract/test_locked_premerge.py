@@ -33,7 +33,6 @@ NEVER_S = 300.0
 
 @pytest.fixture
 async def there(tmp_path: Path, run: str) -> AsyncIterator[LockedRelayed]:
-    """A hub and a region that run."""
     async with locked_relayed(tmp_path, run, KINDS) as locked:
         yield locked
 
@@ -46,12 +45,10 @@ async def opened(there: LockedRelayed) -> AsyncIterator[Opened]:
 
 
 def options_of(there: LockedRelayed, name: str) -> BusOptions:
-    """Return with what one of the roll comes."""
     return BusOptions(credentials=there.identity(name).credentials(), patience_s=PATIENCE_S, region="eu", gone_s=0.2)
 
 
 async def ask(shard: Bus, run: str, region: str = "eu", timeout_s: float = SOON_S) -> bytes | None:
-    """Ask a region as a shard does."""
     s = Subjects(run)
     answer_at = s.premerge_answer(region, f"n-{next(NONCES)}")
     return await shard.ask(s.premerge(region), ASKED, timeout_s=timeout_s, answer_at=answer_at)
@@ -60,7 +57,6 @@ async def ask(shard: Bus, run: str, region: str = "eu", timeout_s: float = SOON_
 async def question(
     asking: asyncio.Task[bytes | None], feed_next: Callable[[float], Awaitable[CoreMessage | None]]
 ) -> str:
-    """Return where the answer to the question of a shard goes."""
     heard = await feed_next(SOON_S)
     assert heard is not None, asking
     assert heard.reply is not None
@@ -209,7 +205,6 @@ async def test_a_shard_believes_the_synchronizer_of_the_region_that_it_asked(
 
 
 async def patiently_read(bus: Bus, run: str) -> None:
-    """Read again and again until that fails."""
     async with asyncio.timeout(SOON_S):
         while True:
             await bus.get_record(Subjects(run).run_record)

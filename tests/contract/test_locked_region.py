@@ -45,15 +45,12 @@ PLACES = {"home": "hub", "ours": "eu"}
 
 @pytest.fixture
 async def there(tmp_path: Path, run: str) -> AsyncIterator[LockedRelayed]:
-    """A hub and a region that run."""
     async with locked_relayed(tmp_path, run, KINDS) as locked:
         yield locked
 
 
 @pytest.fixture
 async def opened(there: LockedRelayed) -> AsyncIterator[Opened]:
-    """Open buses by name, of a run that is founded."""
-
     def options_of(name: str) -> BusOptions:
         return BusOptions(credentials=there.identity(name).credentials(), patience_s=PATIENCE_S)
 

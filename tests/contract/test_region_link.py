@@ -55,19 +55,16 @@ class Regional:
         return bus
 
     async def begin_region(self, *, keeper: bool = True) -> None:
-        """Start the region, or start it anew."""
         await asyncio.to_thread(self._region.close)
         running = region(leaf(self._folder / "eu", self.link.url), keeper=keeper)
         self.leaf = await asyncio.to_thread(self._region.enter_context, running)
 
     async def bus(self, broker: EmbeddedBroker, **options: Any) -> JetStreamBus:  # noqa: ANN401  (of the bus)
-        """Open a bus at the hub, or one through the leaf."""
         bus = await JetStreamBus.open(broker.url, self.run, name="test", options=replace(OPTIONS, **options))
         self._ends.push_async_callback(bus.close)
         return bus
 
     async def learner(self, **options: Any) -> RegionBus:  # noqa: ANN401  (of the bus)
-        """Open a bus as learners of the region have it."""
         return RegionBus(await self.bus(self.leaf, **options))
 
     async def kept(self, kind: str) -> dict[str, Any] | None:
@@ -83,7 +80,6 @@ class Regional:
             await connection.stop()
 
     async def keeps_nothing(self) -> bool:
-        """Return whether the leaf has neither mirror nor outbox."""
         return await self.kept("GL") is None and await self.kept("OUT") is None
 
     async def frame(self, bus: JetStreamBus, version: int) -> BlobRef:

@@ -36,7 +36,6 @@ PROTOCOL = ProtocolSettings(fragments=2, shards=1, interval_steps=8)
 
 
 def said(*words: str, status: int = 0) -> str:
-    """Run the program and return what it said, on either stream."""
     command = [sys.executable, "-m", "atoll.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == status, done.stderr
@@ -44,7 +43,6 @@ def said(*words: str, status: int = 0) -> str:
 
 
 def limits_at(port: int) -> dict[str, Any]:
-    """Return what a server with a monitoring port says of itself."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz") as answer:
         told: dict[str, Any] = json.loads(answer.read())
     return told
@@ -52,14 +50,12 @@ def limits_at(port: int) -> dict[str, Any]:
 
 @pytest.fixture
 async def bus(broker: EmbeddedBroker, run: str) -> AsyncIterator[JetStreamBus]:
-    """A bus of a run that nobody has founded."""
     made = await JetStreamBus.open(broker.url, run, name="test")
     yield made
     await made.close()
 
 
 async def tap_of_a_head(bus: JetStreamBus, version: int) -> bytes:
-    """Write a head and return what its tap says."""
     tap = await bus.listen(bus.subjects.tap("gl.head.*"))
     await bus.put_record(bus.subjects.head(0), b"head %d" % version, expected=None, info={"version": version})
     heard = await tap.next(DEADLINE_S)

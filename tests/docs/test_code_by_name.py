@@ -101,7 +101,6 @@ def _called(node: ast.Call) -> set[str]:
 
 
 def listed() -> list[str]:
-    """Return the modules that the page names, in order."""
     text = PAGE.read_text(encoding="utf-8")
     assert HEADING in text
     section = text.split(HEADING, 1)[1].split("\n## ", 1)[0]

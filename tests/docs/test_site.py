@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, str]:
-    """The generated pages, by their path."""
     return generated(ROOT)
 
 

@@ -62,7 +62,6 @@ def run_command(world: ProtocolWorld, words: list[str]) -> str:
 
 
 def played(text: str) -> str:
-    """Return the logbook with its answers written anew."""
     head, _, rest = text.partition("\n\n")
     chosen = dict(pair.split("=") for pair in head.split(": ", 1)[1].split())
     world = ProtocolWorld(msgspec.convert({"shards": 1} | chosen, ProtocolSettings, strict=False).check())

@@ -19,7 +19,6 @@ GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "messages.json").re
 
 
 def kind_of(name: str) -> Any:  # noqa: ANN401  (a class of messages)
-    """Return the class of a message."""
     return getattr(messages, name.partition(" ")[0], DataLedger)
 
 

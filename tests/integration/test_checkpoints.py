@@ -52,12 +52,10 @@ for step in range(1, 10_000):
 
 
 def tree(value: float) -> dict[str, Any]:
-    """Return a state of one value."""
     return {"mu": jnp.full((64, 3), value), "count": jnp.asarray(int(value))}
 
 
 def save(checkpoints: Checkpoints, value: int, **note: Any) -> None:  # noqa: ANN401
-    """Keep a checkpoint of one value and wait for it."""
     checkpoints.save(host_copy(tree(value)), msgspec.structs.replace(LIFE, steps=value, **note))
     assert checkpoints.finish(DEADLINE_S)
 
@@ -107,7 +105,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
 
 
 def damage(folder: Path, what: str) -> None:
-    """Damage every file that holds values."""
     files = [path for path in folder.rglob("d/*") if path.is_file()]
     assert files
     for path in files:
@@ -299,7 +296,6 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def wait_for_a_save(folder: Path) -> None:
-    """Return as soon as a save is under way."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         if unfinished(folder):

@@ -54,7 +54,6 @@ def url_of(out: Path) -> str:
 
 
 def kill(out: Path, program: bytes, named: bytes) -> None:
-    """Kill a process of a run."""
     for pid in processes_of(out):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if program in command and named in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -64,19 +63,16 @@ def kill(out: Path, program: bytes, named: bytes) -> None:
 
 
 def keep(page: Page, name: str) -> None:
-    """Keep a picture of the whole page, if pictures are wanted."""
     if PICTURES:
         page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
 
 
 def mark(page: Page, who: str, kind: str) -> None:
-    """Wait until a fault or recovery is listed."""
     rows = page.locator("#marks tbody tr").filter(has_text=who).filter(has_text=kind)
     expect(rows.first).to_be_visible(timeout=WAIT_MS)
 
 
 def number(text: str) -> float:
-    """Return the number that a text begins with."""
     return float(re.findall(r"[\d.]+", text.replace(",", ""))[0])
 
 

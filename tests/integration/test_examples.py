@@ -24,7 +24,6 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def lines_of(example: str) -> list[str]:
-    """Return the commands at the head of an example."""
     tree = ast.parse((ROOT / "examples" / example).read_text(encoding="utf-8"))
     return documented(ast.get_docstring(tree) or "")
 

@@ -49,7 +49,6 @@ def test_experiments_run_from_their_files_to_tables(tmp_path: Path, capsys: pyte
 
 
 def corpus_in(folder: Path) -> Path:
-    """Return token shards of a few short documents."""
     for number in range(40):
         words = " ".join(f"{word}{number * word % 17}" for word in range(120))
         (folder / f"{number}.txt").write_text(words, encoding="utf-8")

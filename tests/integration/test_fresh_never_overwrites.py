@@ -35,8 +35,6 @@ def trained(run: str) -> MemoryWorld:
 
 
 def heads(world: MemoryWorld) -> dict[str, Record]:
-    """Return the head records as they stand, revisions and all."""
-
     async def read() -> list[Record]:
         bus = await world.bus()
         return await bus.get_records(Subjects(world.run).head("*"))
@@ -45,8 +43,6 @@ def heads(world: MemoryWorld) -> dict[str, Record]:
 
 
 def queued(world: MemoryWorld, learner: str) -> list[Contribution]:
-    """Return the manifests that a learner has queued."""
-
     async def read() -> list[Contribution]:
         bus, found = await world.bus(), []
         for shard in range(world.protocol.shards):
@@ -61,7 +57,6 @@ def queued(world: MemoryWorld, learner: str) -> list[Contribution]:
 
 
 def trains_a_little(island: IslandHandle) -> None:
-    """Take two steps that add a little to every parameter."""
     params = island.params
     for _ in range(2):
         params = island.step(jax.tree.map(lambda leaf: leaf + STEP, params), tokens=10, loss=1.0)

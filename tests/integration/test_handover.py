@@ -14,7 +14,6 @@ SHARED = {"ATOLL_PROTOCOL__SHARDS": "2"}
 
 
 def serving(island: IslandProcess, name: str) -> list[int]:
-    """Return the shards that a process has begun to serve, in order."""
     return [line["shard"] for line in island.lines(name, "shard.serving")]
 
 

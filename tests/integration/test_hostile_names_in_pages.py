@@ -59,7 +59,6 @@ NAMES = tuple(f"learner-{number}" for number in range(len(HOSTILE)))
 
 
 def hostile(told: Any) -> Any:  # noqa: ANN401  (JSON)
-    """Return JSON with those texts in the place of names."""
     if isinstance(told, dict):
         return {hostile(name): hostile(value) for name, value in told.items()}
     if isinstance(told, list | tuple):
@@ -129,7 +128,6 @@ def served(watched: MonitoredRun, name: str) -> Iterator[str]:
 
 
 def is_text(page: Page) -> None:
-    """Fail if any of the texts became a part of the page."""
     assert page.evaluate("window.taken") is None
     assert page.locator("img[src=x], [onerror], [onload], a[href^='javascript:']").count() == 0
 

@@ -43,13 +43,11 @@ class LoopWorld:
         return MemoryBus("r", self.broker)
 
     def join(self, learner: str = "a", params: Any = PARAMS) -> IslandHandle:  # noqa: ANN401
-        """Join as `learner`."""
         return join(
             self.bus, run="r", learner=learner, params=params, protocol=PROTOCOL, options=JoinOptions(home=self.home)
         )
 
     def found_anew(self) -> None:
-        """Lose the run and everything that was in it."""
         self.broker = MemoryBroker()
 
 
@@ -62,7 +60,6 @@ def world() -> Iterator[LoopWorld]:
 
 
 def fresh() -> dict[str, Any]:
-    """Return a state with a leaf of every kind."""
     return {
         "opt": ADAM.init(PARAMS),
         "key": jax.random.key(3),
@@ -78,7 +75,6 @@ def fresh() -> dict[str, Any]:
 
 
 def later(state: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Return a state after some steps."""
     rng = np.random.default_rng(0)
     for _ in range(steps):
         gradient = jax.tree.map(jnp.ones_like, PARAMS)
@@ -99,12 +95,10 @@ def later(state: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def tree_of(state: Any) -> Any:  # noqa: ANN401
-    """Return the containers of a state."""
     return jax.tree.structure(state)
 
 
 def bits(state: Any) -> list[Any]:  # noqa: ANN401
-    """Return the leaves of a state as what can be compared."""
     data = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
     return [(type(leaf).__name__, np.asarray(leaf).tolist()) for leaf in data]
 

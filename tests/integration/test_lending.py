@@ -45,11 +45,9 @@ class LendingWorld:
         self.home = LoopThread("world")
 
     async def bus(self) -> Bus:
-        """Open one more bus on the shared broker."""
         return MemoryBus(self.run, self.broker)
 
     def join(self, learner: str) -> IslandHandle:
-        """Join as `learner`."""
         protocol = ProtocolSettings(fragments=2, shards=1)
         return join(
             self.bus,
@@ -61,20 +59,17 @@ class LendingWorld:
         )
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401
-        """Run a coroutine on the loop to its end."""
         return self.home.submit(work).result(240.0)
 
 
 @pytest.fixture
 def world(run: str) -> Iterator[LendingWorld]:
-    """A run without learners."""
     world = LendingWorld(run)
     yield world
     world.home.stop()
 
 
 def stepped(island: IslandHandle, steps: int = LENDING_STEPS_MIN) -> Any:  # noqa: ANN401  (an optax state)
-    """Train some steps and return the optimizer's state after them."""
     params, state = island.params, ADAM.init(PARAMS)
     for _ in range(steps):
         updates, state = ADAM.update(jax.tree.map(jnp.ones_like, params), state, params)
@@ -156,8 +151,6 @@ def stored(arrays: dict[str, Any], **changes: Any) -> Answer:  # noqa: ANN401
 
 
 def said(**fields: Any) -> Answer:  # noqa: ANN401
-    """Return an answer that is an offer with these fields."""
-
     async def answer(bus: Bus, run: RunRecord, subjects: Subjects) -> bytes:
         del bus, subjects
         return encode(offer(run, **fields))
@@ -171,14 +164,12 @@ async def garbage(bus: Bus, run: RunRecord, subjects: Subjects) -> bytes:
 
 
 async def gone(bus: Bus, run: RunRecord, subjects: Subjects) -> bytes:
-    """Return an offer of a blob that was purged."""
     blob = await bus.put_blob(subjects.lent_stem("evil", 1, "abcd"), pack_arrays(arrays()))
     await bus.purge(f"{blob.stem}.*")
     return encode(offer(run, blob=blob))
 
 
 def arrays(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return a good state's arrays, some of them changed."""
     good = host_copy(ADAM.init(PARAMS))
     return {**good, **changes}
 

@@ -19,7 +19,6 @@ OLDER = "2a7b8f5d399ef0d0a8863e3ae6e2ac4be814abd4"
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The import path of the older sources."""
     folder = tmp_path_factory.mktemp("older")
     packed = folder / "older.tar"
     command = ["git", "archive", "--output", str(packed), OLDER, "shared", "services"]

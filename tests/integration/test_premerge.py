@@ -29,7 +29,6 @@ class EastRegion:
     """The synchronizer of region `east` in a memory world."""
 
     def __init__(self, world: MemoryWorld) -> None:
-        """Serve once the run is founded."""
         self._world = world
         self.service: RegionService | None = None
         self._stop: Future[asyncio.Event] = Future()
@@ -44,7 +43,6 @@ class EastRegion:
         return await self.service.serve(stop)
 
     def wait_for_sums(self, count: int) -> None:
-        """Return once it has sent so many sums."""
         deadline_s = time.monotonic() + DEADLINE_S
         while self.service is None or self.service.sums < count:
             assert time.monotonic() < deadline_s, "no sums"
@@ -77,7 +75,6 @@ def wasted(settled: Settlement) -> dict[str, int]:
 
 
 def told(lines: list[dict[str, object]], event: str) -> list[dict[str, object]]:
-    """Return log lines of an event."""
     return [line for line in lines if line["event"] == event]
 
 

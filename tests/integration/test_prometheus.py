@@ -79,7 +79,6 @@ def test_a_killed_broker_is_told_once_and_not_for_every_learner(watched: Watched
 
 
 async def tell(bus: Bus, run: str, kind: str, who: str, **fields: object) -> None:
-    """Write an entry of the event log."""
     line = encode(event(kind, who, time.time(), **fields))
     await bus.publish(Subjects(run).event(kind, who), line, msg_id=f"test-{kind}", info={})
 

@@ -44,7 +44,6 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def founded(tmp_path: Path, broker: EmbeddedBroker, data: Path) -> Iterator[IslandProcess]:
-    """A run of two shards with an archive, without processes yet."""
     island = IslandProcess(tmp_path, broker.url, data)
     island.environment |= {
         "ATOLL_PROTOCOL__SHARDS": str(SHARDS),
@@ -73,7 +72,6 @@ async def lie(island: IslandProcess, heads: dict[int, Head]) -> dict[int, list[b
 
 
 async def heads_of(island: IslandProcess) -> dict[int, Head]:
-    """Return the heads that the broker has."""
     bus = await open_bus(island.url, island.run, name="reader")
     try:
         record = await read_run(bus, Subjects(island.run))
@@ -84,12 +82,10 @@ async def heads_of(island: IslandProcess) -> dict[int, Head]:
 
 
 def named(head: Head) -> list[BlobRef]:
-    """Return what an archive keeps of a head."""
     return [ref for ref in (head.keyframe, head.state, head.fragment_ledger) if ref is not None]
 
 
 def archived(store: CheckpointStore, manifests: list[Manifest]) -> dict[int, list[bytes]]:
-    """Return the same bytes as the archive has them."""
     return {
         piece.head.fragment: [store.get_object(manifest.shard, found) for found in piece.objects]
         for manifest in manifests

@@ -61,7 +61,6 @@ for record in records(path.read_bytes()):
 
 
 def events_of(folder: Path, run: str) -> list[int]:
-    """Return the numbers of the events in a journal."""
     lines = [json.loads(line) for line in (folder / f"{run}.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line["sequence"] for line in lines if line["kind"] == "event"]
 

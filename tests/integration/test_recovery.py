@@ -29,26 +29,22 @@ OFTEN = {"ATOLL_LEARNER__CHECKPOINT_EVERY_S": "1", "ATOLL_LEARNER__THROTTLE": "5
 
 
 def learner(island: IslandProcess, name: str, learner_id: str, **settings: str) -> subprocess.Popen[bytes]:
-    """Start a learner that keeps checkpoints in the run's folder."""
     folder = str(island.folder / "checkpoints")
     told = {"ATOLL_LEARNER__CHECKPOINT_DIR": folder, **OFTEN, **settings}
     return island.start(name, "learner", "--id", learner_id, **told)
 
 
 def recovered(island: IslandProcess, name: str) -> dict[str, Any]:
-    """Return what a learner said of where it began."""
     island.wait_for(name, "learner.recovered")
     return island.lines(name, "learner.recovered")[0]
 
 
 def warm_loss(island: IslandProcess, name: str) -> float:
-    """Return the mean loss of a life's first steps."""
     island.wait_for(name, "learner.warm")
     return float(island.lines(name, "learner.warm")[0]["loss"])
 
 
 async def end(island: IslandProcess, *names: str) -> None:
-    """Let learners leave, each with exit code 0."""
     for name in names:
         island.process(name).terminate()
     for name in names:
@@ -97,7 +93,6 @@ async def test_a_killed_learner_comes_back_from_its_checkpoint_then_from_a_peer_
 
 
 def own_folder(island: IslandProcess) -> str:
-    """Return the name of the run's folder of checkpoints."""
     (folder,) = (island.folder / "checkpoints").iterdir()
     return folder.name
 
@@ -228,12 +223,10 @@ async def until_it_holds_nothing(island: IslandProcess, learner_id: str) -> None
 
 
 async def until_it_holds_something(island: IslandProcess, learner_id: str) -> None:
-    """Return once the ledger has a lease of a learner."""
     await until(island, lambda ledger: learner_id in {grant.learner for grant in ledger.grants})
 
 
 async def until(island: IslandProcess, true_of: Callable[[DataLedger], bool]) -> None:
-    """Return once something is true of the data ledger."""
     bus = await open_bus(island.url, island.run, name="reader")
     try:
         async with asyncio.timeout(DEADLINE_S):

@@ -34,8 +34,6 @@ FACTS = RoundStore.facts
 
 
 def heads_of(world: MemoryWorld) -> tuple[RunRecord, dict[int, Head]]:
-    """Return the run record and the heads that a run ended with."""
-
     async def read() -> tuple[RunRecord, dict[int, Head]]:
         bus = await world.bus()
         record = await read_run(bus, Subjects(world.run))
@@ -65,7 +63,6 @@ def trained(run: str, folder: Path, **changes: object) -> tuple[RunRecord, dict[
 
 
 def replayed(rounds: RoundStore) -> Iterator[ReplayedRound]:
-    """Yield every round of a run, made again."""
     again = RunReplay(rounds)
     for fragment in range(again.run.protocol.fragments):
         yield from again.fragment(fragment)
@@ -121,13 +118,11 @@ def test_a_round_with_a_clipped_contribution_is_made_again(
 
 @pytest.fixture(scope="module")
 def retained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
-    """A run that has retained its rounds."""
     folder = tmp_path_factory.mktemp("retained")
     return trained("retained", folder)[0], folder
 
 
 def every_round(rounds: RoundStore) -> list[RetainedRound]:
-    """Return all rounds of a run, fragment by fragment."""
     return [rounds.round(name) for fragment in range(4) for name in rounds.rounds(fragment)]
 
 
@@ -155,12 +150,10 @@ def rewritten(rounds: RoundStore, made: RetainedRound, **changes: object) -> Non
 
 
 def first_fold(made: RetainedRound, **changes: object) -> tuple[RetainedFold, ...]:
-    """Return the folds of a round, the first one changed."""
     return (msgspec.structs.replace(made.folds[0], **changes), *made.folds[1:])
 
 
 def flip(rounds: RoundStore, made: RetainedRound) -> None:
-    """Change one byte of a contribution."""
     frame = made.folds[0].frame
     assert frame is not None
     data = bytearray(rounds.get_object(frame))
@@ -188,7 +181,6 @@ def weigh(rounds: RoundStore, made: RetainedRound) -> None:
 
 
 def claim(rounds: RoundStore, made: RetainedRound) -> None:
-    """Let a contribution claim more tokens."""
     manifest = msgspec.structs.replace(made.folds[0].manifest, tokens=made.folds[0].manifest.tokens + 1)
     rewritten(rounds, made, folds=first_fold(made, manifest=manifest))
 
@@ -243,7 +235,6 @@ def rewrite_facts(rounds: RoundStore, folder: Path, change: Callable[[Piece], Pi
 
 
 def inflated(piece: Piece) -> Piece:
-    """Return a piece whose contributions claim more tokens."""
     return *piece[:3], [line.replace(b'"tokens":', b'"tokens":1') for line in piece[3]]
 
 

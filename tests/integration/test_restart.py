@@ -47,17 +47,14 @@ class OwnLoops:
             self.start(f"{learner}-{life}", *words)
 
     def said(self, name: str) -> str:
-        """Return what a program has logged and told."""
         return "".join((self.folder / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("log", "told"))
 
     def told(self, name: str, field: str) -> list[dict[str, Any]]:
-        """Return the lines of a loop that hold a field."""
         text = (self.folder / f"{name}.told").read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
         return [line for line in map(json.loads, lines) if field in line]
 
     def wait_for(self, name: str, text: str, count: int) -> None:
-        """Return once a program has printed a text so often."""
         deadline_s = time.monotonic() + DEADLINE_S
         while self.said(name).count(text) < count:
             assert self.processes[name].poll() is None, self.said(name)[-3000:]
@@ -73,7 +70,6 @@ class OwnLoops:
 
 @pytest.fixture
 def loops(tmp_path: Path) -> Iterator[OwnLoops]:
-    """A broker and a run without processes yet."""
     with EmbeddedBroker(tmp_path / "nats") as broker:
         loops = OwnLoops(tmp_path, broker.url)
         try:
@@ -119,5 +115,4 @@ def test_a_run_whose_every_process_was_killed_goes_on_from_its_checkpoints(loops
 
 
 def mean(lines: list[dict[str, Any]]) -> float:
-    """Return the mean loss of some steps."""
     return float(sum(line["loss"] for line in lines) / len(lines))

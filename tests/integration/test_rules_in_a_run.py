@@ -26,7 +26,6 @@ REACHED = {"a": (1.0, 2.0), "b": (3.0, 6.0)}
 
 
 def given(mine: float, base: np.ndarray = BASE) -> dict[str, Any]:
-    """Return parameters with a leaf of every rule."""
     return {
         "w": jnp.zeros((6, 3)),
         "batch_stats": {"var": jnp.array([2.0, 4.0])},

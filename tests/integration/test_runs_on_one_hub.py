@@ -54,7 +54,6 @@ class ShippedHub:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([find_server(), "-c", self._configuration], stdout=log, stderr=log)
         deadline_s = time.monotonic() + DEADLINE_S
@@ -94,11 +93,9 @@ class OwnLoop:
             self.synchronizer = verb(log, "synchronizer", "--run", run, "--broker", url)
 
     def version(self) -> int:
-        """Return the newest version that the hub has of the run."""
         return atoll.read_model(self.url, run=self.run).versions_max
 
     def until(self, version: int) -> None:
-        """Step until the hub has this version."""
         deadline_s = time.monotonic() + DEADLINE_S
         while self.version() < version:
             assert time.monotonic() < deadline_s, f"{self.run} stays at version {self.version()}, below {version}"
@@ -107,7 +104,6 @@ class OwnLoop:
                 self.params = self.island.step(self.params, tokens=8, loss=1.0)
 
     def leave(self) -> None:
-        """Leave the run, and end its synchronizer."""
         self.island.close()
         self.synchronizer.terminate()
         self.synchronizer.wait(DEADLINE_S)
@@ -120,7 +116,6 @@ def verb(log: Any, *words: str) -> subprocess.Popen[bytes]:  # noqa: ANN401  (a 
 
 
 def said(*words: str, status: int = 0) -> str:
-    """Return what a verb said, on either stream."""
     command = [sys.executable, "-m", "atoll.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == status, done.stderr
@@ -128,7 +123,6 @@ def said(*words: str, status: int = 0) -> str:
 
 
 def listed(url: str) -> set[str]:
-    """Return the runs that the hub keeps."""
     return {row["run"] for row in json.loads(said("runs", "--broker", url, "--json"))}
 
 
@@ -188,7 +182,6 @@ def test_three_runs_share_a_hub_that_stops_and_starts_again(hub: ShippedHub, tmp
 
 
 def wait_for(path: Path, event: str) -> None:
-    """Return once a log tells this event."""
     deadline_s = time.monotonic() + DEADLINE_S
     while event not in path.read_text(encoding="utf-8"):
         assert time.monotonic() < deadline_s, path.read_text(encoding="utf-8")[-2000:]

@@ -64,14 +64,12 @@ class LeasingIsland:
         )
 
     def lease(self) -> int:
-        """Lease some blocks, read them, and return how many they are."""
         leases = self.island.session.leases
         grant = self.island.call(leases.take(4)).result(DEADLINE_S)
         leases.progress = {**leases.progress, grant.key: (1, 1)}
         return grant.blocks
 
     def train_to(self, versions: int) -> None:
-        """Step until there are so many more versions."""
         interval, deadline_s = self.island.session.driver.machine.intervals[0], time.monotonic() + DEADLINE_S
         enough = interval.anchor + versions
         while interval.anchor < enough:

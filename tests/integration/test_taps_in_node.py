@@ -71,7 +71,6 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @contextmanager
 def in_node(folder: Path, url: str, run: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield the Node program as soon as it listens."""
     command = ["node", "read.mjs", "--document", "asyncapi.json", "--server", url, "--run", run, *more]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
         try:
@@ -83,7 +82,6 @@ def in_node(folder: Path, url: str, run: str, *more: str) -> Iterator[subprocess
 
 
 def ended(node: subprocess.Popen[str]) -> dict[str, Any]:
-    """Interrupt the Node program and return what it has read."""
     node.send_signal(signal.SIGINT)
     said, complaints = node.communicate(timeout=DEADLINE_S)
     assert said, complaints
@@ -199,7 +197,6 @@ def test_node_enters_a_locked_broker_as_a_reader(reader: Path, tmp_path: Path) -
 
 
 def until(met: Any) -> None:  # noqa: ANN401  (a condition)
-    """Wait until a condition is met."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not met():
         assert time.monotonic() < deadline_s

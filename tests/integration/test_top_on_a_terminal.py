@@ -50,7 +50,6 @@ class TopTerminal:
         )
 
     def wait_for(self, *texts: str) -> None:
-        """Read until each text was drawn after the last wait."""
         self._read(lambda: all(text.encode() in self.said for text in texts), f"{texts} never came")
         self.said = b""
 
@@ -58,14 +57,12 @@ class TopTerminal:
         os.write(self._ours, keys)
 
     def ended(self) -> int:
-        """Return the exit code, once it has ended."""
         self._read(lambda: self.process.poll() is not None, "it did not end")
         while select.select([self._ours], [], [], 0.0)[0]:
             self.said += os.read(self._ours, 1 << 16)
         return self.process.wait()
 
     def is_whole(self) -> bool:
-        """Return whether the terminal was given back as it was."""
         return termios.tcgetattr(self._theirs) == self.before and HIDDEN in self.said
 
     def close(self) -> None:

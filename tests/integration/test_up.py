@@ -42,7 +42,6 @@ PACKED_BITS = 4.3
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """A run that has reached its target, to copy and to spoil."""
     out = tmp_path_factory.mktemp("finished") / "run"
     finish(start(out, corpus, "--learners", "1", "--tokens", "20000"))
     return out
@@ -121,7 +120,6 @@ def check_last_point(run_dir: Path, validation: dict[str, object]) -> None:
 
 
 def evaluator_of(run_dir: Path) -> int:
-    """Return the process of a run's evaluator, once it has measured."""
     wait_for_line(run_dir / "logs" / "evaluator.jsonl", "model.evaluated")
     return next(
         pid for pid in processes_of(run_dir) if b"evaluate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
@@ -129,7 +127,6 @@ def evaluator_of(run_dir: Path) -> int:
 
 
 def hold_until_export(process: subprocess.Popen[str], evaluator: int) -> None:
-    """Stop an evaluator until it is asked for the model."""
     os.kill(evaluator, signal.SIGSTOP)
     assert process.stdout is not None
     for line in process.stdout:

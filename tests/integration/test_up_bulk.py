@@ -17,7 +17,6 @@ ROUNDS = 6
 
 
 def rounds(log: Path) -> int:
-    """Return how many rounds a shard has committed, as its log says."""
     return log.read_text(encoding="utf-8").count('"round.committed"')
 
 
@@ -30,7 +29,6 @@ def asked(*words: str) -> str:
 
 
 def host_of(out: Path) -> int:
-    """Return the process that hosts the second broker."""
     [host] = [
         pid
         for pid in processes_of(out)

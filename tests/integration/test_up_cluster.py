@@ -23,7 +23,6 @@ STEADY = 3
 
 
 def server_pid(out: Path, node: int) -> int:
-    """Return the nats-server of a node."""
     return int((out / "nats" / f"node-{node}" / "nats-server.pid").read_text(encoding="utf-8"))
 
 

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.second_tier
 
 
 def asked(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `atoll <words>`."""
     return subprocess.run(
         [sys.executable, "-m", "atoll.cli", *words],
         env={**os.environ, **environment},
@@ -139,6 +138,5 @@ def test_secrets_stay_in_the_folder_of_keys(run_dir: Path, corpus: Path) -> None
 
 
 def children_of(pid: int) -> list[int]:
-    """Return a process and all that it has started."""
     told = (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text(encoding="ascii").split()
     return [pid, *(below for child in told for below in children_of(int(child)))]

@@ -24,7 +24,6 @@ WIRE = Wire(bits_s=20e6, delay_s=0.02, loss=0.005, queue_s=0.1)
 
 @pytest.fixture
 def there() -> Iterator[Wan]:
-    """A hub, and three regions 40 ms from each other."""
     if reason := unfit():
         pytest.skip(reason)
     with wan({HUB: None, **dict.fromkeys(REGIONS, WIRE)}, 0) as hosts:
@@ -52,7 +51,6 @@ def island(there: Wan, tmp_path: Path, data: Path) -> Iterator[IslandProcess]:
 
 
 def rounds(island: IslandProcess, there: Wan) -> list[Event]:
-    """Return every round of the event log, in order."""
     with inside(there.namespaces[HUB]):
         return asyncio.run(island.events("round"))
 

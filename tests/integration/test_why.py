@@ -44,7 +44,6 @@ Opener = Callable[[], Coroutine[Any, Any, Bus]]
 
 
 def trained(run: str, opener: Opener, home: LoopThread) -> None:
-    """Let two learners train a run with one shard to its end."""
     shard = home.submit(serve_run(opener, run, shard=0))
     errors: list[BaseException] = []
 
@@ -78,8 +77,6 @@ def trained(run: str, opener: Opener, home: LoopThread) -> None:
 
 
 def read(run: str, opener: Opener, home: LoopThread) -> History:
-    """Return the rounds of a run as its event log tells them."""
-
     async def read_it() -> History:
         history, bus = History(), await opener()
         try:

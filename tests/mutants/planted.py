@@ -97,7 +97,6 @@ def _shown(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    """Write a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -82,7 +82,6 @@ def score(results: Results, names: set[str]) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    """Write a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -42,7 +42,6 @@ class Arriving:
         self._pieces, self._order, self._places = pieces, order, places
 
     async def pieces(self, download: Download) -> AsyncGenerator[Portion]:
-        """Hand all pieces over, one by one."""
         for number in self._order:
             piece = self._pieces[self._places[number]]
             download.take(number, piece)

@@ -64,12 +64,10 @@ class LeaserLife:
 
 
 def windows(key: Key) -> int:
-    """Return how many windows a unit has."""
     return (key[2] - key[1]) * PER_BLOCK
 
 
 def window(key: Key, number: int) -> tuple[int, int]:
-    """Return the epoch and the place in it of a window of a unit."""
     return key[0], key[1] * PER_BLOCK + number
 
 
@@ -93,11 +91,9 @@ class Leasers(RuleBasedStateMachine):
         return self.lives[name]
 
     def mark(self, key: Key) -> int:
-        """Return how far the ledger knows a unit to be read."""
         return next((g.read for g in (*self.ledger.grants, *self.ledger.returned) if g.key == key), windows(key))
 
     def excuse(self, key: Key, start: int, stop: int) -> None:
-        """Note that these windows may be read by two."""
         self.excused |= {window(key, number) for number in range(start, stop)}
 
     @rule(name=st.sampled_from(NAMES), blocks=st.integers(1, 4))
@@ -113,7 +109,6 @@ class Leasers(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), number=st.integers(1, 6))
     def reads(self, name: str, number: int) -> None:
-        """A learner reads on in what it believes to hold."""
         life = self.life(name)
         for key, read in life.read.items():
             for at in range(read, min(windows(key), read + number)):
@@ -144,7 +139,6 @@ class Leasers(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def dies(self, name: str) -> None:
-        """A learner is killed, and somebody buries it."""
         life = self.life(name)
         for key, read in life.read.items():
             self.excuse(key, self.mark(key), read)
@@ -161,7 +155,6 @@ class Leasers(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def keeps_a_checkpoint(self, name: str) -> None:
-        """A learner writes down where it is."""
         life = self.life(name)
         life.checkpoint = dict(life.progress)
 
@@ -182,7 +175,6 @@ class Leasers(RuleBasedStateMachine):
 
     @invariant()
     def units_are_disjoint(self) -> None:
-        """No position of an epoch is in two units."""
         units = [(g.epoch, i) for g in (*self.ledger.grants, *self.ledger.returned) for i in range(g.start, g.stop)]
         assert len(units) == len(set(units))
 

@@ -35,7 +35,6 @@ def drawn(seed: int, learners: int = 4) -> Ledger:
 
 
 def copied(ledger: Ledger) -> Ledger:
-    """Return a ledger that shares nothing with this one."""
     return msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
 
 

@@ -89,7 +89,6 @@ def unordered(value: object) -> object:
 
 
 def agreed(**asked: object) -> ProtocolSettings:
-    """Return the settings of a run."""
     base: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": 4, "silence_s": 6.0}
     return msgspec.convert(base | asked, ProtocolSettings).check()
 
@@ -291,7 +290,6 @@ class ShardAtRandom:
             self.wait(chance.choice([0.05, 0.3, 1.0, 8.0]))
 
     def write(self) -> None:
-        """Let one fragment's next commit or ledger become durable."""
         lane = self.chance.choice([lane for lane in self.writes.values() if lane])
         done = lane.pop(0)
         if isinstance(done, Commit):
@@ -300,7 +298,6 @@ class ShardAtRandom:
             self.tell(Kept(at_s=self.now_s, fragment=done.fragment))
 
     def beat(self, name: str) -> None:
-        """Let a learner report, perhaps one of its former lives."""
         chance, life = self.chance, self.lives[name]
         told = LearnerBeat(
             at_s=self.now_s,
@@ -315,7 +312,6 @@ class ShardAtRandom:
             self.tell(QueueDrained(at_s=self.now_s, proven=False, run_tokens=chance.randrange(900)))
 
     def offer(self, name: str) -> None:
-        """Let a contribution arrive, mostly one that can be merged."""
         chance = self.chance
         fragment = chance.choice([*self.versions, *self.versions, *self.versions, 0])
         known = self.shard.slots[fragment].round.version if fragment in self.versions else 0
@@ -406,7 +402,6 @@ class CandidateModel:
         self.epoch, self.standing, self.renewed_s, self.never = 0, "waiting", 0.0, True
 
     def sees(self, fact: LeaseSeen) -> list[Command]:
-        """Return what a look at the lease must lead to."""
         if self.standing == "deposed":
             return []
         if self.standing == "owning":

@@ -38,7 +38,6 @@ def streams(draw: st.DrawFn, *, even: bool) -> tuple[float, Stream]:
 
 @st.composite
 def questions(draw: st.DrawFn) -> Question:
-    """Return a plan over one region's link."""
     fragments = draw(st.integers(1, 48))
     interval = draw(st.integers(1, 100))
     protocol = ProtocolSettings(

@@ -42,7 +42,6 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
-        """A learner arrives, or returns after a death."""
         if name not in self.world.lives:
             self.world.join(name)
 
@@ -55,7 +54,6 @@ class ProtocolFaults(RuleBasedStateMachine):
     @precondition(lambda self: self.world.lives)
     @rule(index=INDEX, steps=st.integers(1, 5), beat=st.booleans())
     def train(self, index: int, steps: int, *, beat: bool) -> None:
-        """A learner takes some steps, and perhaps reports."""
         name = sorted(self.world.lives)[index % len(self.world.lives)]
         for _ in range(0 if self.world.lives[name].island.draining else steps):
             self.world.step(name)
@@ -68,7 +66,6 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(index=INDEX, again=st.booleans())
     def deliver(self, index: int, *, again: bool) -> None:
-        """The queue delivers something, in any order, perhaps twice."""
         self.world.deliver(index, again=again)
 
     @rule(index=INDEX, spoil=st.sampled_from(["", "", "", "not_finite"]))
@@ -87,17 +84,14 @@ class ProtocolFaults(RuleBasedStateMachine):
 
     @rule(index=INDEX, reason=st.sampled_from(["", "", "gave_up", "not_finite"]))
     def send(self, index: int, reason: str) -> None:
-        """A push that was on its way is durable or given up."""
         self.world.send(index, reason)
 
     @rule(index=INDEX, fail=st.booleans())
     def fetch(self, index: int, *, fail: bool) -> None:
-        """A frame that was asked for is here, or cannot be read."""
         self.world.fetch(index, fail=fail)
 
     @rule(index=INDEX)
     def take_over(self, index: int) -> None:
-        """The owner of the shard is killed, and its heir goes on."""
         if index == 0:
             self.world.take_over()
 

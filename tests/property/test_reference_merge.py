@@ -55,7 +55,6 @@ def slices_of(sizes: Sequence[int] = SIZES) -> tuple[FragmentSlice, ...]:
 
 
 def bent(v: Wide, m: Wide) -> Wide:
-    """Return a slice as HeLoCo corrects it (arXiv 2606.00271)."""
     length, reference = float(np.linalg.norm(v)), float(np.linalg.norm(m))
     if min(length, reference) <= TINY:
         return v
@@ -75,7 +74,6 @@ def bent(v: Wide, m: Wide) -> Wide:
 
 
 def merged(parts: Sequence[Wide], weights: Wide, *, radially: bool) -> Wide:
-    """Return the merge of one slice, before staleness shortens it."""
     mean: Wide = np.average(parts, axis=0, weights=weights)
     if not radially or len(parts) == 1 or not mean.size:
         return mean
@@ -93,7 +91,6 @@ def merged(parts: Sequence[Wide], weights: Wide, *, radially: bool) -> Wide:
 def reference(
     vectors: Sequence[Wide], weights: Sequence[float], fresh: Sequence[float], method: Method, momentum: Wide | None
 ) -> Wide:
-    """Return what a round of these contributions merges to."""
     heard = [(v, w * f) for v, w, f in zip(vectors, weights, fresh, strict=True) if f > 0.0]
     out = np.zeros(sum(SIZES))
     for each in slices_of():

@@ -40,7 +40,6 @@ def recorded(machine: Any, name: str, facts_min: int) -> tuple[FactRecorder[Any]
 
 
 def act(world: ProtocolWorld, name: str, learner: str, number: int) -> None:
-    """Do one thing in the world."""
     there = learner in world.lives
     if name in ("step", "beat", "die") and there:
         getattr(world, name)(learner)

@@ -43,7 +43,6 @@ def merged_rounds(
 
 
 def slices_of(size: int) -> tuple[FragmentSlice, ...]:
-    """Return a variance and a mean of so many elements each."""
     return (
         FragmentSlice("1.running_var", 0, size, 0, size, False),
         FragmentSlice("1.running_mean", 0, size, size, size, False),

@@ -48,7 +48,6 @@ class Plain:
 
 
 def rules(optimizer: OuterOptimizer, **asked: Any) -> GlobalUpdate:  # noqa: ANN401  (settings of any type)
-    """Return the rules of a run."""
     agreed: dict[str, Any] = {"correction": "none", "outer_lr": LR, "outer_momentum": MOMENTUM_SHARE} | asked
     return GlobalUpdate(optimizer, ProtocolSettings(**agreed).check())
 

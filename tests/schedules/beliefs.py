@@ -71,7 +71,6 @@ class Beliefs:
         self._samples.append((average, sample))
 
     def see(self, shard: Shard, event: Fact, actions: list[ShardCommand]) -> None:
-        """Check what a shard made of a fact."""
         armed = [each.name for each in actions if isinstance(each, ArmTimer) and each.name.startswith("grace/")]
         now_s, graced = self.world.loop.now_s, [int(name.partition("/")[2]) for name in armed]
         samples, self._samples = self._samples, []

@@ -53,7 +53,6 @@ class TrueClock:
     """The clock of the broker: the true time."""
 
     def __init__(self, loop: ProcessLoop) -> None:
-        """Read `loop`."""
         self._loop = loop
 
     def monotonic(self) -> float:

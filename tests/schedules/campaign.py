@@ -264,7 +264,6 @@ def mutants_table(first: int, schedules_max: int, name: str) -> int:
 
 
 def say(text: str) -> None:
-    """Print, also into a pipe, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -66,7 +66,6 @@ class Learner:
     """One process that is, or wants to be, the learner `name`."""
 
     def __init__(self, world: World, process: Process, name: str, bus: ScheduleBus, identity: Identity) -> None:
-        """Prepare; `live` does the work."""
         self.world = world
         self.process = process
         self.name = name

@@ -63,7 +63,6 @@ class Network:
         tally: Counter[str],
         on_violation: Callable[[BaseException], None],
     ) -> None:
-        """Begin without faults."""
         self.loop = loop
         self.dice = dice
         self.tally = tally
@@ -163,7 +162,6 @@ class ScheduleConsumer:
     """A place in a work queue."""
 
     def __init__(self, bus: ScheduleBus, stream: WatchedStream, place: QueuePlace, *, takeover: bool) -> None:
-        """Read `place`."""
         self.bus = bus
         self.stream = stream
         self.place = place
@@ -261,7 +259,6 @@ class ScheduleBus(MemoryBus):
     """The bus of one process."""
 
     def __init__(self, run: str, broker: ScheduleBroker, network: Network, process: Process) -> None:
-        """Join `broker`."""
         super().__init__(run, broker)
         self.broker = broker
         self.network = network
@@ -488,7 +485,6 @@ class ScheduleBus(MemoryBus):
     # --- queues and the event log ------------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Store once."""
         check_size(subject, data)
         note = info_header(info)
         await self.request(lambda: self._on(subject).store(subject, bytes(data), msg_id, info=note))
@@ -520,7 +516,6 @@ class ScheduleBus(MemoryBus):
     # --- messages that may be lost ------------------------------------------------------------------------------------
 
     async def tell(self, subject: str, data: bytes) -> None:
-        """Send at most once."""
         check_size(subject, data)
         await self._give_way()
         self._count_up(data)

@@ -41,7 +41,6 @@ SHARES = (1.0, 0.25, 0.0625, 0.015625)
 
 
 def decoded(pieces: list[bytes], elements: int, codec: str) -> Vector:
-    """Return the numbers of a frame."""
     frame = FrameDecoder(elements, codec)
     frame.take(list(enumerate(pieces)))
     return frame.vector.expanded()

@@ -112,7 +112,6 @@ class HostProcess:
         self.told = False
 
     def leave(self) -> None:
-        """Be told to leave, once."""
         if not self.told:
             self.told = True
             self.stop.set()

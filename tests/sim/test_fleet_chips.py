@@ -27,7 +27,6 @@ FEW = settings(max_examples=12, deadline=None)
 
 
 def rate(chips: int) -> float:
-    """Return failures per second of a fleet of the default chips."""
     return chips / FleetParameters().mtbi_s
 
 

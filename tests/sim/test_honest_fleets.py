@@ -18,7 +18,6 @@ CLOSE: Final = 0.02
 
 
 def lengths_refused(fleet: NumericFleet) -> dict[tuple[str, str], int]:
-    """Return what was refused other than for being late."""
     return {whose: count for whose, count in fleet.refused.items() if whose[1] != "stale"}
 
 
@@ -119,7 +118,6 @@ def tiny(vector: Vector) -> Vector:
 
 
 def backwards(vector: Vector) -> Vector:
-    """Send a hundred times the opposite."""
     return np.float32(-100.0) * vector
 
 

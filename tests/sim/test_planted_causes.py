@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.second_tier]
 
 
 def history_of(out: Path) -> History:
-    """Return the event log of a finished run."""
     history = History()
     history.read_file(out / "events.jsonl")
     assert history.unreadable == 0
@@ -31,7 +30,6 @@ def found(out: Path) -> set[tuple[str, str]]:
 
 
 def asked(out: Path, *words: str) -> str:
-    """Return what the command line answers of a finished run."""
     told = CliRunner().invoke(build(), [*words, "--out", str(out)])
     assert told.exit_code == 0, told.output
     return told.output

@@ -59,7 +59,6 @@ return_s = 1.5
 
 @pytest.fixture(scope="module")
 def plain(simulate: Simulate) -> SimulationResult:
-    """A run of three learners without faults."""
     return simulate(protocol__tokens_target=40_000)
 
 

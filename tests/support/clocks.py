@@ -15,7 +15,6 @@ class JumpingClock:
         self._jumps_s = itertools.cycle(JUMPS_S)
 
     def jump_s(self) -> float:
-        """Return how far it is off now."""
         return next(self._jumps_s)
 
 
@@ -23,7 +22,6 @@ class HandClock:
     """Time that passes when a test says so; its wall clock jumps."""
 
     def __init__(self, now_s: float = 1_000.0) -> None:
-        """Begin at `now_s`."""
         self.now_s = now_s
         self._jumping = JumpingClock()
 

@@ -85,7 +85,6 @@ def free_port() -> int:
 
 
 async def open_signed(url: str, run: str, identity: Path | None = None) -> Bus:
-    """Open a bus as a service does."""
     credentials = None if identity is None else read_identity(identity).credentials()
     return await open_bus(url, run, name="test", options=BusOptions(credentials=credentials))
 

@@ -206,7 +206,6 @@ class FoundedRun:
         await store.commit(command, np.random.default_rng(self.pushes).standard_normal(size, dtype=np.float32))
 
     async def round(self) -> None:
-        """Commit every fragment once."""
         for fragment in range(FRAGMENTS):
             await self.commit(fragment)
 

@@ -53,7 +53,6 @@ class IslandProcess:
     """Starts services of one run and ends them; every process is waited for."""
 
     def __init__(self, folder: Path, url: str, data: Path, run: str = "") -> None:
-        """Name a new run on the broker at `url`, or take its name."""
         self.folder = folder
         self.url = url
         self.run = run or unique_run()
@@ -196,7 +195,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def island(tmp_path: Path, url: str, data: Path) -> Iterator[IslandProcess]:
-    """A run without processes yet."""
     island = IslandProcess(tmp_path, url, data)
     try:
         yield island

@@ -30,7 +30,6 @@ class LinkProxy:
     """
 
     def __init__(self, port: int, bytes_s: float | None = None) -> None:
-        """Relay to `port` of the loopback."""
         self._target = port
         self._bytes_s = bytes_s
         self._link: dict[Direction, asyncio.Lock] = {"up": asyncio.Lock(), "down": asyncio.Lock()}
@@ -150,7 +149,6 @@ class GreetingServer:
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Greet and answer until the client goes."""
         self._writers.add(writer)
         self.greeted += 1
         writer.write(b"INFO " + json.dumps(self._info).encode() + b"\r\n")

@@ -46,7 +46,6 @@ class LockedRelayed(RelayedRegion):
         founders: tuple[str, ...] = (),
         places: Mapping[str, str] = NOWHERE,
     ) -> None:
-        """Make keys and doors; nothing runs yet."""
         super().__init__(folder)
         self.run = run
         self.keys = KeyFolder(folder / "keys")

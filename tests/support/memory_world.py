@@ -39,7 +39,6 @@ MEAN = {"merge": "mean", "outer_lr": 1.0, "outer_momentum": 0.0, "correction": "
 
 
 def settings(**changes: object) -> ProtocolSettings:
-    """Return settings of a short run."""
     base: dict[str, object] = {
         "fragments": 4,
         "interval_steps": 6,

@@ -35,7 +35,6 @@ WHY_WITHOUT = "prometheus is not installed (apt: prometheus)"
 
 
 def until(what: str, found: Callable[[], bool]) -> None:
-    """Return as soon as something is so."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not found():
         assert time.monotonic() < deadline_s, what
@@ -51,7 +50,6 @@ class MonitorProcess:
     """A real `atoll monitor` and what it answers."""
 
     def __init__(self, folder: Path, run: str, broker: str, identity: Path, *settings: str) -> None:
-        """Start it and wait until it serves."""
         self.log = folder / "monitor.log"
         given = [f"run={run}", f"broker.url={broker}", f"broker.identity={identity}", "broker.patience_s=2"]
         given += ["monitor.port=0", f'monitor.disks=["{folder}"]', "log.format=json", *settings]
@@ -149,7 +147,6 @@ class PrometheusProcess:
     """
 
     def __init__(self, folder: Path, target: str) -> None:
-        """Prepare its files; `target` is the monitor's address."""
         self.folder = folder / "prometheus"
         self.folder.mkdir()
         self.url = f"http://127.0.0.1:{free_port()}"

@@ -79,7 +79,6 @@ def samples(seed: int = 0) -> tuple[Array, npt.NDArray[np.int64]]:
 
 
 def adam(rate: float = 1e-3) -> Update:
-    """Return Adam (Kingma and Ba, 2015)."""
     first: Any = 0.0
     second: Any = 0.0
     count = itertools.count(1)

@@ -36,7 +36,6 @@ def hub(folder: Path) -> tuple[EmbeddedBroker, int]:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Return once something is so."""
     async with asyncio.timeout(SOON_S):
         while True:
             if await is_so():

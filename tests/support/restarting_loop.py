@@ -50,7 +50,6 @@ def step(params: Any, opt: Any, key: Any, x: Any, y: Any) -> Any:  # noqa: ANN40
 
 
 def main(url: str, run: str, learner: str, folder: Path, *, fresh: bool) -> None:
-    """Train until the run is over."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32)
     seed = sum(learner.encode())

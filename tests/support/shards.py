@@ -79,7 +79,6 @@ class ShardDesk:
         return self.tell(ContributionArrived(at_s=at_s, key=key, base_version=base, tokens=tokens, **said))
 
     def ready(self, key: PushKey, at_s: float, **more: Any) -> list[Command]:  # noqa: ANN401
-        """Let a contribution be read."""
         return self.tell(ContributionReady(at_s=at_s, key=key, **more))
 
     def fire(self, timer: str, at_s: float) -> list[Command]:

@@ -12,7 +12,6 @@ class ShiftedClock:
         self._by_s = by_s
 
     def wall(self) -> float:
-        """Return the wrong time."""
         return time.time() + self._by_s
 
     def monotonic(self) -> float:

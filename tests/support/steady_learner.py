@@ -26,7 +26,6 @@ START = {"w": np.zeros((64, 8), np.float32)}
 
 
 def main(url: str, run: str, learner: str, identity: Path, replicas: int) -> None:
-    """Train until told to leave."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     options = JoinOptions(identity=identity, replicas=replicas)  # type: ignore[arg-type]  # `join` checks it

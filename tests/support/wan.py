@@ -136,7 +136,6 @@ class Wan:
     """Hosts that are up."""
 
     def __init__(self, hosts: Mapping[str, Wire | None], namespaces: Mapping[str, str], orders: Connection) -> None:
-        """Take what `wan` has made."""
         self.namespaces = dict(namespaces)
         self.addresses = {name: _address(number) for number, name in enumerate(hosts)}
         self._orders = orders
@@ -223,7 +222,6 @@ def set_congestion(namespaces: tuple[str, ...], name: str) -> None:
 
 
 def congestion_controls() -> list[str]:
-    """Return those that the kernel has."""
     return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
 
 

@@ -83,7 +83,6 @@ def samples(watched: MonitoredRun) -> Mapping[Sample, float]:
 
 
 def text_of_metrics(watched: MonitoredRun) -> str:
-    """Return what Prometheus would read."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(watched))
     return generate_latest(registry).decode()

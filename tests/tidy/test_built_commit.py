@@ -34,7 +34,6 @@ def installed_commit(root: Path, folder: Path, version: str = "standard") -> str
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """The files that a wheel is built from, without git."""
     folder = tmp_path / "sources"
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):

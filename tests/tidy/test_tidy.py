@@ -62,7 +62,6 @@ def project_files(*suffixes: str) -> Iterator[Path]:
 
 @functools.cache
 def text_of(path: Path) -> str:
-    """Return the text of a file."""
     return path.read_text(encoding="utf-8")
 
 
@@ -79,7 +78,6 @@ def nodes_of(text: str) -> list[ast.AST]:
 
 
 def sources() -> list[Path]:
-    """Return every module of the kernel and the services."""
     return [path for path in project_files(".py") if path.relative_to(ROOT).parts[0] in {"shared", "services"}]
 
 
@@ -212,7 +210,6 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def compose() -> dict[str, Any]:
-    """Return docker-compose.yml with its anchors resolved."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     return document
 

@@ -26,7 +26,6 @@ main()
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of the files in a wheel of this tree."""
     out = tmp_path_factory.mktemp("dist")
     (path,) = WheelBuilder(str(ROOT)).build(directory=str(out), versions=["standard"])
     with zipfile.ZipFile(path) as archive:
@@ -34,7 +33,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def bare(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line without what the extras bring."""
     command = [sys.executable, "-c", BARE, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 

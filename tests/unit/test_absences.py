@@ -11,12 +11,10 @@ from support.told_runs import SteppedRun
 
 
 def sample(run: SteppedRun, at_s: float, who: str, incarnation: int = 1) -> None:
-    """Write a sample of a learner."""
     run.log("sample", who, at_s, incarnation=incarnation, step=30, tokens=300)
 
 
 def gone(run: SteppedRun) -> list[RunFinding]:
-    """Return the findings of learners that were gone."""
     return [each for each in findings(run.history) if each.cause == "learner was gone"]
 
 

@@ -42,7 +42,6 @@ def series_of(told: dict[str, str]) -> Series:
 
 
 def reading_at(series: list[Series], minute: int) -> MetricReading:
-    """Return the metrics of a minute."""
     samples: dict[str, list[tuple[Labels, float]]] = {}
     for name, labels, values in series:
         value = values[minute] if minute < len(values) else None

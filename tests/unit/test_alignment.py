@@ -16,7 +16,6 @@ ELEMENTS = 300_000
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Return the cosine of two vectors, in float64."""
     return float(a.astype(np.float64) @ b / (np.linalg.norm(a.astype(np.float64)) * np.linalg.norm(b)))
 
 

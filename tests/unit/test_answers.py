@@ -45,7 +45,6 @@ NOBODY: Any = None
 
 
 def waiting() -> Answers:
-    """Return a box that waits for nothing yet."""
     return Answers(asyncio.get_running_loop(), "_INBOX.x")
 
 

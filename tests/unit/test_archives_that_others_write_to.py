@@ -27,7 +27,6 @@ MAYBE_ANOTHER_VERSION = "until then no object"
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFolder:
-    """The keys of the run's operator."""
     keys = KeyFolder(tmp_path_factory.mktemp("keys") / "own")
     keys.create(["127.0.0.1"], time.time())
     keys.add("shard", "synchronizer", RUN, time.time())
@@ -35,13 +34,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFolder:
 
 
 def identity(keys: KeyFolder, name: str) -> HeldIdentity:
-    """Return an identity that is there."""
     return read_identity(keys.path / "identities" / RUN / f"{name}.toml")
 
 
 @pytest.fixture
 async def founded(tmp_path: Path, keys: KeyFolder) -> FoundedRun:
-    """A locked run that has made three checkpoints in a folder."""
     signatures = identity(keys, "shard").signatures()
     founded = FoundedRun(run_record(RUN), FolderArchive(tmp_path / "archive"), TurnedClock(), signatures=signatures)
     await founded.found()
@@ -51,7 +48,6 @@ async def founded(tmp_path: Path, keys: KeyFolder) -> FoundedRun:
 
 
 async def on_schedule(founded: FoundedRun, checkpoints: int = 1) -> None:
-    """Let all shards commit and make so many checkpoints."""
     for _ in range(checkpoints):
         await founded.round()
         assert all(await founded.checkpoint())
@@ -59,12 +55,10 @@ async def on_schedule(founded: FoundedRun, checkpoints: int = 1) -> None:
 
 
 def manifest_path(founded: FoundedRun, number: int, *, shard: int = 0, epoch: int = 1) -> str:
-    """Return where a manifest would lie."""
     return opening(founded.record, number, shard, epoch).replace(".open", "")
 
 
 def newest_number(founded: FoundedRun) -> int:
-    """Return which checkpoint a rebuilding would take."""
     return founded.checkpoint_store.newest()[0].number
 
 
@@ -310,7 +304,6 @@ async def test_the_operator_signs_what_he_trusts(
 
 
 def elsewhere(tmp_path: Path) -> Path:
-    """Return a file of somebody else's that is old."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     file = folder / ("a" * 64)

@@ -14,12 +14,10 @@ BYTES_MAX = 1 << 22
 
 
 def made(header: bytes, data: bytes = b"") -> bytes:
-    """Return packed bytes with any header."""
     return len(header).to_bytes(8, "little") + header + data
 
 
 def refused(data: bytes, bytes_max: int = BYTES_MAX) -> str:
-    """Return what is said of `data`."""
     with pytest.raises(PeerMisbehaved) as caught:
         unpack_arrays(data, bytes_max)
     return caught.value.what

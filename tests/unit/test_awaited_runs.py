@@ -19,7 +19,6 @@ from support.links import unique_run
 
 
 def settings_for(url: str, run: str) -> Settings:
-    """Return the settings of a dashboard."""
     return load(None, [f"broker.url={url}", f"run={run}"]).settings
 
 

@@ -18,12 +18,10 @@ SHARDS = frozenset(range(8))
 def heard(
     host: str, owns: set[int], at_s: float = 0.0, *, wants: frozenset[int] = SHARDS, leaving: bool = False
 ) -> HostHeard:
-    """Return what a host says of itself."""
     return HostHeard(at_s=at_s, host=host, wants=wants, owns=frozenset(owns), leaving=leaving)
 
 
 def told(host: str, *others: HostHeard) -> Balance:
-    """Return a host that has heard of others."""
     balance = Balance(host, LEASE_S)
     for other in others:
         balance.hear(other)

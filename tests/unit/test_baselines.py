@@ -40,7 +40,6 @@ AVERAGED = (
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token shards of a few short documents."""
     folder = tmp_path_factory.mktemp("text")
     for number in range(40):
         words = " ".join(f"{word}{number * word % 17}" for word in range(120))
@@ -50,19 +49,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(corpus: Path, *texts: str, tokens: int = 12 * STEP, learners: int = 2) -> Settings:
-    """Return tiny settings."""
     said = (*TINY, f"data.dir={corpus}", f"protocol.tokens_target={tokens}", *texts)
     return baseline_settings(None, said, learners)
 
 
 def trained(corpus: Path, method: Method, learners: int, *texts: str, tokens: int = 12 * STEP) -> BaselineResult:
-    """Train a baseline of tiny settings."""
     settings = settings_of(corpus, *texts, tokens=tokens, learners=learners)
     return train_baseline(settings, prepare_work(settings), method, learners, evaluations=4)
 
 
 def plain(work: LearnerWork, settings: Settings) -> Params:
-    """Train as anybody would, without any of the code under test."""
     target = settings.protocol.tokens_target
     reader = BatchReader(work.shards, work.train.sequence, work.train.batch, settings.seed)
     for start in range(0, work.shards.blocks, 2):
@@ -76,12 +72,10 @@ def plain(work: LearnerWork, settings: Settings) -> Params:
 
 
 def difference(ours: Params, theirs: Params) -> float:
-    """Return the largest difference of two sets of parameters."""
     return max(float(np.abs(np.asarray(ours[name]) - np.asarray(theirs[name])).max()) for name in theirs)
 
 
 def flat(params: Params) -> npt.NDArray[np.float32]:
-    """Return all parameters in one row."""
     return np.concatenate([np.ravel(params[name]) for name in sorted(params)])
 
 

@@ -22,7 +22,6 @@ def node(name: str, *peers: str, roll: RollStamp | None = NEW) -> NodeStatus:
 
 
 def faults(*nodes: NodeStatus, greeted: dict[str, str] | None = None, ours: RollStamp | None = None) -> dict[str, Any]:
-    """Return what is wrong, by node or address."""
     found = rows_of({} if greeted is None else greeted, nodes, ours)
     return {row.node or row.address: list(row.faults) for row in found if row.faults}
 

@@ -33,7 +33,6 @@ class SilentServer:
         return self.speaks
 
     def worked_s(self) -> float | None:
-        """Return the same, or more each time."""
         return (self.now_s if self.works else 1.0) if self.tells else None
 
     def frozen_after(self, seconds: float) -> bool:

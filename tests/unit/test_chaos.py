@@ -108,7 +108,6 @@ def calm(name: str = "undisturbed", per_minute: float = 0.0) -> Extract:
 
 
 def verdict(found: list[Figure], name: str) -> Figure:
-    """Return the figure of a name."""
     return next(figure for figure in found if figure.name.endswith(name))
 
 
@@ -132,12 +131,10 @@ def test_a_line_that_came_late_is_no_fork() -> None:
 
 
 def fork(extract: Extract) -> None:
-    """Make a version twice."""
     extract.rounds.insert(10, msgspec.structs.replace(extract.rounds[9], shares=[]))
 
 
 def twice(extract: Extract) -> None:
-    """Merge a contribution again, in a later version."""
     extract.rounds[20] = msgspec.structs.replace(extract.rounds[20], shares=extract.rounds[18].shares)
 
 
@@ -147,12 +144,10 @@ def lose(extract: Extract) -> None:
 
 
 def forget(extract: Extract) -> None:
-    """Let the shards settle less than a learner pushed."""
     extract.ledger.accounts["learner-1/1"].merged -= 20
 
 
 def miscount(extract: Extract) -> None:
-    """Leave a token without a fate."""
     extract.report["tokens_by_fate"]["merged"] -= 1
 
 
@@ -176,7 +171,6 @@ def fork_by_head(extract: Extract) -> None:
 
 
 def go_back(extract: Extract) -> None:
-    """Let a former version be the newest again."""
     lines = [extract.rounds[index] for index in (10, 12, 10)]
     extract.made = [Made(line.fragment, line.version, f"{line.version}", line.shares) for line in lines]
 

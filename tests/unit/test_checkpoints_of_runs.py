@@ -24,7 +24,6 @@ AHEAD = 1000
 
 @pytest.fixture
 async def founded(tmp_path: Path, run: str) -> FoundedRun:
-    """A founded run that archives to a folder."""
     founded = FoundedRun(run_record(run), FolderArchive(tmp_path / "archive"), TurnedClock())
     await founded.found()
     return founded

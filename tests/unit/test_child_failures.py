@@ -22,7 +22,6 @@ DEADLINE_S = 60.0
 
 
 def failure_of(program: str, folder: Path, **more: str) -> AtollError:
-    """Run a program as a child, and return what is said of its end."""
     group = ProcessGroup(folder, SystemClock())
     ours = {**os.environ, "PYTHONUNBUFFERED": "1", **more}  # as every child of a run has it: lines stand in their order
     group.start(ChildPlan("child", (sys.executable, "-c", program), ours))

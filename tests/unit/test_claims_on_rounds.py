@@ -47,7 +47,6 @@ class LyingFleet:
     """A shard of two fragments on a clock of its own; honest learners answer every call, liars beat and do as they are told."""
 
     def __init__(self, honest: str, liars: str = "", **changes: object) -> None:
-        """Begin at time 0, with nobody heard."""
         base: dict[str, object] = {"fragments": 2, "shards": 1, "interval_steps": STEPS}
         self.shard = Shard(msgspec.convert(base | changes, ProtocolSettings).check(), 0, {0: 0, 1: 0})
         self.model = RoundModel(self.shard.settings, {0: 0, 1: 0})

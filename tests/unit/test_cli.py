@@ -109,7 +109,6 @@ def test_a_mistake_gets_one_screen_and_exit_code_2(tmp_path: Path, words: tuple[
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

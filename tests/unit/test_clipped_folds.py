@@ -25,7 +25,6 @@ SCALE = 0.25  # a power of two: then a shorter vector is exactly that much short
 
 
 def merged(vectors: list[Vector], scales: list[float], momentum: Vector, **changes: object) -> Vector:
-    """Return the merge of vectors that are folded at these scales."""
     protocol = msgspec.convert({"fragments": 1, "shards": 1, **changes}, ProtocolSettings).check()
     merge = RoundMerge(protocol, 0, SLICES)
     for number, (vector, scale) in enumerate(zip(vectors, scales, strict=True)):

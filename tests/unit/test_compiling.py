@@ -86,13 +86,11 @@ def folder_for(place: Path) -> None:
 
 
 def link_for(place: Path) -> None:
-    """Make a link to a file with something in it."""
     place.with_name("precious").write_text("precious", encoding="utf-8")
     place.symlink_to(place.with_name("precious"))
 
 
 def removed(place: Path) -> None:
-    """Remove the folder of the cache."""
     place.parent.rmdir()
 
 

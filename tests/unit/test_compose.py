@@ -19,7 +19,6 @@ LEARNERS = [name for name in COMPOSE["services"] if name.startswith("learner-")]
 
 
 def environment(service: str) -> dict[str, str]:
-    """Return what a service is told, as text."""
     return {name: str(value) for name, value in COMPOSE["services"][service]["environment"].items()}
 
 
@@ -32,7 +31,6 @@ def test_every_variable_is_a_setting(service: str) -> None:
 
 
 def networks(service: str) -> set[str]:
-    """Return in which networks a service stands."""
     return set(COMPOSE["services"][service].get("networks", ()))
 
 

@@ -15,7 +15,6 @@ SOON_S = 120.0
 
 @pytest.fixture(params=[True, False], ids=["own_thread", "callers_loop"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[ConnectionLoop]:
-    """A place of either kind, closed in the end."""
     place = ConnectionLoop("x", own_thread=request.param)
     yield place
     await place.close(nothing_left, SOON_S)

@@ -18,7 +18,6 @@ from atoll.wire.traffic import LinkTraffic
 
 
 def drawn(view: History, now_s: float, width: int) -> list[str]:
-    """Return the lines of the picture."""
     console = Console(width=width)
     with console.capture() as capture:
         console.print(draw(ConsolePicture(view, "r", ProtocolSettings(), 0.0, now_s), width))
@@ -26,7 +25,6 @@ def drawn(view: History, now_s: float, width: int) -> list[str]:
 
 
 def running() -> History:
-    """Return a learner and a shard that were heard at 1 and 2 s."""
     view = History()
     for second in (1, 2):
         moved = LinkTraffic(wire_up=1000 * second, wire_down=500_000 * second)

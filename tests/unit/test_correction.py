@@ -105,7 +105,6 @@ def test_what_a_correction_cancels_has_no_length_and_no_direction() -> None:
 
 
 def reference(v: Wide, m: Wide, k: Heloco) -> Wide:
-    """Return one corrected slice as arXiv 2606.00271 has it."""
     if not np.linalg.norm(v) or not np.linalg.norm(m):
         return v
     u, n = v / np.linalg.norm(v), m / np.linalg.norm(m)

@@ -43,14 +43,12 @@ class Server:
         self.watched.view.on_event(event("round", "shard-0", 1000.0 + version, **fields))
 
     async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of an answer that ends."""
         reader, writer = await self.connect(path)
         head, _, body = (await asyncio.wait_for(reader.read(), DEADLINE_S)).partition(b"\r\n\r\n")
         writer.close()
         return *parts_of(head), body
 
     async def connect(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection that has asked for something."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode())
         return reader, writer
@@ -63,7 +61,6 @@ def parts_of(head: bytes) -> tuple[int, dict[str, str]]:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Server]:
-    """Yield a server that makes frames."""
     server = Server()
     tasks = [
         asyncio.create_task(serve(server.app, server.listening, server.stop)),
@@ -79,14 +76,12 @@ async def serving() -> AsyncIterator[Server]:
 
 
 async def until(found: Callable[[], bool]) -> None:
-    """Return as soon as something is so."""
     async with asyncio.timeout(DEADLINE_S):
         while not found():  # noqa: ASYNC110  (the server tells nobody of its viewers)
             await asyncio.sleep(0.01)
 
 
 async def frame(reader: asyncio.StreamReader, kind: str) -> dict[str, Any]:
-    """Return the next frame of a kind."""
     async with asyncio.timeout(DEADLINE_S):
         while (line := await reader.readline()) != f"event: {kind}\n".encode():
             assert line, "the stream ended"

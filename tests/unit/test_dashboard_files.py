@@ -19,5 +19,4 @@ def test_queries_ask_for_metrics_that_the_monitor_has_of_the_chosen_run() -> Non
 
 
 def metrics_of(query: str) -> list[tuple[str, str]]:
-    """Return the metrics in a query, each with what follows it."""
     return [(found[0], query[found.end() :]) for found in re.finditer(r"\batoll_\w+", query)]

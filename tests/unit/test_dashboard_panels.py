@@ -59,14 +59,12 @@ def told_by(folder: Path, script: str, **given: object) -> Any:  # noqa: ANN401 
 
 
 def alert(learner: str) -> dict[str, Any]:
-    """Return an alert as the page gets it."""
     labels = {"run": "r", "learner": learner, "region": ""}
     summary = f"Learner {learner} of run r fell silent"
     return HoldingAlert("AtollLearnerLost", "warning", labels, summary, "", 20.0, pending=False).as_json(0.0)
 
 
 def finding(from_s: float, text: str, who: str = "learner-1") -> dict[str, Any]:
-    """Return a finding as the page gets it."""
     more = {"evidence": ["e"], "until_s": None, "command": "atoll why"}
     return {"cause": "link was slow", "who": who, "text": text, "from_s": from_s, **more}
 

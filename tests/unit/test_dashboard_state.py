@@ -64,7 +64,6 @@ class ToldRun:
         self.view.on_beat(told, at_s)
 
     def facts(self, at_s: float, *, founded: bool = True, answered: bool = True) -> PageFacts:
-        """Return the facts of a run whose broker answers."""
         told: dict[str, Any] = {"agreement": AGREED, "founder": "a", "founded_at_s": BEGAN_S} if founded else {}
         return PageFacts("r", now_s=at_s, wall_s=BEGAN_S + at_s, answered=answered, **told)
 
@@ -77,7 +76,6 @@ class ToldRun:
 
 @pytest.fixture
 def told() -> ToldRun:
-    """A run of two learners, a few rounds old."""
     run = ToldRun()
     for who in ("a", "b"):
         run.log("joined", who, 1.0, incarnation=1, founder=who == "a", took_s=0.5)

@@ -41,7 +41,6 @@ class LeaseClock:
         return self.now_s
 
     def wall(self) -> float:
-        """Return seconds since the epoch, as people are shown them."""
         return self.wall_s
 
 
@@ -68,7 +67,6 @@ class Learners:
         self.clock = LeaseClock()
 
     async def join(self, learner: str) -> tuple[Member, DataLeases]:
-        """Return the next life of a learner."""
         member = await claim(self.bus, self.subjects, learner, SystemClock())
         leases = DataLeases(self.bus, self.subjects, member, BLOCKS, lease_s=LEASE_S, clock=self.clock)
         return member, leases
@@ -81,7 +79,6 @@ class Learners:
 
 @pytest.fixture
 async def learners(run: str) -> AsyncIterator[Learners]:
-    """A run without learners yet."""
     learners = Learners(run)
     yield learners
     await learners.bus.close()
@@ -184,7 +181,6 @@ async def test_renewals_beyond_the_writes_of_a_ledger_are_not_counted_on(learner
 
 
 def positions(grants: tuple[DataGrant, ...]) -> list[tuple[int, int]]:
-    """Return every (epoch, position) that is granted."""
     return sorted((grant.epoch, position) for grant in grants for position in range(grant.start, grant.stop))
 
 

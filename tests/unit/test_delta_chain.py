@@ -40,13 +40,11 @@ class ChainRun:
         self.bus, self.reader = (MemoryBus(self.run.run, self.broker) for _ in range(2))
 
     async def found(self) -> None:
-        """Begin at version 0."""
         await self.bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
         await publish_origin(self.bus, self.run, {0: drawn(0)})
         self.store = await self.owner(1)
 
     async def owner(self, epoch: int) -> ShardStore:
-        """Return the store of the owner of this epoch."""
         protocol = self.run.protocol
         store = ShardStore(self.bus, self.run, 0, make_outer("nesterov", protocol.outer_lr, protocol.outer_momentum))
         await store.open(epoch)

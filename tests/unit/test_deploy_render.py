@@ -41,14 +41,12 @@ IN_KUBERNETES = ("hub", "eu", "asia")
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A deployment with every target, whose hub is in Kubernetes."""
     folder = tmp_path_factory.mktemp("every")
     render(read_description(every_target(folder)), folder / "out")
     return folder / "out"
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -64,7 +62,6 @@ def refused(description: Path, out: Path, *said: str) -> None:
 
 
 def documents(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the documents of a YAML file."""
     yield from (one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one)
 
 

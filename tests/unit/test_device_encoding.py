@@ -30,7 +30,6 @@ CODECS = list(FORMATS)
 
 
 def drawn(elements: int, seed: int, spread: float = 3.0) -> Vector:
-    """Return values over many magnitudes, a run of zeros among them."""
     rng = np.random.default_rng(seed)
     vector: Vector = (rng.normal(size=elements) * 10.0 ** rng.uniform(-spread, spread, elements)).astype(np.float32)
     vector[elements // 3 : elements // 2] = 0.0

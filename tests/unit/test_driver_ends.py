@@ -29,7 +29,6 @@ class SlowQueueBus(MemoryBus):
     answer: asyncio.Event
 
     async def consume(self, subject_filter: str, *, durable: str, takeover: bool = False) -> MemoryConsumer:
-        """Wait until the test lets us through."""
         self.asked.set()
         await self.answer.wait()
         return await super().consume(subject_filter, durable=durable, takeover=takeover)

@@ -63,7 +63,6 @@ class Numbers(ProtocolWorld):
         self.now[name] = self.anchor[name] = self.versions[-1]
 
     def step(self, name: str, tokens: int = 10) -> None:
-        """Move one unit along the learner's axis."""
         axis = np.zeros(len(NAMES), np.float32)
         axis[NAMES.index(name)] = 1.0
         self.now[name] = self.now[name] + axis

@@ -51,11 +51,9 @@ class NotedEvaluation:
         return fields(EvaluatedEvent, run_tokens=tokens, values={"value": 1.0}, versions_max=merged.versions_max)
 
     def prepare(self) -> None:
-        """Note that the first measurement is in the event log."""
         self.prepared = True
 
     def write(self, run: RunRecord, merged: MergedModel) -> None:
-        """Note the newest version of a model, or fail."""
         del run
         if self.failures:
             self.failures -= 1
@@ -63,7 +61,6 @@ class NotedEvaluation:
         self.written.append(merged.versions_max)
 
     def conclude(self, run: RunRecord, merged: MergedModel, began_s: float) -> None:
-        """Note that an export came to its end."""
         del run, began_s
         self.concluded.append(merged.versions_max)
 
@@ -75,7 +72,6 @@ class BusyEvaluation(NotedEvaluation):
     asked: int = 0
 
     def measure(self, run: RunRecord, merged: MergedModel, tokens: int) -> EvaluatedEvent:
-        """Return what a measurement says, after some work."""
         until_s = time.process_time() + BUSY_S
         while time.process_time() < until_s:
             pass
@@ -89,14 +85,12 @@ class LookedAtBus(MemoryBus):
     looks = 0
 
     async def get_record(self, subject: str) -> Record | None:
-        """Read a record, and count if it is that lease."""
         self.looks += subject == Subjects("r").lease(SHARDS - 1)
         return await super().get_record(subject)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> FoundedRun:
-    """Return a run with a target that nobody has founded yet."""
     record = run_record("r")
     protocol = msgspec.structs.replace(record.protocol, tokens_target=TARGET)
     record = msgspec.structs.replace(record, protocol=protocol)
@@ -104,7 +98,6 @@ def run(tmp_path: Path) -> FoundedRun:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Wait until something holds."""
     async with asyncio.timeout(DEADLINE_S):
         while not done():  # noqa: ASYNC110  (what is waited for happens in threads)
             await asyncio.sleep(0.01)
@@ -117,7 +110,6 @@ async def measured(run: FoundedRun) -> list[int]:
 
 
 async def close(run: FoundedRun) -> None:
-    """Let every shard close its ledger at the target."""
     for shard in range(SHARDS):
         await say_lease(run, TARGET, shard, closed=True)
 
@@ -154,7 +146,6 @@ class GoneBus(MemoryBus):
     """A broker that answers nothing: a publish waits, as it does for a minute, and no echo comes back."""
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:
-        """Wait for ever."""
         del subject, data, msg_id, info
         await asyncio.Event().wait()
 
@@ -219,7 +210,6 @@ def test_a_run_that_will_never_be_readable_ends_an_evaluator_that_has_measured_n
 
 
 async def damage(run: FoundedRun) -> None:
-    """Let the run's record hold what nobody can read."""
     record = await run.bus.get_record(run.record.subjects.run_record)
     assert record is not None
     await run.bus.put_record(run.record.subjects.run_record, b"\xc1", expected=record.revision)

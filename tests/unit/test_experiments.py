@@ -69,18 +69,15 @@ y = "final"
 
 
 def grid(text: str = GRID) -> Experiment:
-    """Return the experiment of a text."""
     return parse(text, "a test")
 
 
 def settings_of(cell: GridCell) -> dict[str, Any]:
-    """Return a cell's settings as values."""
     settings: dict[str, Any] = cell.describe()["settings"]
     return settings
 
 
 def result(cell: GridCell, final: float | None, **facts: object) -> Record:
-    """Return what a cell came to."""
     half, end = cell.tokens // 2, cell.tokens
     return {
         "cell": cell.describe(),
@@ -299,12 +296,10 @@ def quick(cell: GridCell, out: Path) -> list[list[str]]:
 
 
 def small(seed: int) -> GridCell:
-    """Return a cell."""
     return GridCell("atoll", 2, 100, seed, 0.0, ())
 
 
 def crew_of(folder: Path, said: list[str], jobs: int = 1) -> Crew:
-    """Return a crew of quick cells that keeps what it says."""
     return Crew(CellStore(folder, "sources"), quick, jobs, say=said.append)
 
 
@@ -551,7 +546,6 @@ def test_goals_hold_or_do_not() -> None:
 
 
 def raw_of(records: dict[str, Record]) -> Raw:
-    """Return a raw file's content."""
     return Raw(name="which", text=GRID, seeds=[0, 1], records=records, standing=grids.standing_settings())
 
 

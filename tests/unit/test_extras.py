@@ -14,7 +14,6 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def asking(package: str, name: str) -> ModuleNotFoundError:
-    """Return what an import raises in a module of this name."""
     try:
         exec(f"raise ModuleNotFoundError(name={package!r})", {"__name__": name})  # noqa: S102  (a frame of another module)
     except ModuleNotFoundError as error:

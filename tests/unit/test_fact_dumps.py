@@ -28,7 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def recorder(name: str) -> FactRecorder[Command]:
-    """Return a recorder that is dumped with all others."""
     made = FactRecorder(name, Island(ProtocolSettings(), {0: 0}))
     fact_dumps.keep(made)
     return made
@@ -93,7 +92,6 @@ def test_a_dump_that_is_too_long_ends_with_a_whole_line(monkeypatch: pytest.Monk
         name = "talker"
 
         def lines(self, why: str) -> Iterator[bytes]:
-            """Yield a line of nine bytes for ever."""
             while True:
                 yield why.encode()
 

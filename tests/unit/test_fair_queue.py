@@ -18,7 +18,6 @@ from support.told_runs import SteppedRun
 
 
 def queue(weight_max: int) -> FairQueue[tuple[str, int]]:
-    """Return an empty queue of numbered entries."""
     return FairQueue(weight_max, lambda entry: entry[0])
 
 

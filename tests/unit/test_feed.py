@@ -81,7 +81,6 @@ class RefusingLeases(SilentLeases):
         self.refusals = refusals
 
     async def take(self, blocks: int) -> DataGrant:
-        """Return a grant once it can."""
         self.refusals -= 1
         if self.refusals >= 0:
             raise PeerMisbehaved("not a DataLedger")

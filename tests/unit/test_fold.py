@@ -23,7 +23,6 @@ METHODS: list[Method] = ["mean", "rda"]
 
 
 def slices_of(sizes: dict[str, int], direct: Sequence[str] = ()) -> tuple[FragmentSlice, ...]:
-    """Return one slice per name, one row each element."""
     slices, at = [], 0
     for name, size in sizes.items():
         slices.append(FragmentSlice(name, 0, size, at, size, name in direct))
@@ -46,7 +45,6 @@ def add(
     weight: float,
     staleness_weight: float = 1.0,
 ) -> None:
-    """Fold in a float32 vector as it is."""
     pseudo_gradient = Encoded.exact(np.asarray(vector, dtype=np.float32))
     fold.add(pseudo_gradient, slice_norms(slices, pseudo_gradient), weight, staleness_weight)
 
@@ -61,7 +59,6 @@ def folded(
 
 
 def mean_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
-    """Return the weighted mean in float64."""
     mean: Wide = np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
     return mean
 

@@ -42,7 +42,6 @@ LEFT = {"incarnation": 1, "tokens": 1, "steps": 1}
 
 
 def line(kind: str, who: str, **changes: Any) -> bytes:  # noqa: ANN401  (any JSON)
-    """Return an event, or what looks like one."""
     return json.dumps({"kind": kind, "who": who, "at_s": 1.0, "fields": LEFT, "schema": 1} | changes).encode()
 
 
@@ -111,7 +110,6 @@ def _fields_name(kind: str) -> str:
 
 
 def reached(names: Iterable[str]) -> set[str]:
-    """Return the schemas that these refer to, and themselves."""
     all_of_them, found, waiting = schemas("#/{name}"), set[str](), [*names, "Beat"]
     while waiting:
         if (name := waiting.pop()) not in found:
@@ -129,7 +127,6 @@ def unbounded(name: str) -> Iterator[str]:
 
 
 def parts(schema: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  (a piece of JSON)
-    """Yield a schema and those inside it."""
     if isinstance(schema, list):
         for one in schema:
             yield from parts(one)
@@ -140,7 +137,6 @@ def parts(schema: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  (a piece of
 
 
 def bounded(schema: dict[str, Any]) -> bool:
-    """Return whether a schema says an end."""
     kind = schema.get("type")
     if kind in ("integer", "number"):
         return {"minimum", "exclusiveMinimum"} & schema.keys() != set() and (

@@ -59,7 +59,6 @@ def quantised(made: Kernels, form: Format, vector: Vector) -> tuple[Encoded, flo
 
 
 def payload_of(sent: Encoded) -> npt.NDArray[np.uint8]:
-    """Return the bytes on the wire."""
     payload = np.zeros(sent.format.size(sent.elements), np.uint8)
     sent.pack_into(payload)
     return payload
@@ -242,7 +241,6 @@ def test_a_length_is_right_at_any_magnitude(form: Format, magnitude: float) -> N
 
 
 def done(made: Kernels, operation: int, v: Encoded, start: int, stop: int, other: Vector) -> tuple[Vector, Wide]:
-    """Return the sum and the lanes after an operation."""
     acc, lanes = drawn(v.elements, 9, 1.0), np.zeros(BLOCK)
     made.over(operation, v.codes, v.scales, start, stop, other, acc, lanes, 0.7, 0.3, 0.2)
     return acc, lanes
@@ -291,7 +289,6 @@ def test_every_code_stands_for_the_same_in_both_sets(form: Format) -> None:
 
 
 def on_device(form: Format, vector: Vector) -> tuple[Encoded, Vector]:
-    """Return a vector as JAX encodes it, and what rounding took."""
     made = in_jax.quantised(form, jnp.asarray(vector), 0, feedback=True)
     return made.on_host(form, vector.size), np.asarray(made.residue)
 

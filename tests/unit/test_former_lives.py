@@ -71,7 +71,6 @@ class LivesDesk:
     """
 
     def __init__(self, shards: int = 1) -> None:
-        """Found a run whose learner `steady` stays."""
         plan: dict[str, object] = {"fragments": FRAGMENTS, "shards": shards, "interval_steps": 8, "quorum": 1}
         self.settings = msgspec.convert(plan, ProtocolSettings).check()
         self.shards = [Shard(self.settings, number, dict.fromkeys(range(FRAGMENTS), 0)) for number in range(shards)]
@@ -89,7 +88,6 @@ class LivesDesk:
         self._steady = 0
 
     def keep(self) -> None:
-        """Let ledgers that are to be written alone become durable."""
         while self.keeping:
             shard, action = self.keeping.pop(0)
             self.durable[action.fragment] = action.fragment_ledger
@@ -135,7 +133,6 @@ class LivesDesk:
             )
 
     def push(self, name: str, incarnation: int, fragment: int, push: int = 1, trained: int = TRAINED) -> None:
-        """Let a contribution of somebody arrive, on the present version."""
         shard = self.shards[self.settings.shard_of(fragment)]
         arrived = ContributionArrived(
             at_s=self.now_s,
@@ -188,11 +185,9 @@ class LivesDesk:
         self.tokens["lost" if dying else "superseded"] += FRAGMENTS * (TRAINED - PUSHED) * ended
 
     def ledgers(self) -> dict[int, FragmentLedger]:
-        """Return what is durable, as an heir reads it."""
         return {fragment: parsed(frozen, FragmentLedger) for fragment, frozen in self.durable.items()}
 
     def read(self) -> Ledger:
-        """Return the ledger of the run by its heads."""
         ledgers, whole = self.ledgers(), Ledger()
         close_together(ledgers, FRAGMENTS)
         for each in ledgers.values():
@@ -213,7 +208,6 @@ class LivesDesk:
 
 
 def one_life(number: int) -> Iterator[str]:
-    """Yield names that nobody had before."""
     while True:
         yield f"once-{number:06d}"
         number += 1

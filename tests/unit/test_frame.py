@@ -38,7 +38,6 @@ def drawn(elements: int) -> Vector:
 
 
 def sliced(*sizes: int) -> list[FragmentSlice]:
-    """Return slices of these sizes, one behind the other."""
     starts = np.cumsum((0, *sizes))
     return [
         FragmentSlice(str(n), 0, size, int(start), size, direct=False)
@@ -47,7 +46,6 @@ def sliced(*sizes: int) -> list[FragmentSlice]:
 
 
 def sending(vector: Vector, codec: str, slices: list[FragmentSlice] | None = None) -> FrameEncoder:
-    """Return a vector on its way out."""
     return FrameEncoder(Framing(vector.size, codec), lambda start, stop: vector[start:stop], slices or [])
 
 

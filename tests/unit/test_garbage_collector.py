@@ -28,7 +28,6 @@ class Floor(MemoryBus):
         return await super().purge(subject_filter, keep=keep)
 
     async def put(self, fragment: int, version: int) -> str:
-        """Store a chunk and return what it is called."""
         ref = await self.put_blob(self.subjects.global_stem(fragment, version, "1.n"), b"x")
         return f"{ref.stem}.*"
 

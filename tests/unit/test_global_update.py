@@ -21,7 +21,6 @@ SIZE = 7
 
 
 def rules(outer: str = "nesterov", **changes: Any) -> GlobalUpdate:  # noqa: ANN401  (settings of any type)
-    """Return the rules of a run with these settings."""
     asked: dict[str, Any] = {"correction": "none", "outer_momentum": 0.9} | changes
     agreed = ProtocolSettings(outer=outer, **asked).check()
     return GlobalUpdate(make_outer(agreed.outer, agreed.outer_lr, agreed.outer_momentum), agreed)

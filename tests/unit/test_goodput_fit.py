@@ -33,12 +33,10 @@ SIZES = (150_000, 1_200_000)
 
 @cache
 def cells() -> tuple[FleetCell, ...]:
-    """Return the cells that the paper lists, from three seeds."""
     return tuple(table(FleetParameters(), ROWS, SIZES, seeds=range(3), days=2.0, workers=1))
 
 
 def cells_of(fleet: FleetParameters) -> tuple[FleetCell, ...]:
-    """Return the same of another fleet."""
     return tuple(table(fleet, ROWS, SIZES, seeds=range(2), days=1.0, workers=1))
 
 

@@ -55,7 +55,6 @@ class HeldLoop:
 
 @pytest.fixture
 def loop(run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldLoop]:
-    """A loop in a run of its own."""
     made = HeldLoop(run, monkeypatch)
     yield made
     made.island._abandon()

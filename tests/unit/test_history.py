@@ -13,7 +13,6 @@ from benchmarks.lib.harness import Figure
 
 
 def document(value: float, commit: str = "a" * 40, machine: str = "m") -> dict[str, Any]:
-    """Return a result with one figure."""
     figure = {"name": "speed", "value": value, "unit": "MB/s", "goal": "", "holds": None, "how": "once"}
     return {"machine": machine, "commit": commit, "atoll": "0", "seed": 0, "figures": [figure]}
 

@@ -65,7 +65,6 @@ SETTINGS = msgspec.convert({"fragments": 1, "shards": 1, "interval_steps": 8, "s
 
 
 def agreed(**changes: object) -> ProtocolSettings:
-    """Return the settings of a run of one fragment."""
     return msgspec.structs.replace(SETTINGS, **changes).check()
 
 
@@ -75,7 +74,6 @@ def beat(learner: str, at_s: float, **changes: object) -> LearnerBeat:
 
 
 def arrived(learner: str, push: int, at_s: float, **changes: int) -> ContributionArrived:
-    """Return a manifest that was delivered."""
     fields = {"base_version": 0, "tokens": 80, "steps": 8, "trained_tokens": 100} | changes
     return ContributionArrived(at_s=at_s, key=PushKey(learner, 1, 0, push), **fields)  # type: ignore[arg-type]
 

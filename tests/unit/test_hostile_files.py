@@ -49,12 +49,10 @@ DEEP_JSON = f'{{"settings": {"[" * LEVELS}{"]" * LEVELS}}}'
 
 
 def pipe(path: Path) -> None:
-    """Make a pipe that nobody writes to."""
     os.mkfifo(path)
 
 
 def device(path: Path) -> None:
-    """Make a link to a device without end."""
     path.symlink_to("/dev/zero")
 
 
@@ -78,7 +76,6 @@ def binary(path: Path) -> None:
 
 
 def deep(path: Path) -> None:
-    """Make a text of tables in tables."""
     path.write_text(DEEP_TOML if path.suffix == ".toml" else DEEP_JSON, encoding="utf-8")
 
 

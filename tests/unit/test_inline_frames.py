@@ -30,7 +30,6 @@ NEIGHBOURS = (("b", 1, 1), ("a", 2, 1), ("a", 1, 2), ("a", 1, 11))
 
 
 def founded(codec: str = "f32", size: int = SIZE) -> RunRecord:
-    """Return the record of a run of one fragment."""
     return one_fragment_run(size, codec_up=codec)
 
 
@@ -55,7 +54,6 @@ async def pushed(run: RunRecord, bus: MemoryBus, theta: Vector, region: str = ""
 
 
 async def read(run: RunRecord, bus: MemoryBus, manifest: Contribution) -> PendingContribution:
-    """Return a contribution that can be read."""
     found = await read_contribution(bus, run, manifest)
     assert isinstance(found, PendingContribution)
     return found

@@ -47,13 +47,11 @@ class IntakeScene:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def tell(self, fact: Fact) -> None:
-        """Take a fact, or break as a machine with a mistake does."""
         if self.breaks and isinstance(fact, ContributionArrived):
             raise ZeroDivisionError("a mistake of ours")
         self.told.append(fact)
 
     async def begin(self, aside: frozenset[str] = frozenset()) -> FactIntake:
-        """Open the intake, and let it read the queue and the members."""
         context = ShardContext(self.bus, self.run, 0, SystemClock())
         self.owner = FixedOwner(self.tell)
         event_log = EventLog(self.bus, context.subjects, context.name, context.clock)
@@ -74,7 +72,6 @@ class IntakeScene:
         await self.bus.publish(subject, data, msg_id=f"m{len(data)}-{subject}-{id(data)}")
 
     async def queued(self) -> int:
-        """Return how many messages wait in the run's queue."""
         stored = await self.bus.count_stored(f"{self.run.subjects.prefix}.up.m.>", more_than=0)
         return sum(stored.by_subject.values())
 
@@ -84,7 +81,6 @@ class IntakeScene:
 
 @pytest.fixture
 async def scene(run: str) -> AsyncIterator[IntakeScene]:
-    """A run with one member, `a`."""
     bus = MemoryBus(run, MemoryBroker())
     found = IntakeScene(run_record(run), bus)
     await claim(bus, found.run.subjects, "a", SystemClock())
@@ -93,7 +89,6 @@ async def scene(run: str) -> AsyncIterator[IntakeScene]:
 
 
 async def until(holds: object) -> None:
-    """Wait until a coroutine function returns something true."""
     async with asyncio.timeout(DEADLINE_S):
         while not await holds():  # type: ignore[operator]  # noqa: ASYNC110  (nothing sets an event)
             await asyncio.sleep(0.01)
@@ -191,7 +186,6 @@ async def test_a_heartbeat_counts_if_its_learner_is_a_member_and_sends_it_itself
 
 
 async def arrived(scene: IntakeScene, count: int) -> bool:
-    """Return whether so many manifests arrived."""
     return len(scene.arrived()) == count
 
 

@@ -64,7 +64,6 @@ class DriverScene:
         return adopted
 
     def fetched(self, version: int) -> None:
-        """Have a version ready."""
         self.driver._fetched[0] = HeldFragment(GlobalFragment(0, version, np.zeros(SIZE, np.float32)))
         self.driver._on_fact(FragmentFetched(at_s=0.0, fragment=0, version=version))
 

@@ -29,7 +29,6 @@ class Late:
     """A scalar whose value comes when the test says so, or is an error."""
 
     def __init__(self, value: float, *, fails: bool = False) -> None:
-        """Come to be `value`."""
         self.there = threading.Event()
         self._value = value
         self._fails = fails
@@ -74,7 +73,6 @@ class LossScene:
         return self.bus
 
     def joined(self) -> IslandHandle:
-        """Return the learner, which beats five times a second."""
         protocol = ProtocolSettings(fragments=1, shards=1, silence_s=1.0)
         return join(
             self.opener,

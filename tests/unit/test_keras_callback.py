@@ -71,13 +71,11 @@ def rows(count: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted(model: Any, island: IslandCallback, epochs: int = 1) -> None:  # noqa: ANN401
-    """Train without a word."""
     x, y = rows()
     model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[island])
 
 
 def same(one: Any, other: Any) -> bool:  # noqa: ANN401  (pytrees)
-    """Return whether two pytrees hold equal bits."""
     return jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), one, other))
 
 

@@ -31,7 +31,6 @@ HOUR_S = 3600.0
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyFolder:
-    """A folder of keys with an operator."""
     made = KeyFolder(tmp_path / "keys")
     made.create(["127.0.0.1", "hub.example.org"], NOW_S)
     return made

@@ -42,7 +42,6 @@ def drawn(seed: int, elements: int = ELEMENTS) -> Vector:
 
 
 def sent(codec: str, seed: int) -> Encoded:
-    """Return a vector as it was sent."""
     return Encoded.of(drawn(seed), FORMATS[codec])
 
 

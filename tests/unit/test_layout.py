@@ -29,7 +29,6 @@ def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
 
 
 def covered(layout: Layout) -> list[tuple[int, int]]:
-    """Return (tensor, row) for every row of every fragment, sorted."""
     return sorted((s.tensor, row) for inside in layout.fragments for s in inside for row in range(s.start, s.stop))
 
 

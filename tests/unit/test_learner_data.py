@@ -182,7 +182,6 @@ def shards_of(tmp_path: Path) -> TokenShards:
 
 
 def rows_of(reader: BatchReader) -> list[bytes]:
-    """Return every window that the reader still has, in order."""
     rows = []
     while reader.ready():
         rows += [row.tobytes() for row in reader.next()]

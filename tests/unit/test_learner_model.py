@@ -37,12 +37,10 @@ SMALL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "contex
 
 
 def small(**changes: object) -> ModelSettings:
-    """Return a tiny model over bytes."""
     return model_settings(SMALL | changes, vocab=64)
 
 
 def batch(rows: int = 4, length: int = 16, seed: int = 0) -> np.ndarray:
-    """Return random tokens, int32 (rows, length + 1)."""
     return np.random.default_rng(seed).integers(0, 64, (rows, length + 1)).astype(np.int32)
 
 
@@ -69,7 +67,6 @@ def test_the_future_does_not_change_the_past() -> None:
 
 
 def reference(params: dict[str, jax.Array], s: ModelSettings, tokens: np.ndarray) -> np.ndarray:
-    """Return logits by explicit loops over heads, in NumPy."""
     p = {name: np.asarray(leaf, dtype=np.float64) for name, leaf in params.items()}
 
     def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:

@@ -64,7 +64,6 @@ async def put_head(bus: MemoryBus, run: str, epoch: int) -> None:
 
 
 def founded(run: str, nonce: str = "first") -> RunRecord:
-    """Return the record of the run."""
     return msgspec.structs.replace(run_record(run), protocol=PROTOCOL, nonce=nonce)
 
 
@@ -74,7 +73,6 @@ def keeper(bus: MemoryBus, run: str) -> LeaseKeeper:
 
 
 async def wait_a_lease(clock: HandClock, candidate: LeaseKeeper) -> None:
-    """Look as often as a candidate does while a lease passes."""
     for _ in range(6):
         clock.now_s += PROTOCOL.lease_s / 6.0
         await candidate._look(None)

@@ -26,7 +26,6 @@ class SlowDisk(Checkpoints):
     """Checkpoints whose writes begin and end when the test says so."""
 
     def __init__(self, folder: Path, life: CheckpointNote, told: list[str]) -> None:
-        """Write to `told` instead of to a disk."""
         super().__init__(folder, life)
         self.told = told
         self.may_end = threading.Event()
@@ -66,7 +65,6 @@ class LeavingScene:
         return within_s > 0.0
 
     def close_island(self, within_s: float) -> None:
-        """Push and say goodbye, or fail to."""
         self.told.append("goodbye")
         self.pushing_s = within_s
         if self.disk_returns:

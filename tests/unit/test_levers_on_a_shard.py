@@ -112,7 +112,6 @@ class LeverDesk:
         )
 
     async def found(self) -> LeverDesk:
-        """Write the run record and version 0."""
         bus = MemoryBus(self.run.run, self.broker)
         await bus.put_record(self.subjects.run_record, encode(self.run), expected=0)
         await publish_origin(bus, self.run, {0: np.ones(SIZE, dtype=np.float32)})
@@ -126,7 +125,6 @@ class LeverDesk:
 
 @pytest.fixture(params=["mean", "rda"])
 async def desk(request: pytest.FixtureRequest) -> LeverDesk:
-    """A run at version 0, for each way to merge."""
     return await LeverDesk(request.param).found()
 
 

@@ -31,7 +31,6 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def first(tmp_path: Path, text: Path) -> UpPlan:
-    """A run whose folder holds its run.json and its report."""
     asked = up_request(
         out=tmp_path / "first",
         learners=2,
@@ -134,7 +133,6 @@ def test_what_tells_of_no_run_is_refused(tmp_path: Path, content: str | None, sa
 
 
 def earlier(commit: str = "a" * 40, **changed: str) -> EarlierRun:
-    """Return an earlier run of this version."""
     told = {"atoll": package.__version__, "commit": commit} | changed
     return EarlierRun(Path("report.json"), "first", {}, **told)
 

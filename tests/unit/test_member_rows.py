@@ -35,7 +35,6 @@ class OverheardBus(MemoryBus):
         self.said: list[tuple[str, bytes]] = []
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str, info: Info | None = None) -> None:  # noqa: ARG002
-        """Keep it; no queue is full."""
         self.said.append((subject, data))
 
     async def tell(self, subject: str, data: bytes) -> None:
@@ -47,7 +46,6 @@ class OverheardBus(MemoryBus):
 
 
 def reader_of(subject: str, run: RunRecord) -> Callable[[bytes], object]:
-    """Return what reads a message of a subject in a run."""
     levels = subject.removeprefix(f"{run.subjects.prefix}.")
     if levels.startswith("mb.learner."):
         return lambda data: decode(Member, data)

@@ -25,7 +25,6 @@ class ValueRounds:
     """The versions of one fragment, merged by value."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  (of a run)
-        """Begin at version 0 with zeros and no memory."""
         self._settings = ProtocolSettings(fragments=1, shards=1, value_fragments=1, **settings).of(0)
         self._outer = MeanOfValues()
         self.values = np.zeros(ELEMENTS, dtype=np.float32)
@@ -47,7 +46,6 @@ class ValueRounds:
         return merged
 
     def then(self, given: Mapping[str, float], weights: Mapping[str, float] | None = None) -> float:
-        """Return the number that every element has after a round."""
         self.merge(given, weights)
         assert np.all(self.values == self.values[0])
         return float(self.values[0])

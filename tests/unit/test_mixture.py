@@ -33,14 +33,12 @@ def prepared(path: Path, letter: str, documents: int, block_tokens: int = BLOCK,
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> TokenShards:
-    """Three quarters of a small part and a quarter of a larger one."""
     parts = [f"{prepared(tmp_path, 'a', 40)}=3", f"{prepared(tmp_path, 'b', 90)}=1"]
     commands.mix(parts, tmp_path / "mixed")
     return TokenShards(tmp_path / "mixed")
 
 
 def letter(tokens: np.ndarray) -> str:
-    """Return of which part a text is."""
     return max("ab", key=lambda each: int((tokens == ord(each)).sum()))
 
 

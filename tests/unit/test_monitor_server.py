@@ -37,7 +37,6 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def serving(*names: str) -> AsyncIterator[int]:
-    """Yield the port of a whole monitor without a broker."""
     clock, stop = SystemClock(), asyncio.Event()
     watched = MonitoredRun("r", clock)
     feed = Feed({"r": RunScene(watched, "r", ("r",))}, clock)
@@ -61,7 +60,6 @@ async def sent(port: int, data: bytes) -> Line:
 
 
 async def rest(line: Line) -> bytes:
-    """Return what comes until the other end closes, in peace or not."""
     reader, writer = line
     try:
         return await asyncio.wait_for(reader.read(), DEADLINE_S)
@@ -72,7 +70,6 @@ async def rest(line: Line) -> bytes:
 
 
 async def asked(port: int, path: str, *headers: str, host: str = "127.0.0.1") -> tuple[int, bytes]:
-    """Return status and body of an answer."""
     told = "".join(f"{each}\r\n" for each in headers)
     line = await sent(port, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{told}\r\n".encode())
     head, _, body = (await rest(line)).partition(b"\r\n\r\n")

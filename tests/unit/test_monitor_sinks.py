@@ -43,7 +43,6 @@ class KeptSink:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[KeptSink]:
-    """The sinks that keepers begin, in their order."""
     found: list[KeptSink] = []
 
     def begin(_folder: Path, name: str, config: Mapping[str, Any]) -> KeptSink:
@@ -57,20 +56,17 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[KeptSink]:
 
 
 def found_anew(watched: MonitoredRun, nonce: str) -> None:
-    """Have the run founded, in the place of a former one."""
     watched.forget()
     watched.record = msgspec.structs.replace(run_record("r"), nonce=nonce)
 
 
 async def until_taken(sink: KeptSink, step: int) -> None:
-    """Wait until a sink has a sample at a step."""
     async with asyncio.timeout(DEADLINE_S):
         while step not in sink.steps:  # noqa: ASYNC110  (a sink tells nobody)
             await asyncio.sleep(0.001)
 
 
 async def until_begun(begun: list[KeptSink], count: int) -> None:
-    """Wait until so many sinks have begun."""
     async with asyncio.timeout(DEADLINE_S):
         while len(begun) < count:  # noqa: ASYNC110  (a sink tells nobody)
             await asyncio.sleep(0.001)
@@ -110,7 +106,6 @@ async def test_a_run_that_is_founded_anew_has_sinks_of_its_own(
 
 
 async def ticks(clock: SetClock) -> None:
-    """Have a clock go on, a second each time the loop comes round."""
     while True:
         clock.now_s += 1.0
         await asyncio.sleep(0.001)

@@ -58,7 +58,6 @@ class Trap:
 
     @property
     def outer(self) -> str:
-        """Return how a record names its optimizer."""
         return f"{self.name}:outer"
 
     def in_record(self, record: RunRecord) -> RunRecord:

@@ -27,7 +27,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> LearnerWork:
 
 
 async def export(run: FoundedRun, folder: RunFolder, work: LearnerWork) -> None:
-    """Write the last file of an export of the newest model."""
     merged = await read_merged(run.bus, run.record)
     write_measured(work, folder.out, merged, Measured(8.0, 2.0, None), time.monotonic())
 

@@ -81,7 +81,6 @@ class RandomFleet:
 
 
 def shard_of(quorum: int) -> Shard:
-    """Return a shard of two fragments."""
     settings = ProtocolSettings(fragments=2, shards=1, quorum=quorum, interval_steps=4, silence_s=1.0)
     return Shard(settings.check(), 0, {0: 0, 1: 0})
 

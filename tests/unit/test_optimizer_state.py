@@ -15,7 +15,6 @@ from atoll.client.optimizer_state import Arrays, host_copy, rebuild_state
 
 
 def state(width: int = 3) -> Any:  # noqa: ANN401  (an optax state)
-    """Return a state of AdamW after one step."""
     params = {"a": jnp.ones((width, 2)), "b": jnp.ones((), dtype=jnp.bfloat16)}
     transform = optax.adamw(1e-3)
     return transform.update(params, transform.init(params), params)[1]

@@ -41,7 +41,6 @@ def run_outer(outer: OuterOptimizer, *, through_bytes: bool = False) -> list[Vec
 
 
 def run_optax(transformation: Any) -> list[Vector]:  # noqa: ANN401  (optax is untyped here)
-    """Return the values after each step of optax itself."""
     params, found = started(), []
     state = transformation.init(params)
     for pseudo_gradient in pseudo_gradients():

@@ -20,7 +20,6 @@ DELTAS = {"codec_down": "int4", "outer_momentum": 0.9, "keyframe_versions": 4}
 
 @pytest.fixture(params=[{"average_versions": 4}, {}], ids=["stored", "derived"])
 async def founded(request: pytest.FixtureRequest, run: str, tmp_path: Path) -> FoundedRun:
-    """A run at version 0."""
     record = run_record(run)
     asked = msgspec.structs.asdict(record.protocol) | DELTAS | request.param
     record = msgspec.structs.replace(record, protocol=msgspec.convert(asked, ProtocolSettings).check())

@@ -85,7 +85,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def said(function: str, like: str = "", merged: MergedModel = MERGED) -> dict[str, dict[str, float]]:
-    """Return what a function says of a model."""
     values, average = OwnEvaluation(function, like).values(run_record("r"), merged)
     return {"values": values} | ({} if average is None else {"average": average})
 

@@ -69,7 +69,6 @@ class PacedFleet:
     """A shard and learners that answer every call at once, on a clock of their own; timers are `late_s` late."""
 
     def __init__(self, learners: Iterable[str], late_s: float = 0.003) -> None:
-        """Begin at time 0."""
         chosen = msgspec.convert(
             {"fragments": FRAGMENTS, "interval_steps": STEPS, "shards": 1, "silence_s": 5.0, "overlap_steps": 2},
             ProtocolSettings,
@@ -85,7 +84,6 @@ class PacedFleet:
         self._order = 0
 
     def run(self, from_s: float, until_s: float) -> None:
-        """Let time pass, with a heartbeat of everybody twice a second."""
         for tick in range(int((until_s - from_s) * 2)):
             for who in sorted(self.learners):
                 at_s = from_s + tick / 2.0
@@ -107,7 +105,6 @@ class PacedFleet:
                 self._do(at_s, self.shard.handle(msgspec.structs.replace(fact, at_s=at_s)))
 
     def leave(self, who: str, at_s: float) -> None:
-        """Push what is left of every fragment, and say goodbye."""
         for fragment, slot in self.shard.slots.items():
             self._push(who, fragment, slot.round.version, at_s, final=True)
         self.learners.discard(who)

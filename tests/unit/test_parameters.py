@@ -69,7 +69,6 @@ FROZEN: dict[str, Any] = {"merge": {"base": "frozen"}}
 
 
 def adapted(kind: Any = jnp) -> dict[str, Any]:  # noqa: ANN401  (NumPy or JAX)
-    """Return an adapter's parameters and those of the base below it."""
     return {"w": kind.ones((4, 3), kind.float32), "base": kind.ones(5, kind.float32)}
 
 
@@ -140,7 +139,6 @@ def test_a_founder_with_one_fragment_and_statistics_gets_two() -> None:
 
 
 def renamed(params: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return parameters whose leaf has another name."""
     return {"w": params["w"], "b": {"outer": params["b"]["inner"]}, "count": params["count"]}
 
 

@@ -58,7 +58,6 @@ def fold_of(
 
 
 def travelled(partial: PartialMerge, shares: Sequence[RegionShare], settings: ProtocolSettings = RDA) -> PartialMerge:
-    """Return a partial sum as it arrives at the other end."""
     shape, codec = PartialShape.of(SLICES, ELEMENTS, settings), partial_codec(settings)
     frame = shape.sent(partial, codec)
     arriving = FrameDecoder(shape.elements_sent, codec, shape.measured)
@@ -67,7 +66,6 @@ def travelled(partial: PartialMerge, shares: Sequence[RegionShare], settings: Pr
 
 
 def shares_of(drawn: Sequence[tuple[Vector, float, float]]) -> list[RegionShare]:
-    """Return contributions as a shard knows them."""
     return [RegionShare(slice_norms(SLICES, Encoded.exact(v)), w, s) for v, w, s in drawn]
 
 

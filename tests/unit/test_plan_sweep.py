@@ -20,7 +20,6 @@ PARITY = ROOT / "docs" / "results" / "raw" / "experiment-parity.json.zst"
 
 
 def question(mbit_s: float) -> Question:
-    """Return a plan of eight learners over such links."""
     link = (mbit_s * 1e6,)
     return Question(1_000_000_000, 10.0, PlanLinks(link, link))
 

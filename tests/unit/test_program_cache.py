@@ -48,17 +48,14 @@ def test_the_oldest_entries_go_first(tmp_path: Path) -> None:
 
 
 def spoilt_leaf(place: Path) -> None:
-    """Others may write into the folder."""
     place.chmod(0o777)
 
 
 def spoilt_parent(place: Path) -> None:
-    """Others may put another folder in its place."""
     place.parent.chmod(0o775)
 
 
 def led_elsewhere(place: Path) -> None:
-    """A link leads to a folder that may be somebody else's."""
     elsewhere = place.parents[3] / "elsewhere"
     place.rename(elsewhere)
     place.symlink_to(elsewhere)

@@ -55,13 +55,11 @@ STEP_S = 1.0
 
 
 def settings(**changes: object) -> ProtocolSettings:
-    """Return settings of one shard with one fragment."""
     base: dict[str, object] = {"fragments": 1, "interval_steps": 8, "shards": 1, "silence_s": 5.0}
     return msgspec.convert(base | changes, ProtocolSettings).check()
 
 
 def key(learner: str, push: int = 1, incarnation: int = 1, fragment: int = 0) -> PushKey:
-    """Return the key of a contribution."""
     return PushKey(learner, incarnation, fragment, push)
 
 
@@ -74,13 +72,11 @@ class RulesDesk(ShardDesk):
         return self.fire("due", at_s)
 
     def offer(self, who: PushKey, at_s: float, base: int = 0, **more: Any) -> list[Command]:  # noqa: ANN401
-        """Let a contribution arrive and become ready."""
         arrived = self.arrive(who, at_s, base, **more)
         return arrived + (self.ready(who, at_s) if any(isinstance(each, Fetch) for each in arrived) else [])
 
 
 def the(kind: type, actions: list[Command]) -> list[Command]:
-    """Return the commands of one kind."""
     return [action for action in actions if isinstance(action, kind)]
 
 
@@ -410,7 +406,6 @@ class Beach:
     """An island with its ledger checked after every fact."""
 
     def __init__(self, **changes: object) -> None:
-        """Start at version 0 of one fragment."""
         self.island = island.Island(settings(**changes), {0: 0})
 
     def tell(self, fact: object) -> list[Command]:
@@ -431,7 +426,6 @@ class Beach:
         return self.boundary()
 
     def boundary(self) -> list[Adopt]:
-        """Take a step and return what is to be adopted."""
         return [command for command in self.tell(StepDone(at_s=0.0, tokens=10)) if isinstance(command, Adopt)]
 
 

@@ -91,7 +91,6 @@ def drawn(seed: int) -> Vector:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try again at once."""
     monkeypatch.setattr("atoll.base.retry.RETRY_S", 0.0)
 
 

@@ -25,7 +25,6 @@ def filled(dtype: str) -> Leaves:
 
 
 def planned(leaves: Leaves, fragments: int) -> Layout:
-    """Return the layout of `leaves`."""
     return plan_layout([TensorSpec(n, a.shape, str(a.dtype)) for n, a in leaves.items()], fragments)
 
 
@@ -40,7 +39,6 @@ def put(leaves: Leaves, pieces: Pieces) -> None:
 
 
 def same(ours: Leaves, theirs: Leaves) -> bool:
-    """Return whether all bits are equal."""
     return all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 

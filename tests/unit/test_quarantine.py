@@ -39,7 +39,6 @@ GOOD = ("good", "well", "fine")
 
 
 def settings(**changes: object) -> ProtocolSettings:
-    """Return settings of one shard with one fragment."""
     return msgspec.convert({"fragments": 1, "interval_steps": 8, "shards": 1, **changes}, ProtocolSettings).check()
 
 
@@ -298,7 +297,6 @@ def left(bench: QuarantineBench, learner: str, incarnation: int = 1) -> None:
 
 
 def usual(bench: QuarantineBench) -> None:
-    """Make a measure of each learner."""
     for _ in range(2):
         for learner in (*GOOD, "bad"):
             bench.push(learner)

@@ -36,7 +36,6 @@ def fast(delays_s: list[float], quorum: int = 1, **sent: object) -> SteppedRun:
 
 
 def rows(lines: list[str]) -> list[list[str]]:
-    """Return the cells of the table of graces."""
     return [line.split() for line in lines if line.startswith("  ") and " s" in line and line.split()[1] == "s"]
 
 

@@ -31,7 +31,6 @@ class Told(ShardDesk):
         return [action for action in self.done if isinstance(action, Commit)]
 
     def push(self, at_s: float, learner: str) -> None:
-        """A contribution of a learner arrives and is read at once."""
         key, cause = PushKey(learner, 1, 0, 1), id_of("call", 0, 0, 1)
         self.arrive(key, at_s, tokens=8, steps=4, trained_tokens=8, cause_id=cause)
         self.ready(key, at_s, cause_id=cause)

@@ -51,7 +51,6 @@ NOT_COUNTED_FROM: Final = {
 
 
 def structs_in(kind: Any) -> Iterator[msgspec.inspect.StructType]:  # noqa: ANN401  (a type as msgspec sees it)
-    """Yield a struct and those in it."""
     if isinstance(kind, msgspec.inspect.StructType):
         yield kind
         for field in kind.fields:

@@ -32,7 +32,6 @@ def params() -> Params:
 
 
 def trained(steps: int, scale: float = 1.0) -> Any:  # noqa: ANN401  (an optax state)
-    """Return a state after some steps of random gradients."""
     state, random = init_optimizer(TRAIN, params()), np.random.default_rng(steps)
     for _ in range(steps):
         gradient = jax.tree.map(lambda leaf: jnp.asarray(scale * random.standard_normal(leaf.shape)), params())
@@ -41,7 +40,6 @@ def trained(steps: int, scale: float = 1.0) -> Any:  # noqa: ANN401  (an optax s
 
 
 def changed(state: Any, **fields: Any) -> Any:  # noqa: ANN401
-    """Return an optax state with fields of its Adam replaced."""
     return tuple(part._replace(**fields) if hasattr(part, "nu") else part for part in state)
 
 
@@ -107,7 +105,6 @@ class Fake:
 
 
 def source_of(fake: Any) -> str:  # noqa: ANN401
-    """Return where a learner began, which is also what it said."""
     start = recover(fake, fake, TRAIN, trained(0))
     assert [start.source] == fake.noted
     assert start.cursor == ({(0, 0, 4): (3, 8)} if fake.load(None) else {})
@@ -193,5 +190,4 @@ def test_recovered_moments_beat_fresh_ones(tmp_path: Path) -> None:
 
 
 def replace_batch(batch: int) -> TrainSettings:
-    """Return the training settings with another batch."""
     return TRAIN.model_copy(update={"batch": batch})

@@ -39,7 +39,6 @@ class AskedRegion:
     asked: int = 0
 
     async def ask(self, asked: RegionAsk) -> RegionAnswer:
-        """Ask until it is done."""
         async with asyncio.timeout(SOON_S):
             while True:
                 self.asked += 1
@@ -56,12 +55,10 @@ class AskedRegion:
                     return answer
 
     async def read(self, **changes: object) -> RegionAnswer:
-        """Have the contribution read, with its manifest changed."""
         manifest = msgspec.structs.replace(self.manifest, **changes)
         return await self.ask(RegionAsk(verb="read", run_nonce=self.run.nonce, manifest=manifest))
 
     async def fold(self, state: BlobRef | None) -> RegionAnswer:
-        """Have it folded against an outer state."""
         return await self.ask(
             RegionAsk(verb="fold", run_nonce=self.run.nonce, fragment=0, base_version=0, pushes=(PUSH,), state=state)
         )

@@ -97,12 +97,10 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 def said(**fields: Any) -> bytes:  # noqa: ANN401
-    """Return an answer of a region."""
     return encode(RegionAnswer(**fields))
 
 
 def verbs(bus: AnsweringBus) -> list[str]:
-    """Return what the region was asked for, in order."""
     return [decode(RegionAsk, data).verb for _, data in bus.asked]
 
 

@@ -62,7 +62,6 @@ def test_names_that_a_region_may_have_everywhere(tmp_path: Path, name: str) -> N
 
 
 def described(region: str) -> DeploymentDescription:
-    """Return a deployment with a region of this name."""
     hub, place = HubPlace(hosts=("hub.example.org",)), RegionPlace(learners=1, target="systemd")
     return DeploymentDescription(run="ocean", hub=hub, regions={region: place})
 

@@ -15,7 +15,6 @@ from support.command_line import invoked
 
 
 def written(folder: Path, **figures: Any) -> Path:  # noqa: ANN401
-    """Write a report with these figures."""
     folder.mkdir()
     told = {"run": folder.name, "ended": "finished", "tokens_trained": 1000, "wall_s": 50.0, "clock": "wall", **figures}
     (folder / "report.json").write_text(json.dumps(told), encoding="utf-8")

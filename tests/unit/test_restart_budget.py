@@ -36,7 +36,6 @@ class DrawnBroker:
             at_s = self.away[-1][1] + dice.uniform(5.0, 400.0)
 
     def away_s(self, now_s: float) -> float:
-        """Return for how long it has been away until now, in all."""
         return sum(max(0.0, min(last_s, now_s) - first_s) for first_s, last_s in self.away)
 
     def gives_up_at(self, born_s: float) -> float:
@@ -52,7 +51,6 @@ class DrawnChild:
     """One life of a child: it ends for want of the broker, or of itself."""
 
     def __init__(self, clock: HandClock, log: Path, ends_s: float, *, absent: bool, reached: bool) -> None:
-        """Live until `ends_s`; `reached`: it has found the broker."""
         self.pid = 1 << 30
         self.ends_s, self.absent, self.reached = ends_s, absent, reached
         self._clock, self._log = clock, log

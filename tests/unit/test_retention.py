@@ -47,25 +47,21 @@ class RetentionDesk:
         self.retention = Retention(self.rounds, self.founded.record, 0, self.clock)
 
     async def begin(self) -> None:
-        """Found the run and begin a tenure."""
         await self.founded.found()
         self.retention.begin(1, Shard(self.founded.record.protocol, 0, {0: 0, 2: 0}))
 
     async def commit(self) -> None:
-        """Commit a round of fragment 0, and retain it as a lane does."""
         store = self.founded.stores[0]
         base = replace(store.holdings[0])
         await self.founded.commit(0)
         await self.retention.round(store.holdings[0].head, base, ())
 
     def kept(self) -> list[RetainedRound]:
-        """Return what is retained of fragment 0."""
         return [self.rounds.round(name) for name in self.rounds.rounds(0)]
 
 
 @pytest.fixture
 async def desk(run: str, tmp_path: Path) -> RetentionDesk:
-    """A desk whose tenure has begun."""
     made = RetentionDesk(run, tmp_path)
     await made.begin()
     return made

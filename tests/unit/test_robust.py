@@ -31,12 +31,10 @@ SIZE = 8040
 
 
 def settings(**changes: object) -> ProtocolSettings:
-    """Return settings of a run that merges robustly."""
     return msgspec.convert({"quorum": 3, "correction": "none", **changes}, ProtocolSettings).check()
 
 
 def honest(count: int, seed: int = 0, agreement: float = 0.5) -> list[Vector]:
-    """Return pseudo-gradients that share a direction."""
     dice = np.random.default_rng(seed)
     common = dice.standard_normal(SIZE)
     return [(agreement * common + dice.standard_normal(SIZE)).astype(np.float32) for _ in range(count)]
@@ -60,7 +58,6 @@ def merged(
 
 
 def cosine(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
-    """Return the cosine of two vectors."""
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 

@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def begun(**changes: object) -> FragmentRound:
-    """Return a round on version 5."""
     asked = {"fragments": 1, "shards": 1, "interval_steps": 8, "age_max": 2} | changes
     return FragmentRound(0, 5, msgspec.convert(asked, ProtocolSettings).check())
 
@@ -30,7 +29,6 @@ def called(now: FragmentRound, at_s: float) -> int:
 
 
 def granted(now: FragmentRound, at_s: float, for_s: float) -> float:
-    """Let a round meet its quorum, and grant it so much grace."""
     return now.open_grace(at_s, GraceWindow(for_s, "slack", 1.0, 0.0, 0.0, 2.0, 2.0, 1.0), "c")
 
 

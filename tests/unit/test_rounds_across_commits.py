@@ -18,7 +18,6 @@ from support.shards import ShardDesk
 def arrives(
     desk: ShardDesk, learner: str, at_s: float, base: int = 0, *, push: int = 1, final: bool = False
 ) -> PushKey:
-    """Let a contribution arrive, to be read."""
     key = PushKey(learner, 1, 0, push)
     desk.arrive(key, at_s, base, trained_tokens=100 * push, final=final)
     return key

@@ -18,7 +18,6 @@ from support.up_requests import up_request
 
 
 def journal(out: Path, target: int, broker: str | None = None) -> Journal:
-    """Return the journal of a new run in a folder."""
     up = plan(up_request(out=out, assignments=(f"protocol.tokens_target={target}",)), {})
     return Journal(replace(up, broker=broker), RunFolder(out), History(), SystemClock())
 

@@ -24,17 +24,14 @@ RUN_OF = ("model.size=1", "model.context=64", "model.heads=2", "model.qk_norm=tr
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token shards of a few short documents."""
     return short_shards(tmp_path_factory.mktemp("text"))
 
 
 def told(text: Path, *settings: str) -> LearnerWork:
-    """Return what somebody works on who says these settings."""
     return prepare_work(load(None, (f"data.dir={text}", *settings)).settings)
 
 
 def record_of(work: LearnerWork) -> RunRecord:
-    """Return the record of a run that was founded with this model."""
     return msgspec.structs.replace(run_record("r"), model=work.model.describe())
 
 

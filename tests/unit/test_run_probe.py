@@ -43,7 +43,6 @@ def rebuilt(run: str) -> RunRecord:
 
 
 def contribution(record: RunRecord, run_nonce: str, base_version: int) -> QueuedBytes:
-    """Return a queued manifest of learner a."""
     subjects = Subjects(record.run)
     manifest = Contribution(
         learner="a",

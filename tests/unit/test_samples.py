@@ -19,7 +19,6 @@ from support.events import fields
 
 
 def written_in(life_s: float) -> int:
-    """Return how many samples an incarnation of that length writes."""
     age_s, written = pause_of(0.0, DEFAULTS.sample_s), 0
     while age_s <= life_s:
         written += 1
@@ -49,7 +48,6 @@ def beat(step: int) -> Beat:
 
 
 def sample(step: int, who: str = "a") -> Event:
-    """Return an event of the event log as a learner writes it."""
     return decode(Event, encode(log_entry(sample_of(beat(step)), who, float(step))))
 
 

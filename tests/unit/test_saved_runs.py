@@ -46,7 +46,6 @@ def lines() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A folder as a simulation leaves it."""
     folder = tmp_path / "a run"
     folder.mkdir()
     written = [json.dumps(line) for line in lines()]
@@ -58,7 +57,6 @@ def out(tmp_path: Path) -> Path:
 
 
 def scene_of(folder: Path, name: str = "sim", others: tuple[str, ...] = ("sim",)) -> SavedScene:
-    """Return a saved run as a page shows it."""
     saved = saved_run(folder)
     assert saved is not None
     return SavedScene(saved, name, others)

@@ -27,7 +27,6 @@ from support.events import fields
 
 
 def use(learners: int, **changed: object) -> CrowdUse:
-    """Return what a crowd used in ten seconds."""
     usual: dict[str, Any] = {
         "lasted_s": 10.0,
         "commits": 10,
@@ -47,7 +46,6 @@ def use(learners: int, **changed: object) -> CrowdUse:
 
 
 def by_name(figures: list[Figure]) -> dict[str, Figure]:
-    """Return figures by name."""
     return {figure.name: figure for figure in figures}
 
 
@@ -105,7 +103,6 @@ def test_rounds_that_meet_make_memory_no_less_flat() -> None:
 
 
 def line(*pushes: int) -> RoundLine:
-    """Return a commit with these pushes of one learner."""
     told = [{"learner": "a", "incarnation": 1, "age": 0, "tokens": 64, "weight": 1.0, "push": push} for push in pushes]
     return RoundLine(0.0, "shard-0", fields(RoundEvent, fragment=0, version=1, contributors=told))
 

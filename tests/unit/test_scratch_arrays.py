@@ -42,7 +42,6 @@ def drawn(seed: int, size: int = SIZE) -> Vector:
 
 
 def resident_bytes() -> int:
-    """Return how much of this process lies in memory."""
     return int(psutil.Process().memory_info().rss)
 
 

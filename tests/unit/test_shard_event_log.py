@@ -28,7 +28,6 @@ class StoringLate(MemoryBus):
     mute = "not"
 
     async def publish(self, subject: str, data: bytes, **more: Any) -> None:  # noqa: ANN401  (as the bus takes it)
-        """Store it, or lose it, and answer or not."""
         if self.mute != "before":
             await super().publish(subject, data, **more)
         if self.mute != "not":
@@ -46,12 +45,10 @@ async def bus(run: str) -> StoringLate:
 
 
 def log_of(bus: StoringLate, run: str) -> EventLog:
-    """Return the event log of shard 0."""
     return EventLog(bus, Subjects(run), "shard-0", SystemClock())
 
 
 async def cancelled(work: Any) -> None:  # noqa: ANN401  (a coroutine)
-    """Cancel some work once it cannot go on by itself."""
     task = asyncio.create_task(work)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -62,7 +59,6 @@ async def cancelled(work: Any) -> None:  # noqa: ANN401  (a coroutine)
 
 
 async def kinds(bus: StoringLate, run: str) -> list[str]:
-    """Return the kinds of all events, in order."""
     return [decode(Event, line.data).kind for line in await bus.replay(Subjects(run).event("*", ">"))]
 
 

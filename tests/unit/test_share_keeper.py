@@ -23,7 +23,6 @@ NONCE = "0" * 16
 
 
 def made() -> tuple[MemoryBus, RunRecord, ShareKeeper]:
-    """Return a bus, its run and who keeps its shares."""
     run = run_record(unique_run())
     bus, clock = MemoryBus(run.run, MemoryBroker()), LoopClock(asyncio.get_running_loop())
     context = ShardContext(bus, run, 0, clock)
@@ -31,7 +30,6 @@ def made() -> tuple[MemoryBus, RunRecord, ShareKeeper]:
 
 
 async def held(bus: MemoryBus, run: RunRecord, learner: str) -> int:
-    """Return how many chunks of a learner there are."""
     return len(await bus.get_records(f"{run.subjects.prefix}.up.c.{learner}.>"))
 
 

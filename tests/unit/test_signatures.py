@@ -194,12 +194,10 @@ async def test_readers_are_told_why_a_message_is_not_believed(office: SigningOff
 
 
 def signed_bus(broker: MemoryBroker, signatures: IdentitySignatures) -> SignedBus:
-    """Return a bus of the run that signs."""
     return SignedBus(MemoryBus(RUN, broker), RUN, signatures)
 
 
 def record_of(founding: str) -> RunRecord:
-    """Return the run record of one founding."""
     return msgspec.structs.replace(run_record(RUN), nonce=founding)
 
 

@@ -12,7 +12,6 @@ from support.told_runs import SteppedRun
 
 
 def lost_of(run: SteppedRun) -> dict[tuple[str, str], LostTime]:
-    """Return the lost time by what and who."""
     return {(one.what, one.who): one for one in slowness(run.history).lost}
 
 

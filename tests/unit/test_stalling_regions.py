@@ -45,7 +45,6 @@ class StallingBus(MemoryBus):
         self.asked = Counter[str]()
 
     async def ask(self, subject: str, data: bytes, *, timeout_s: float, answer_at: str = "") -> bytes | None:
-        """Ask the region once it has stalled for long enough."""
         loop, verb = asyncio.get_running_loop(), decode(RegionAsk, data).verb
         if data not in self._until_s:
             self._until_s[data] = loop.time() + self._stall(verb, self.asked[verb])

@@ -61,7 +61,6 @@ def test_a_broker_that_carries_messages_and_stores_none_is_waited_for() -> None:
 
 
 def rounds_of(fragments: Iterable[int]) -> list[RoundLine]:
-    """Return rounds of fragments, oldest first."""
     return [
         RoundLine(1.0, "shard-0", fields(RoundEvent, fragment=p, version=1, contributors=(), tokens=1, end="x", live=2))
         for p in fragments

@@ -24,7 +24,6 @@ from atoll.protocol.shard import Shard
 
 
 def times(*steps_s: float) -> StepTimes:
-    """Return the step times after these steps."""
     found = StepTimes()
     for step_s in steps_s:
         found.add(step_s)

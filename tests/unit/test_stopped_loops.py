@@ -30,7 +30,6 @@ with atoll.join(opener, run="r", learner="a", params={{"w": np.zeros((8, 2), np.
 
 
 def told_by_the_page() -> str:
-    """Return the lines that the page gives."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     at = lines.index("import signal, sys")
     return "\n".join(lines[at : at + 2])

@@ -69,14 +69,12 @@ class StoreDesk:
 
     @staticmethod
     def named(store: ShardStore) -> set[str]:
-        """Return the stems that the head names."""
         head = store.holdings[0].head
         return {blob.stem for blob in store._protected(head)}
 
 
 @pytest.fixture
 async def desk() -> AsyncIterator[StoreDesk]:
-    """A run at version 0."""
     desk = StoreDesk()
     await publish_origin(desk.bus, desk.run, {0: np.zeros(SIZE, dtype=np.float32)})
     yield desk
@@ -311,7 +309,6 @@ class PowerCutBus(MemoryBus):
         self.lost = ""
 
     async def put_blob(self, stem: str, payload: Buffer | Upload) -> BlobRef:
-        """Store a blob, and remember what may be lost."""
         ref = await super().put_blob(stem, payload)
         self.lost = stem
         return ref

@@ -66,15 +66,12 @@ class StormStand:
     """A clock that moves when somebody pauses."""
 
     def __init__(self) -> None:
-        """Begin at nought."""
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
     def pause(self, for_s: float) -> None:
-        """Let time pass."""
         self.now_s += for_s
 
 
@@ -82,7 +79,6 @@ class Shelter:
     """A ground of names without processes, whose links note what is done to them."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
-        """Nothing was done yet."""
         self.broker = broker
         self.links = NotedLinks()
         self.empty = 0
@@ -103,19 +99,15 @@ class NotedLinks(StormLinks):
     """Links that only write down."""
 
     def __init__(self) -> None:
-        """Write nothing down yet."""
         self.done: list[str] = []
 
     def cut(self, name: str) -> None:
-        """Note a cut."""
         self.done.append(f"cut {name}")
 
     def swallow(self, name: str, way: str) -> None:
-        """Note a black hole."""
         self.done.append(f"swallow {way} {name}")
 
     def heal(self, name: str) -> None:
-        """Note a healing."""
         self.done.append(f"heal {name}")
 
 
@@ -201,7 +193,6 @@ class Child:
         return {"ATOLL_HEALTH_FILE": f"/run/health/{self.name}"}
 
     def status(self) -> str:
-        """Return whether it runs."""
         return self.state
 
 
@@ -214,15 +205,12 @@ class StubGroup:
     trained: tuple[str, ...] = ()
 
     def children(self) -> list[Child]:
-        """Return the processes."""
         return self.family
 
     def owners(self) -> dict[int, int]:
-        """Return what the leases say."""
         return self.leases
 
     def has_trained(self, learner: str, _: float) -> bool:
-        """Return whether a learner trains."""
         return learner in self.trained
 
 
@@ -252,7 +240,6 @@ def test_a_role_is_whoever_has_it_at_the_time(tmp_path: Path) -> None:
 
 
 def gradient(worker: int, generation: int, value: float) -> GroupMessage:
-    """Return a worker's gradient of two equal values."""
     return GroupMessage(worker, generation, 5, 0.1, np.full(2, value, np.float32).tobytes())
 
 

@@ -33,13 +33,11 @@ class SumDesk(ShardDesk):
         return [action for key in keys for action in self.arrive(key, at_s, base, tokens=10, trained_tokens=100)]
 
     def read(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float = 1.0) -> list[Command]:
-        """Let contributions be read as one sum."""
         first, *others = (PushKey(name, 1, 0, push) for name in names)
         return self.ready(first, at_s, norm=norms, others=tuple((key, 1.0) for key in others))
 
 
 def of(kind: type[Fetch | Fold | Refuse], actions: list[Command]) -> list[str]:
-    """Return the learners of commands of a kind."""
     return [action.key.learner for action in actions if isinstance(action, kind)]
 
 

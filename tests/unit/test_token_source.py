@@ -33,7 +33,6 @@ def raising_later(request):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the person."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -47,12 +46,10 @@ def module(folder: Path, wrong: str = "None") -> str:
 
 
 def never() -> bool:
-    """Give up never."""
     return False
 
 
 def feed(source: str, start: int = 0, batch: int = 2) -> SourceFeed:
-    """Return a feed that begins at a window."""
     return SourceFeed(source, SourceRequest("a", 3, 8, 256, start), batch)
 
 

@@ -87,18 +87,15 @@ def told_run() -> History:
 
 
 def moment_of(view: History, now_s: float = NOW_S, *, unanswered_s: float = 0.0) -> TopMoment:
-    """Return the run at a moment."""
     picture = ConsolePicture(view, "demo", PROTOCOL, 0.0, now_s)
     return TopMoment(picture, WALL_S - NOW_S + now_s, unanswered_s=unanswered_s)
 
 
 def lines_of(app: TopApp) -> list[str]:
-    """Return what the terminal shows, line by line."""
     return ["".join(part.text for part in strip).rstrip() for strip in app.screen._compositor.render_strips()]
 
 
 def first_column(app: TopApp) -> list[str]:
-    """Return the first cells of the table."""
     table = app.query_one(DataTable)
     return [str(table.get_row_at(n)[0]).strip() for n in range(table.row_count)]
 

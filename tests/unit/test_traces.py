@@ -24,7 +24,6 @@ def commit(at_s: float = 1000.0, version: int = 7) -> Event:
 
 
 def told(*events: Event, since_s: float = 0.0) -> tuple[ReadableSpan, ...]:
-    """Return the spans that are told of events."""
     exporter = InMemorySpanExporter()
     tracer = RoundTracer("r", since_s, SimpleSpanProcessor(exporter))
     for one in events:

@@ -25,7 +25,6 @@ FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.counters)))
 
 
 def beat(learner: str, incarnation: int, moved: LinkTraffic, *, tokens: int = 0, steps: int = 0) -> Beat:
-    """Return a heartbeat that says what its link has carried."""
     return Beat(
         learner=learner,
         incarnation=incarnation,

@@ -40,7 +40,6 @@ KEYS = st.one_of(
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return every plain container of these."""
     pairs = KEYS.flatmap(
         lambda keys: st.tuples(*[inner] * len(keys)).map(lambda values: list(zip(keys, values, strict=True)))
     )

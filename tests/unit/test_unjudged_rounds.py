@@ -30,7 +30,6 @@ class JudgingDesk(ShardDesk):
         super().__init__(**{"quorum": 3, "robust": "gate"} | changes)
 
     def push(self, name: str, at_s: float) -> list[Command]:
-        """Let a learner's contribution arrive and be ready."""
         key = PushKey(name, 1, 0, 1)
         return self.arrive(key, at_s, tokens=10, trained_tokens=10) + self.ready(key, at_s)
 

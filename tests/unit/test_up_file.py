@@ -30,7 +30,6 @@ out = "made"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file of settings with the text that it names beside it."""
     (tmp_path / "text").mkdir()
     path = tmp_path / "run.toml"
     path.write_text(FILE, encoding="utf-8")

@@ -160,7 +160,6 @@ def test_large_books_come_in_parts_that_add_up() -> None:
 
 
 def frames_of(view: History, history: History | None) -> dict[str, Any]:
-    """Return what the page of a run shows."""
     run = RunFile(run="r", learners=1, settings={"protocol.fragments": 1, "protocol.shards": 1}, broker="embedded")
     facts = Facts(run=run.run, settings=run.settings, sessions=[], validation={}, data_hash="", history=history)
     return page_frames(collect(view, facts), view, run, history, Path("/nowhere"))

@@ -11,7 +11,6 @@ from atoll.wire.messages import Beat, LearnerState
 
 
 def beat(step: int, step_s: float, *, incarnation: int = 1, state: LearnerState = "training") -> Beat:
-    """Return a heartbeat that says how many steps have ended."""
     return Beat(
         learner="a",
         incarnation=incarnation,

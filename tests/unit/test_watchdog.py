@@ -26,7 +26,6 @@ class EchoedConnection:
     queued = 0
 
     def __init__(self, echoes: list[bool]) -> None:
-        """Answer so, and from then on at once."""
         self.stats = BusStats(home=self.url)
         self.cuts = 0
         self.away: list[bool] = []

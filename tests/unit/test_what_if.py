@@ -246,7 +246,6 @@ def test_mistakes_are_named(recording: Recording, settings: list[str], links: li
 
 
 def save(folder: Path, agreed: ProtocolSettings) -> None:
-    """Write the folder of a run with this event log."""
     fields = msgspec.to_builtins(agreed)
     settings = {f"protocol.{name}": value for name, value in fields.items()}
     run = {"run": "told", "learners": 3, "settings": settings, "broker": "simulated"}

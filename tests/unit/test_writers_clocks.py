@@ -25,7 +25,6 @@ SAMPLE = {"incarnation": 1, "step": 1, "tokens": 10}
 
 
 def take(history: History, kind: str, who: str, at_s: float, stored_s: float, **fields: object) -> None:
-    """Let the history read an event as the broker stored it."""
     history.take(f"ev.{kind}.{who}", encode(event(kind, who, at_s, **fields)), stored_s)
 
 
