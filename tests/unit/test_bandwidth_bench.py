@@ -24,7 +24,6 @@ from benchmarks.network.bandwidth import (
     _longest_step,
     _twelve,
     eight_sites,
-    first_point,
     nearest_point,
     need,
     others,
@@ -38,11 +37,6 @@ from benchmarks.network.bandwidth import (
 def test_what_is_published_lies_on_the_grid(row: PublishedRow) -> None:
     """It was rounded to two places and then to one: 86.851 is printed as 86.8."""
     assert round(round(GRID[nearest_point(row.published)], 2), 1) == row.published
-
-
-def test_the_first_point_is_the_first_that_reaches() -> None:
-    assert first_point(lambda rate: rate / 1e12, 0.5) == next(k for k, point in enumerate(GRID) if point >= 500)
-    assert first_point(lambda _: 0.0, 0.5) == len(GRID)
 
 
 def test_two_thirds_hits_what_it_is_fitted_on_and_the_rest_within_a_step() -> None:
@@ -70,10 +64,6 @@ def grid_steps_off(rate: float | None, row: PublishedRow) -> int:
     """Return how many points of the grid a rate lies above what was published."""
     assert rate is not None
     return next(k for k, point in enumerate(GRID) if point * GIGA >= rate) - nearest_point(row.published)
-
-
-def test_a_plan_asks_for_the_utilisations_that_are_published() -> None:
-    assert {row.wanted for row in TABLE_6} == set(WANTED)
 
 
 @pytest.mark.parametrize("learners", [2, 8])

@@ -13,7 +13,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from atoll.base.errors import SettingsError
 from atoll.merge.global_update import AVERAGE, GlobalUpdate
 from atoll.merge.outer import Nesterov
 from atoll.settings import Settings
@@ -24,7 +23,7 @@ from atoll_learner.model import Params, init_params
 from atoll_learner.process import LearnerWork, prepare_work
 from atoll_learner.schedule import learning_rate
 from atoll_learner.train import init_optimizer, make_step
-from benchmarks.baselines.__main__ import Request, baseline, baseline_settings, run_baseline
+from benchmarks.baselines.__main__ import baseline, baseline_settings
 from benchmarks.baselines.lockstep import BaselineResult, Feeds, Method, report_of, train_baseline
 
 pytestmark = pytest.mark.second_tier
@@ -206,18 +205,6 @@ def test_a_divergence_is_an_outcome(corpus: Path, monkeypatch: pytest.MonkeyPatc
     assert report_of(got, prepare_work(settings_of(corpus)))["ended"] == "failed"
 
 
-@pytest.mark.parametrize(
-    ("method", "learners", "tokens", "names"),
-    [("sgd", 1, 640, "data-parallel, diloco"), ("diloco", 0, 640, "1..1024"), ("diloco", 1, 0, "--tokens")],
-)
-def test_what_cannot_be_trained_is_refused(
-    corpus: Path, method: Method, learners: int, tokens: int, names: str
-) -> None:
-    """The message names what is allowed or what to set."""
-    with pytest.raises(SettingsError, match=names.replace(".", r"\.")):
-        trained(corpus, method, learners, tokens=tokens)
-
-
 def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> None:
     """`--stop` leaves the first part of a longer schedule, from which another training can begin."""
     words = ["--method", "data-parallel", "--learners", "2", "--tokens", str(12 * STEP)]
@@ -234,15 +221,3 @@ def test_the_verb_writes_a_report_and_a_model(corpus: Path, tmp_path: Path) -> N
     model = prepare_work(settings_of(corpus)).model
     newest, average = (load_safetensors([tmp_path / f"{name}.safetensors"], init_params(model, 0)) for name in FILES)
     assert 0.0 < difference(newest, average) < 1.0
-
-
-def test_the_verb_replaces_nobodys_result_and_trains_for_no_folder_it_cannot_use(tmp_path: Path) -> None:
-    """Hours of training must not end in a folder that cannot be written, nor in place of what was there."""
-    kept, plain = tmp_path / "kept", tmp_path / "plain"
-    kept.mkdir()
-    (kept / "report.json").write_text("mine", encoding="utf-8")
-    plain.write_text("a file", encoding="utf-8")
-    for out, said in ((kept, "holds a result already"), (plain, "cannot be used"), (plain / "below", "cannot be used")):
-        with pytest.raises(SettingsError, match=said):
-            run_baseline(Request("data-parallel", 1, 0, 4, out, assignments=tuple(TINY)))
-    assert (kept / "report.json").read_text(encoding="utf-8") == "mine"

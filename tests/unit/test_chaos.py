@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import pytest
 
 from atoll.protocol.ledger import Account, Ledger
 from benchmarks.faults import chaos
-from benchmarks.faults.chaos import courses, parsed
 from benchmarks.faults.extracts import (
     SCHEMA,
     Booked,
@@ -43,9 +39,9 @@ from benchmarks.faults.metrics import (
     takeovers,
     useful_share,
 )
-from benchmarks.faults.storm import Fault, seconds_for
+from benchmarks.faults.storm import Fault
 from benchmarks.faults.synchronous import Line, enter_steps
-from benchmarks.lib import harness, runs
+from benchmarks.lib import harness
 from benchmarks.lib.harness import Figure
 from benchmarks.lib.publish import differences, publish
 
@@ -352,42 +348,6 @@ def test_a_gauntlet_is_asked_for_safety_and_kills_only() -> None:
     assert plots([calm(), extract]) == plots([calm()])
 
 
-def test_the_gauntlet_alone_is_as_long_as_its_kills_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All other runs are `--minutes` long, whatever the gauntlet is."""
-    monkeypatch.setattr(sys, "argv", ["chaos.py", "--minutes", "3", "--kills", "10"])
-    *others, gauntlet = courses(parsed(), 0)
-
-    assert len(others) == 8
-    assert {course.seconds for course in others} == {180.0}
-    assert gauntlet.seconds == seconds_for(0, 32.0, 10)
-    assert (gauntlet.name, gauntlet.system, gauntlet.kills_min) == ("gauntlet", "atoll", 10)
-
-
-def test_two_invocations_write_from_all_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that ends last has the runs in its results that the other has measured meanwhile, before and after its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(chaos, "sources", lambda: "a-b")
-    monkeypatch.setattr(sys, "argv", ["chaos.py", "--only", "storm-4"])
-    first, *_, last = courses(parsed(), 0)
-
-    def measured(course: Course, path: Path) -> Extract:
-        for each in (first, course, last):
-            extract = calm()
-            extract.course, extract.schema = each, SCHEMA
-            save(extract, path.with_name(f"{each.name}.json.zst"))
-        return load(path)
-
-    monkeypatch.setattr(chaos, "measure", measured)
-    chaos.main()
-    told = json.loads(Path("build/results/chaos.json").read_text(encoding="utf-8"))
-
-    assert [Path(path).name for path in told["raw"]] == [
-        "undisturbed.json.zst",
-        "storm-4.json.zst",
-        "gauntlet.json.zst",
-    ]
-
-
 def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -401,27 +361,6 @@ def test_an_extract_that_lacks_what_is_asked_now_is_measured_again(
 
     assert old is None
     assert chaos.kept(extract.course, path) is not None
-
-
-def test_two_invocations_prepare_the_corpus_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Who comes second waits for the first and finds it there."""
-    corpus, prepared = tmp_path / "corpus", list[Path]()
-
-    def prepare(words: list[str], *, check: bool) -> None:
-        assert check
-        with (corpus.with_suffix(".lock")).open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        out = Path(words[-1])
-        out.mkdir()
-        (out / "meta.json").touch()
-        prepared.append(out)
-
-    monkeypatch.setattr(subprocess, "run", prepare)
-    with ThreadPoolExecutor(2) as both:
-        found = list(both.map(lambda _: runs.prepare(corpus), range(2)))
-
-    assert found == [corpus] * 2
-    assert len(prepared) == 1
 
 
 def test_sources_are_those_of_services_and_shared_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from atoll.base.errors import SettingsError
 from atoll.protocol.settings import ProtocolSettings
-from atoll_learner.data.shards import TokenShards
 from benchmarks.experiments import grid as grids
-from benchmarks.experiments.cells import PACE_S, CellStore, Crew, Paces, Record, cell_of, record_of, toml, verbs
-from benchmarks.experiments.experiment import in_order, main
-from benchmarks.experiments.experiment_page import Raw, answers, figures, gap, load, page, save, svgs
-from benchmarks.experiments.grid import FORMER_STANDING, GridCell, computed, rows, standing_settings, unsaid
-from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read
+from benchmarks.experiments.cells import CellStore, Crew, Record, cell_of, record_of
+from benchmarks.experiments.experiment import in_order
+from benchmarks.experiments.experiment_page import Raw, answers, figures, gap, load, page, save
+from benchmarks.experiments.grid import FORMER_STANDING, GridCell, rows, standing_settings, unsaid
+from benchmarks.experiments.questions import FOLDER, Experiment, axes_of, parse, read, sensible
 from benchmarks.lib.kept_parts import closure, source_digest
 from benchmarks.lib.publish import page_differences, publish
 
@@ -124,19 +121,6 @@ def test_budgets_and_computed_settings_follow_the_learners() -> None:
     assert [settings_of(row.cells[0])["protocol.quorum"] for row in found] == [2, 2, 4]
 
 
-@pytest.mark.parametrize(("text", "value"), [("7", 7), ("learners * 2", 8), ("(tokens - 4) / learners // 3", 8.0)])
-def test_expressions_have_four_operations(text: str, value: float) -> None:
-    """Numbers, names, brackets and the four operations, no more."""
-    assert computed(text, {"learners": 4, "tokens": 100}) == value
-
-
-@pytest.mark.parametrize("text", ["__import__('os')", "learners ** 9", "x", "1 +", "tokens.real"])
-def test_other_expressions_are_refused(text: str) -> None:
-    """Nothing is evaluated but arithmetic."""
-    with pytest.raises((SyntaxError, KeyError)):
-        computed(text, {"learners": 4, "tokens": 100})
-
-
 def test_rivals_read_only_what_concerns_them() -> None:
     """Data-parallel cells of rows that differ in the protocol alone are one cell, done once."""
     first, second, third = rows(grid(), range(1))
@@ -165,31 +149,6 @@ def test_a_default_is_the_same_cell_said_or_not() -> None:
     assert len({nothing, another, sequence}) == 3
 
 
-def test_an_empty_table_takes_away_what_the_row_has() -> None:
-    """A baseline can be undisturbed: an empty table clears every setting below its name."""
-    text = """
-    question = "?"
-    [settings]
-    tokens = 10
-    [axes.speed]
-    two = { sim = { speed = { learner-1 = 0.5, learner-2 = 0.5 }, step_s = 2.0 } }
-    [baseline]
-    name = "equal"
-    settings = { "sim.speed" = {} }
-    """
-    (row,) = rows(grid(text), range(1))
-
-    assert settings_of(row.rivals[0][0]) == {"sim.step_s": 2.0}
-    assert settings_of(row.cells[0])["sim.speed.learner-1"] == 0.5
-
-
-def test_cells_are_ordered_seed_by_seed() -> None:
-    """The first seed of the whole grid comes before the second of anything."""
-    seeds = [cell.seed for cell in in_order(rows(grid(), range(2)))]
-
-    assert seeds == sorted(seeds)
-
-
 def test_names_of_cells_differ_when_cells_do() -> None:
     """The digest is that of method, learners, tokens, seed, warm start and every setting, in whatever order."""
     cell = GridCell("atoll", 2, 100, 0, 0.0, (("protocol.merge", '"mean"'), ("train.rate", "0.001")))
@@ -207,34 +166,6 @@ def test_names_of_cells_differ_when_cells_do() -> None:
     assert cell_of(json.loads(json.dumps(cell.describe()))).digest == cell.digest
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("question = ", "this is no experiment"),
-        ('question = "?"\nseed = 3', "unknown field `seed`"),
-        ('question = "?"\nmeasures = ["loss"]', "allowed: final, gap"),
-        ('question = "?"\nmeasures = ["gap"]', "a gap needs a \\[baseline\\]"),
-        ('question = "?"\nskip = [{ a = 1 }]\n[axes]\nlearners = [1]', "no such axis"),
-        ('question = "?"\n[settings]\ntokens = 5\n[axes]\nlearners = 4', "an axis is a list of values"),
-        ('question = "?"\n[settings]\nmethod = "sgd"\ntokens = 5', "allowed: atoll, data-parallel, diloco"),
-        ('question = "?"', "a cell needs a budget"),
-        ('question = "?"\n[settings]\ntokens = 5\ntokens_per_learner = 5', "one of the two"),
-        ('question = "?"\n[settings]\ntokens = 5\nwarm = 1.0', "below 1"),
-        ('question = "?"\n[settings]\ntokens = 5\n"protocol.merge" = "median"', "setting protocol.merge is wrong"),
-        ('question = "?"\n[settings]\ntokens = 5\n"protocol.mergers" = 1', "unknown setting protocol.mergers"),
-        ('question = "?"\n[settings]\ntokens = 5\nrate = 1', "unknown setting in an experiment"),
-        ('question = "?"\n[settings]\ntokens = 5\n"train.rate" = 7', "setting train.rate is out of range"),
-        ('question = "?"\n[settings]\ntokens = 5\nprotocol.quorum = 9', "quorum is out of range"),
-        ('question = "?"\n[settings]\ntokens = 5\nprotocol.overlap_steps = 6', "overlap_steps is out of range"),
-        ('question = "?"\n[settings]\ntokens = 5\nprotocol.quorum = "= twelve"', "this cannot be computed"),
-    ],
-)
-def test_a_wrong_file_is_refused_in_words(text: str, words: str) -> None:
-    """Before anything runs, with what was got and what is allowed."""
-    with pytest.raises(SettingsError, match=words):
-        rows(grid(text), range(1))
-
-
 def test_every_experiment_of_the_repository_can_be_asked() -> None:
     """Each file is read, and each of its cells has settings that a run accepts."""
     files = sorted((ROOT / FOLDER).glob("*.toml"))
@@ -243,6 +174,8 @@ def test_every_experiment_of_the_repository_can_be_asked() -> None:
     assert {"parity", "m-scaling", "failures", "heterogeneity", "merge", "scavenging"} <= counted.keys()
     assert min(counted.values()) >= 2
     assert all(axes_of(read(path)[0]) for path in files)
+    for path in files:
+        sensible(read(path)[0], path.name)
 
 
 def published() -> list[Path]:
@@ -303,85 +236,25 @@ def crew_of(folder: Path, said: list[str], jobs: int = 1) -> Crew:
     return Crew(CellStore(folder, "sources"), quick, jobs, say=said.append)
 
 
-def test_a_cell_that_is_done_is_not_run_again(tmp_path: Path) -> None:
-    """Only its file decides; equal cells asked for twice are one."""
-    first: list[str] = []
-    second: list[str] = []
-    crew_of(tmp_path, first, jobs=2).work([small(0), small(1), small(0)])
-    crew_of(tmp_path, second).work([small(0), small(1), small(2)])
+@pytest.mark.parametrize("left", ["", "{", "[]", "{}", '{"cell": 5}', "\0\0"])
+def test_a_damaged_record_is_a_cell_not_done(tmp_path: Path, left: str) -> None:
+    """It is run again; estimates do without it."""
+    store = CellStore(tmp_path, "sources")
+    store.keep(small(0), {"cell": small(0).describe(), "final": None, "took_s": 1.0})
+    assert store.find(small(0)) is not None
+    (tmp_path / "sources" / f"{small(0).digest}.json").write_text(left, encoding="utf-8")
 
-    assert first[0].startswith("2 of 2 cells to run")
-    assert second[0].startswith("1 of 3 cells to run")
-    assert len(second) == 2
-    assert "seed 2" in second[1]
-
-
-def test_a_failure_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    """With the end of the cell's own output; what fails is not kept, so it is tried again next time."""
-    said: list[str] = []
-    crew = crew_of(tmp_path, said)
-    crew.work([small(13), small(1)])
-
-    assert crew.failed == [small(13)]
-    assert "no luck" in said[1]
-    assert crew.store.find(small(13)) is None
-    assert crew.store.find(small(1)) is not None
+    assert store.find(small(0)) is None
+    assert store.paces() == []
 
 
-def test_an_interrupted_go_keeps_what_is_done(tmp_path: Path) -> None:
-    """Ctrl-C ends the children and loses only the cells at work."""
+def test_a_record_of_another_cell_is_none_of_this_one(tmp_path: Path) -> None:
+    """The name is the digest of what the record says it is of."""
+    store = CellStore(tmp_path, "sources")
+    store.keep(small(0), {"cell": {**small(0).describe(), "seed": 7}, "final": 1.0, "took_s": 1.0})
+    assert json.loads((tmp_path / "sources" / f"{small(0).digest}.json").read_text(encoding="utf-8"))["final"] == 1.0
 
-    def interrupted(text: str) -> None:
-        if text.startswith("[1/"):
-            raise KeyboardInterrupt
-
-    crew = Crew(CellStore(tmp_path, "sources"), quick, 1, say=interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        crew.work([small(0), small(1)])
-    said: list[str] = []
-    crew_of(tmp_path, said).work([small(0), small(1)])
-
-    assert said[0].startswith("1 of 2 cells to run")
-
-
-def test_a_killed_go_is_gone_on_with(tmp_path: Path) -> None:
-    """A runner that is killed in the middle of its second cell has its first one kept, whole."""
-    here = Path(__file__)
-    program = (
-        f"import sys; sys.path[:0] = {[str(here.parents[2]), str(here.parents[1]), str(here.parent)]!r}\n"
-        "from pathlib import Path; from test_experiments import crew_of, small\n"
-        f"crew_of(Path({str(tmp_path)!r}), []).work([small(0), small(99), small(1)])"
-    )
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    said: list[str] = []
-    crew = crew_of(tmp_path, said)
-    crew.work([small(0), small(1)])
-
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert said[0].startswith("1 of 2 cells to run")
-    assert not (tmp_path / "sources" / small(99).digest).with_suffix(".json").exists()
-
-
-def test_a_bounded_go_starts_only_what_fits(tmp_path: Path) -> None:
-    """Cells that would not end in time stay, also when a later, shorter one is run; nothing is lost."""
-    large = GridCell("atoll", 2, 10**9, 0, 0.0, ())
-    said: list[str] = []
-
-    assert crew_of(tmp_path, said).work([large, small(1)], within_s=60.0) == [large]
-    assert len(said) == 2
-
-
-def test_estimates_come_from_the_nearest_kind() -> None:
-    """Cells of the same method, learners and model first, then less alike ones; long ones count for more."""
-    model = (("model.size", "2"),)
-    paces = Paces(
-        [(GridCell("atoll", 4, 30, 0, 0.0, model), 8 + 30.0), (GridCell("atoll", 8, 10, 0, 0.0, model), 8 + 50.0)]
-    )
-
-    assert paces.seconds(GridCell("atoll", 8, 100, 1, 0.0, model)) == pytest.approx(8 + 500)
-    assert paces.seconds(GridCell("atoll", 2, 100, 1, 0.0, model)) == pytest.approx(8 + 200)
-    assert paces.seconds(GridCell("atoll", 2, 100, 1, 0.0, (("model.size", "3"),))) == pytest.approx(8 + 200)
-    assert paces.seconds(GridCell("diloco", 2, 100, 1, 0.0, ())) == pytest.approx(8 + 100 * PACE_S)
+    assert store.find(small(0)) is None
 
 
 def test_cells_of_other_sources_count_when_named(tmp_path: Path) -> None:
@@ -402,22 +275,6 @@ def test_cells_made_with_other_defaults_never_count(tmp_path: Path, monkeypatch:
     assert CellStore(tmp_path, "sources").find(small(0)) is not None
 
 
-def test_a_warm_start_is_two_trainings(tmp_path: Path) -> None:
-    """A share of the tokens data-parallel, on the schedule of all, in another order; then the rest from its model."""
-    cell = GridCell("atoll", 4, 1000, 3, 0.1, (("protocol.quorum", "2"), ("train.tokens_before", "100")))
-    first, second = verbs(cell, tmp_path)
-    words = " ".join(first)
-
-    assert "benchmarks.baselines --method data-parallel" in words
-    assert "--seed 10003 --tokens 1000 --stop 100" in words
-    assert words.endswith("--set train.tokens_before=0")
-    assert "train" in second
-    assert second[second.index("--tokens") + 1] == "900"
-    assert second[-1] == f"learner.initial_model={tmp_path / 'warm' / 'model.safetensors'}"
-    settings = "data.held_out_tokens = 131072\nprotocol.quorum = 2\ntrain.tokens_before = 100\n"
-    assert (tmp_path / "cell.toml").read_text(encoding="utf-8") == settings
-
-
 def test_the_record_of_a_warm_start_counts_both_parts() -> None:
     """Tokens and curve of the second part are counted on from the first."""
     warm = {**REPORT, "tokens_trained": 50, "validation": {**REPORT["validation"], "curve": []}}  # type: ignore[dict-item]
@@ -425,25 +282,6 @@ def test_the_record_of_a_warm_start_counts_both_parts() -> None:
 
     assert (record["tokens"], record["merged"], record["merged_late"], record["lost"]) == (150, 130, 10, 10)
     assert record["curve"] == [(140, 2.1)]
-
-
-def test_settings_become_toml() -> None:
-    """Every kind of value that a scenario has survives the way through the file."""
-    import tomllib  # noqa: PLC0415
-
-    settings = {
-        "protocol.merge": "mean",
-        "sim.kills": [{"who": "shard-0", "at_s": 5.5}],
-        "sim.speed.learner-2": 0.5,
-        "x.yes": True,
-    }
-    wanted = {
-        "protocol": {"merge": "mean"},
-        "sim": {"kills": [{"who": "shard-0", "at_s": 5.5}], "speed": {"learner-2": 0.5}},
-        "x": {"yes": True},
-    }
-
-    assert tomllib.loads(toml(settings)) == wanted
 
 
 def test_sources_are_named_by_what_is_imported(tmp_path: Path) -> None:
@@ -563,15 +401,6 @@ def test_a_page_has_a_table_with_spreads_and_every_seed() -> None:
     assert any(line.startswith("| rda is quicker") and "| yes | paired; one seed |" in line for line in lines)
 
 
-def test_plots_have_a_line_per_combination() -> None:
-    """A measure against an axis, and the validation curves."""
-    drawn = svgs(raw_of(records_of(FINALS)))
-
-    assert sorted(drawn) == ["experiment-which-1.svg", "experiment-which-2.svg"]
-    assert "merging mean" in drawn["experiment-which-1.svg"]
-    assert drawn["experiment-which-2.svg"].count("learners ") == 3
-
-
 def test_a_published_page_can_be_made_again(tmp_path: Path) -> None:
     """From its raw file alone; a page that was touched by hand is found out."""
     raw = tmp_path / "made" / "experiment-which.json.zst"
@@ -586,34 +415,6 @@ def test_a_published_page_can_be_made_again(tmp_path: Path) -> None:
     assert load(kept).records == load(raw).records
     assert same == []
     assert len(page_differences(kept, folder)) == 2
-
-
-@pytest.mark.second_tier
-def test_the_command_line_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--list` runs nothing; an unknown name and a wrong file end with 2 and a sentence. Published cells of this text count."""
-    (tmp_path / "which.toml").write_text(GRID, encoding="utf-8")
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(30):
-        (text / f"{number}.txt").write_text(f"{number} " * 300, encoding="utf-8")
-    words = [sys.executable, "-m", "atoll.cli", "data", "prepare", str(text), "--out", str(tmp_path / "data")]
-    subprocess.run(words, check=True, capture_output=True)
-    common = ["--folder", str(tmp_path), "--build", str(tmp_path / "build"), "--data", str(tmp_path / "data")]
-
-    assert main(["--list", "--only", "merging=mean", *common]) == 0
-    assert "12 of 12 cells to run" in capsys.readouterr().out
-    assert main(["what", *common]) == 2
-    assert "allowed: which" in capsys.readouterr().err
-
-    fingerprint = TokenShards(tmp_path / "data").meta.fingerprint[:8]
-    row = rows(grid(), range(1))[0]
-    (mine,), ((theirs,), _) = row.cells, row.rivals
-    for name, cell in (("mine", mine), ("strange", theirs)):
-        trained_on = fingerprint if name == "mine" else "other"
-        record = result(cell, 2.0, sources=f"{name}-{trained_on}", unsaid=unsaid(cell))
-        save(raw_of({cell.digest: record}), tmp_path / "raw" / f"experiment-{name}.json.zst")
-    assert main(["--list", "--only", "merging=mean", "--published", str(tmp_path / "raw"), *common]) == 0
-    assert "11 of 12 cells to run" in capsys.readouterr().out
 
 
 def test_a_published_page_outlives_the_defaults_that_named_its_cells() -> None:
@@ -631,23 +432,6 @@ def test_a_published_page_outlives_the_defaults_that_named_its_cells() -> None:
 
     assert [settings_of(row.cells[0])["protocol.codec_up"] for row in kept.rows] == ["bf16", "int4"]
     assert ("protocol.codec_up" in settings_of(former), "protocol.codec_up" in settings_of(todays)) == (False, True)
-
-
-def test_a_page_says_on_which_former_defaults_its_runs_stand() -> None:
-    """Of settings that the question sets itself it says nothing, nor of defaults that are today's."""
-    text = """
-    question = "?"
-    [settings]
-    tokens = 10
-    "train.optimizer" = "adamw"
-    """
-    standing = {"train.optimizer": "adamw", "train.schedule": "cosine"}
-    former = Raw(name="which", text=text, seeds=[0], records={}, standing=standing_settings() | standing)
-    todays = Raw(name="which", text=text, seeds=[0], records={}, standing=standing_settings())
-    told = [line for line in page(former).splitlines() if "These runs are old" in line]
-
-    assert [("train.schedule = cosine" in line, "train.optimizer" in line) for line in told] == [(True, False)]
-    assert "These runs are old" not in page(todays)
 
 
 def test_a_rate_that_follows_from_the_model_is_a_default_too(monkeypatch: pytest.MonkeyPatch) -> None:

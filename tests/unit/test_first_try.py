@@ -7,24 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.kept_parts import KeptParts
-from benchmarks.text.first_try import SYSTEMS, TOGETHER, Found, Try, figures_of, systems
+from benchmarks.text.first_try import Found, Try, figures_of
 
 SHORT, LONG = 614_400, 2_457_600
-
-
-def test_every_system_runs_with_the_first_seed_and_those_that_train_together_with_every_one() -> None:
-    """With each seed another one comes first."""
-    assert systems(SHORT, 2, 0) == list(SYSTEMS)
-    orders = [systems(LONG, 4, place) for place in (1, 2, 3)]
-    assert all(set(order) == set(TOGETHER) for order in orders)
-    assert {order[0] for order in orders} == set(TOGETHER)
-
-
-def test_who_is_far_away_or_tells_of_speed_alone_runs_less() -> None:
-    """AdamW is for two learners, one process alone for the shorter budget."""
-    assert not any("alone" in name for name in systems(LONG, 2, 0))
-    assert {"data-parallel", "JAX apart"} <= set(systems(LONG, 2, 0))
-    assert set(systems(LONG, 4, 0)) == {*TOGETHER, "JAX apart, Muon", "torch apart, Muon"}
 
 
 def tries(**of: tuple[float, ...]) -> Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.loops.loops import LOOPS, LearnerWords, Loop, SceneOutcome, figures, loop_of, words_of
+from benchmarks.loops.loops import LearnerWords, Loop, SceneOutcome, figures, words_of
 from outcome import print_losses
 
 LOOP = Loop("mine", 5, (), "atoll synchronizer --run mine-run", ("python mine.py a", "python mine.py b"))
@@ -32,17 +32,6 @@ def test_ends_of_the_losses_are_means_of_a_few(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == (
         "a: loss 9.0000 to 1.0000 in 22 steps, 1.000 ms of each in the island, 10.00% of the time\n"
     )
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_every_example_says_how_it_is_run(name: str) -> None:
-    """A shard and two learners, and the lines that are there for Atoll."""
-    loop = loop_of(name)
-
-    assert loop.shard == f"atoll synchronizer --run {loop.run}"
-    assert len(loop.learners) == 2
-    assert all(f"examples/{name}.py" in line for line in loop.learners)
-    assert 4 <= loop.own_lines <= 20
 
 
 def test_goals_can_be_missed() -> None:

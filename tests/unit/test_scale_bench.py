@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from atoll.protocol.ledger import Account, Ledger
-from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import RoundLine
 from atoll.wire.events import RoundEvent
 from benchmarks.lib.harness import Figure
@@ -20,9 +19,7 @@ from benchmarks.network.scale import (
     growth_figures,
     halves,
     round_figures,
-    small_plan,
 )
-from benchmarks.network.scale_fleet import FleetMoment, FleetSamples, queue_of
 from support.events import fields
 
 
@@ -117,40 +114,3 @@ def test_fates_are_exact_only_if_both_sides_agree() -> None:
     assert found["run: token-fragments without exactly one fate"].value == 64 + 64
     assert found["run: contributions merged twice"].value == 1
     assert (found["run: refused"].value, found["run: refused"].how) == (64, "stale")
-
-
-def test_the_queue_tells_how_long_its_oldest_waits() -> None:
-    """As nats-server has it: times in nanoseconds; an empty queue has no oldest."""
-    state = {"messages": 3, "first_ts": "1970-01-01T00:01:40.123456789Z"}
-    told = {"account_details": [{"stream_detail": [{"name": "atoll_scale_UPM", "state": state}]}]}
-
-    assert queue_of(told, 101.0)[0] == 3
-    assert queue_of(told, 101.0)[1] == pytest.approx(0.876544)
-    state["messages"] = 0
-    assert queue_of(told, 101.0) == (0, 0.0)
-    assert queue_of({}, 101.0) == (0, 0.0)
-
-
-def test_processes_of_a_role_are_told_apart() -> None:
-    """Two of a role are numbered, and each counts from when it was seen first."""
-    samples = FleetSamples()
-    for key in (("shard", 7), ("shard", 3), ("broker", 5)):
-        samples.memory[key].append((1.0, key[1]))
-    before = FleetMoment(0.0, {("shard", 7): 1.0}, {})
-    after = FleetMoment(1.0, {("shard", 7): 3.0, ("shard", 3): 0.5, ("broker", 5): 9.0}, {})
-
-    assert {name: found[0][1] for name, found in samples.by_name().items()} == {"broker": 5, "shard 1": 3, "shard 2": 7}
-    assert samples.peaks("shard") == [7, 3]
-    assert after.role_s(before, "shard") == [2.0, 0.5]
-
-
-def test_learners_are_dealt_out_to_hosts() -> None:
-    """All of them, once each; and every round waits for all."""
-    plan = small_plan(10, 24.0, shards=4, hosts=4)
-    requests = plan.requests("nats://here")
-
-    assert sorted(name for request in requests for name in request.learners) == sorted(f"l-{n}" for n in range(10))
-    assert {len(request.learners) for request in requests} == {2, 3}
-    assert {request.broker for request in requests} == {"nats://here"}
-    assert isinstance(plan.request.protocol, ProtocolSettings)
-    assert plan.request.protocol.quorum == 10

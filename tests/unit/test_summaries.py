@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.publish import SYNC, TRAINING, fill, on_top, tables, texts
+from benchmarks.lib.publish import SYNC, TRAINING, fill, tables, texts
 
 # `make mutants-page` writes its page by itself, summary included.
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -26,11 +26,6 @@ def test_figures_are_put_into_a_summary() -> None:
     assert said == "1.23 %, 0.0123, 12,346 B, 2 s, 2, missed, (not measured)"
 
 
-def test_a_page_without_a_summary_stays_as_it_is() -> None:
-    """Nothing is put on top of a page that nobody has summed up yet."""
-    assert on_top("# title\n\ntext\n", "no such page", []) == "# title\n\ntext\n"
-
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_page_has_its_summary(path: Path) -> None:
     """It stands below the title, and the exact figures in it are on the page."""
@@ -43,11 +38,6 @@ def test_every_page_has_its_summary(path: Path) -> None:
     if path.stem.startswith("experiment-"):
         assert summary == told[path.stem]
         assert [figure for figure in re.findall(r"\d+\.\d{2,}", summary) if figure not in rest] == []
-
-
-def test_no_summary_is_left_over() -> None:
-    """Every summary has a page."""
-    assert set(texts("summaries")) <= {path.stem for path in PAGES}
 
 
 def test_systems_stand_beside_each_other() -> None:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from benchmarks.faults.extracts import Course, Extract, ExtractRound, ExtractShare, Row
 from benchmarks.faults.storm import Fault
-from benchmarks.faults.takeover import EVERY_S, absences, figures, interval, kills, outage_figures, ratio
+from benchmarks.faults.takeover import EVERY_S, figures, interval, outage_figures, ratio
 
 SECONDS = 60.0
 REPORT = {"learners": [{"incarnations": [{"overhead": 0.004}, {"overhead": None}, {"overhead": 0.006}]}]}
-
-
-def test_owners_are_killed_one_shard_after_the_other() -> None:
-    planned = kills(SECONDS)
-    assert [round(fault.at_s / EVERY_S, 6) for fault in planned] == [1, 2, 3, 4]
-    assert [fault.pick for fault in planned] == [0.25, 0.75, 0.25, 0.75]
-    assert {(fault.act, fault.role) for fault in planned} == {("kill", "owner")}
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(10.0, True), (9.0, False)])
@@ -37,14 +28,6 @@ def test_the_interval_holds_the_ratio_and_narrows_with_windows() -> None:
     low, high = interval(pairs, 0)
     closer, above = interval(pairs * 30, 0)
     assert low < closer < ratio(pairs) < above < high
-
-
-def test_absences_cover_all_lengths_and_leave_time_between_them() -> None:
-    planned = absences(10, seed=3)
-    assert {(fault.act, fault.role) for fault in planned} == {("kill", "broker"), ("freeze", "broker")}
-    lengths_s = sorted(fault.over_s for fault in planned)
-    assert all(1.0 + 1.9 * i <= length_s <= 1.0 + 1.9 * (i + 1) for i, length_s in enumerate(lengths_s))
-    assert all(later.at_s >= fault.at_s + fault.over_s + 10.0 for fault, later in itertools.pairwise(planned))
 
 
 @pytest.mark.parametrize("taken", [0, 2])
