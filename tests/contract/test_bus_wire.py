@@ -88,31 +88,6 @@ async def test_beats_are_prompt_while_chunks_saturate_a_link_both_ways(broker: E
         assert link.accepted == 3
 
 
-@pytest.mark.second_tier
-async def test_on_one_connection_a_beat_waits_behind_the_chunks(broker: EmbeddedBroker, run: str) -> None:
-    """What the lane is for: without it the same at-most-once message comes after most of the blob."""
-    data, subjects = bytes(8 * MIB), Subjects(run)
-    options = replace(OPTIONS, bulk_connections=0, watch_s=60.0)
-    async with (
-        LinkProxy(broker.port, LINK_BYTES_S) as link,
-        opened(link.url, run, options) as bus,
-        opened(broker.url, run) as ear,
-    ):
-        feed = await ear.listen(subjects.beat("*"))
-        storing = asyncio.create_task(bus.put_blob(subjects.global_stem(0, 1, "n"), data))
-        async with asyncio.timeout(SOON_S):
-            while link.carried_bytes["up"] < MIB // 4:  # noqa: ASYNC110  # counters set no event
-                await asyncio.sleep(0.001)
-        telling = asyncio.create_task(bus.tell(subjects.beat("a"), b"alive"))
-        assert await feed.next(SOON_S) is not None
-        before = link.carried_bytes["up"]
-        await storing
-        await telling
-
-    assert before > len(data) // 2
-    assert link.accepted == 1
-
-
 async def test_a_lane_is_opened_for_the_first_chunk(broker: EmbeddedBroker, run: str) -> None:
     """Who only keeps records holds one connection; more lanes are an option."""
     async with LinkProxy(broker.port) as link, opened(link.url, run, replace(OPTIONS, bulk_connections=3)) as bus:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.documents import CLUSTER_FAULTS, NETWORK, ROOT, SLOW, Reader, Step, commands, shows, steps
+from support.documents import CLUSTER_FAULTS, NETWORK, ROOT, SLOW, Reader, commands, shows, steps
 
 PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md")])
 
@@ -47,24 +47,6 @@ def test_a_page_does_what_it_says(path: Path, reader: Reader, request: pytest.Fi
     reader.follow(page)
 
 
-def test_blocks_are_found_in_order() -> None:
-    """Shells, files, what a reader waits for, and one program of all Python blocks, at its last one."""
-    page = (
-        '```bash\na\n```\n```toml title="x.toml"\nb = 1\n```\n```python\nc = 1\n```\n'
-        '<!-- until Terminal 1 prints "ok" -->\n'
-        "<!-- with a network -->\n<!-- activated: env -->\n```python\nd = c\n```\n```text\nno\n```"
-    )
-
-    assert steps(page) == [
-        Step("shell", 1, "a\n"),
-        Step("save", 4, "b = 1\n", "x.toml"),
-        Step("until", 10, "ok", "Terminal 1"),
-        Step("network", 11),
-        Step("activate", 12, "", "env"),
-        Step("python", 13, "c = 1\n\nd = c\n"),
-    ]
-
-
 def test_expected_lines_are_looked_for_in_order() -> None:
     """An ellipsis stands for anything; a line that comes too early does not count."""
     assert commands("$ a \\\n  b\n  one … three\n…\nfour\n$ c\n") == [
@@ -83,13 +65,3 @@ def test_a_page_that_promises_too_much_fails(reader: Reader) -> None:
         reader.follow("```console\n$ echo hello\ngoodbye\n```")
     with pytest.raises(AssertionError, match="left with 1"):
         reader.follow("```python\nraise ValueError\n```")
-
-
-def test_terminals_run_side_by_side(reader: Reader) -> None:
-    """One waits for what another makes, and Ctrl-C ends what has no end of its own."""
-    reader.follow(
-        '```bash title="Terminal 1"\necho up; trap "exit 0" INT; tail -f /dev/null\n```\n'
-        '<!-- until Terminal 1 prints "up" -->\n```bash\necho done > build/there\n```\n<!-- Ctrl-C in Terminal 1 -->\n'
-    )
-
-    assert (reader.folder / "build" / "there").read_text(encoding="utf-8") == "done\n"

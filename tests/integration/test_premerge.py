@@ -151,15 +151,6 @@ def test_a_region_that_dies_while_it_folds_loses_nothing(run: str, monkeypatch: 
     assert told(lines, "region.sum_read")
 
 
-def test_a_region_has_one_task_and_a_name() -> None:
-    """A process folds for a region or owns shards; a name must be able to be part of a subject."""
+def test_a_process_folds_for_a_region_or_owns_shards() -> None:
     with pytest.raises(SettingsError, match="owns no shard"):
         check_region(load(assignments=("synchronizer.region=east", "synchronizer.shard=0")).settings)
-    with pytest.raises(SettingsError, match="region"):
-        check_region(load(assignments=("synchronizer.region=far east",)).settings)
-    world = MemoryWorld("r", settings())
-    try:
-        with pytest.raises(SettingsError, match="region"):
-            world.join("a", region="far.east")
-    finally:
-        world.home.stop()

@@ -40,12 +40,3 @@ async def test_a_regions_synchronizer_is_killed_and_comes_back(island: IslandPro
         "superseded",
         "refused:stale",
     }
-
-
-async def test_a_wrong_region_is_refused_by_name(island: IslandProcess) -> None:
-    """A name that can be no part of a subject, and a process that is to do two things."""
-    for name, words in (("far east", ()), ("east", ("--shard", "0"))):
-        process = island.start("wrong", "synchronizer", "--region", name, *words)
-        assert "region" in island.refused(process, "wrong", 2)
-    learner = island.start("lost", "learner", "--id", "a", "--set", "learner.region=far.east")
-    assert "region" in island.refused(learner, "lost", 2)

@@ -400,12 +400,6 @@ def test_another_layout_is_refused_with_the_first_difference(run: str) -> None:
     world.home.stop()
 
 
-def test_a_quorum_above_the_learners_is_refused() -> None:
-    """K > M could never be met."""
-    with pytest.raises(SettingsError, match="quorum"):
-        settings(quorum=5).check(learners=4)
-
-
 def test_an_island_leaves_although_nobody_has_read_its_former_farewells(home: LoopThread) -> None:
     """Shards that are away read no farewell, and the broker keeps two of a learner; its silence tells them the rest."""
     broker = MemoryBroker()

@@ -18,7 +18,7 @@ import pytest
 from schedules import campaign, long_campaign, tuning
 from schedules.faults import HOSTILE, KINDS, REPLICATED, Happening, drawn
 from schedules.minimise import minimised
-from schedules.mutants import CRASHES, FAST, MUTANTS, hunt, planted
+from schedules.mutants import CRASHES, FAST, hunt, planted
 from schedules.processes import Process, ProcessLoop
 from schedules.schedule import Outcome, draw, play
 from schedules.world import World
@@ -112,15 +112,6 @@ def test_a_mutant_is_caught(name: str) -> None:
 
     assert caught.what.startswith("InvariantBroken")
     assert caught.kind == "safety"
-
-
-def test_a_mutant_is_gone_after_its_block() -> None:
-    target, attribute, _ = MUTANTS["no fence"].patches[0]
-    before = getattr(target, attribute)
-    with planted("no fence"):
-        assert getattr(target, attribute) is not before
-
-    assert getattr(target, attribute) is before
 
 
 def test_a_world_in_which_nobody_serves_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,22 +258,6 @@ def test_a_replay_prints_the_log_and_the_happenings(capsys: pytest.CaptureFixtur
 
     assert "seed 5: all held" in said
     assert "drains everybody" in said
-
-
-def test_a_happening_that_a_seed_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Else the schedule would be played without it, and hold."""
-    assert campaign.main(["--seed", "5", "--only", "0,99999"]) == 2
-    assert "seed 5 has no happening 99999" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--minutes", "0"], ["--schedules", "0"], ["--seed", "x"], ["--seed", "-1"], ["--nonsense"]]
-)
-def test_wrong_arguments_leave_with_2(wrong: list[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        campaign.main(wrong)
-
-    assert left.value.code == 2
 
 
 def test_a_constant_that_production_has_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

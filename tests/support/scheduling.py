@@ -27,7 +27,7 @@ APART: Final = "test_examples"
 TOGETHER: Final = {
     **dict.fromkeys(("test_bus_cluster", "test_broker_status", "test_locked_cluster"), "cluster"),
     **dict.fromkeys(("test_dashboard", "test_dashboard_cluster", "test_hostile_names_in_pages"), "dashboard"),
-    **dict.fromkeys(("test_records", "test_monitor", "test_prometheus", "test_monitor_bench"), "monitor"),
+    **dict.fromkeys(("test_records", "test_monitor", "test_prometheus"), "monitor"),
     **dict.fromkeys(("test_planted_causes", "test_planted_pages"), "planted"),
 }
 """The group of a module that is not alone in it."""

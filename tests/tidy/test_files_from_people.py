@@ -17,18 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("shared", "services")
 READER = "shared/atoll/base/regular_files.py"
 OPENERS = {
-    *(
-        "FileIO",
-        "from_file",
-        "load_file",
-        "safe_open",
-        "ParquetFile",
-        "memory_map",
-        "fromfile",
-        "memmap",
-        "loadtxt",
-        "genfromtxt",
-    ),
+    *("FileIO", "from_file", "load_file", "safe_open", "ParquetFile"),
+    *("memory_map", "fromfile", "memmap", "loadtxt", "genfromtxt"),
 }
 """Calls that open a file to read it, by the last part of their names, whatever they are a method of."""
 METHODS = {"read_text", "read_bytes"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import pytest
 
@@ -49,15 +48,3 @@ def test_branches_do_not_overlap() -> None:
     for kind in (UserError, EnvironmentFault, ProtocolMisuse):
         assert not issubclass(kind, BusError)
         assert not issubclass(BusError, kind)
-
-
-def test_the_docstring_draws_every_kind_under_its_parent() -> None:
-    drawn = re.findall(r"^(?:    )?((?:[│ ]   )*)[├└]── (\w+)", errors.__doc__ or "", re.MULTILINE)
-    parents: list[str] = ["AtollError"]
-    edges = set()
-    for indent, name in drawn:
-        depth = len(indent) // 4
-        parents[depth + 1 :] = [name]
-        edges.add((parents[depth], name))
-
-    assert edges == {(kind.__bases__[0].__name__, kind.__name__) for kind in ALL if kind is not AtollError}

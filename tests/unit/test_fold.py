@@ -12,7 +12,7 @@ import pytest
 from atoll.base.errors import FrameRejected, ProtocolMisuse
 from atoll.codec import Encoded
 from atoll.codec.kernels.in_numpy import STRETCH
-from atoll.merge.fold import SMALL, FragmentFold, MergeResult, Method
+from atoll.merge.fold import FragmentFold, MergeResult, Method
 from atoll.merge.norms import l2_norm, slice_norms, validated_norms
 from atoll.model.layout import FragmentSlice
 
@@ -73,17 +73,6 @@ def rda_reference(vectors: Sequence[Vector], weights: Sequence[float]) -> Wide:
 
 
 @pytest.mark.parametrize("count", [2, 5, 9])
-def test_the_mean_is_the_weighted_mean(count: int) -> None:
-    vectors, weights = drawn(count)
-    merged = folded(slices_of(SIZES), "mean", vectors, weights)
-    reference = mean_reference(vectors, weights)
-    np.testing.assert_allclose(merged.pseudo_gradient, reference, rtol=0, atol=2e-6 * np.abs(reference).max())
-    assert merged.pseudo_gradient.dtype == np.float32
-    assert merged.count == count
-    assert merged.weight_sum == pytest.approx(sum(weights))
-
-
-@pytest.mark.parametrize("count", [2, 5, 9])
 def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
     """Each slice has its own radius and direction; a direct slice takes the mean."""
     vectors, weights = drawn(count)
@@ -99,32 +88,6 @@ def test_rda_keeps_norm_and_direction_per_slice(count: int) -> None:
             assert np.linalg.norm(merged[here].astype(np.float64)) == pytest.approx(radius, rel=1e-5)
 
 
-def test_rda_is_longer_than_the_mean_of_orthogonal_vectors() -> None:
-    """Four orthogonal vectors of length 1 have a mean of length 1/2 and an RDA of length 1."""
-    vectors = list(np.eye(4, dtype=np.float32))
-    slices = slices_of({"w": 4})
-    assert np.linalg.norm(folded(slices, "mean", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(0.5)
-    assert np.linalg.norm(folded(slices, "rda", vectors, [1.0] * 4).pseudo_gradient) == pytest.approx(1.0)
-
-
-def test_where_the_directions_of_a_small_slice_cancel_it_takes_the_mean() -> None:
-    """Opposite directions leave none; a single number has no other than two."""
-    vectors = [np.array([3.0, 0.0, 1.0], np.float32), np.array([-1.0, 0.0, 1.0], np.float32)]
-    merged = folded(slices_of({"w": 2, "b": 1}), "rda", vectors, [1.0, 1.0])
-    assert merged.pseudo_gradient.tolist() == [1.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("size", [SMALL, SMALL + 1])
-def test_where_the_directions_of_a_large_slice_cancel_it_does_not_move(size: int) -> None:
-    """As phi(0) = 0 has it; only small slices are worth a second mean."""
-    vectors = [np.full(size, 3.0, np.float32), np.full(size, -1.0, np.float32)]
-    for order in (vectors, vectors[::-1]):
-        merged = folded(
-            slices_of({"a": 3, "w": size}), "rda", [np.r_[np.ones(3, np.float32), v] for v in order], [1.0] * 2
-        )
-        assert merged.pseudo_gradient.tolist() == [1.0] * 3 + [1.0 if size <= SMALL else 0.0] * size
-
-
 def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
     """Two that nearly cancel: below 2 x 2^-23 nothing moves, above it the slice is as long as they were."""
     slices, first = slices_of({"w": 2}), np.array([1.0, 0.0], np.float32)
@@ -135,26 +98,12 @@ def test_a_direction_is_one_above_the_rounding_of_those_in_it() -> None:
     np.testing.assert_allclose(above.pseudo_gradient, [0.0, 1.0], atol=0.3)
 
 
-def test_who_did_not_move_takes_no_direction_away() -> None:
-    """However heavy: the mean of directions is short then, and still the only one there is."""
-    still, moved = np.zeros(2, np.float32), np.array([3.0, 4.0], np.float32)
-    for vectors, weights in (([still, moved], [1e9, 100.0]), ([moved, still], [100.0, 1e9])):
-        merged = folded(slices_of({"w": 2}), "rda", vectors, weights).pseudo_gradient
-        np.testing.assert_allclose(merged, 1e-7 * moved, rtol=1e-4)
-
-
 def test_lengths_that_are_far_apart_stay_finite() -> None:
     """From the shortest slice with a direction to the longest that a run may allow."""
     short, long = np.array([1e-19, 0.0], np.float32), np.array([0.0, 1e12], np.float32)
     for vectors in ([short, long], [long, short]):
         merged = folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient
         np.testing.assert_allclose(merged, [0.5e12 / 2**0.5] * 2, rtol=1e-5)
-
-
-def test_a_zero_pseudo_gradient_has_no_direction_but_counts() -> None:
-    vectors = [np.array([4.0, 0.0], np.float32), np.zeros(2, np.float32)]
-    assert folded(slices_of({"w": 2}), "rda", vectors, [1.0, 1.0]).pseudo_gradient.tolist() == [2.0, 0.0]
-    assert folded(slices_of({"w": 2}), "rda", [vectors[1]] * 2, [1.0, 1.0]).pseudo_gradient.tolist() == [0.0, 0.0]
 
 
 def test_a_vanishing_slice_does_not_overflow() -> None:
@@ -213,55 +162,6 @@ def test_an_empty_fold_has_no_result() -> None:
     """A merge of nothing is a mistake of the caller."""
     with pytest.raises(ProtocolMisuse, match="nothing"):
         FragmentFold(slices_of({"w": 2})).result()
-
-
-@pytest.mark.parametrize("method", ["mean", "rda"])
-def test_a_late_pseudo_gradient_is_shortened_also_when_it_is_alone(method: Method) -> None:
-    """By its staleness weight; of several by the largest, and those with a larger one weigh more."""
-    slices = slices_of({"a": 4})
-    older, late = np.array([1.0, 0, 0, 0], np.float32), np.array([0, 1.0, 0, 0], np.float32)
-    alone, both = FragmentFold(slices, method), FragmentFold(slices, "mean")
-    add(alone, slices, late, 3.0, 0.5)
-    add(both, slices, older, 3.0, 0.25)
-    add(both, slices, late, 3.0, 0.5)
-
-    np.testing.assert_array_equal(alone.result().pseudo_gradient, [0, 0.5, 0, 0])
-    np.testing.assert_allclose(both.result().pseudo_gradient, [0.5 / 3.0, 1.0 / 3.0, 0, 0], rtol=1e-6)
-    assert late[1] == 1.0
-
-
-def test_rda_of_late_pseudo_gradients_alone_is_shortened() -> None:
-    """The length that RDA keeps is that of the contributions, times the largest staleness weight."""
-    slices = slices_of({"a": 2})
-    fold = FragmentFold(slices, "rda")
-    add(fold, slices, [2.0, 0.0], 1.0, 0.5)
-    add(fold, slices, [0.0, 2.0], 2.0, 0.25)
-
-    np.testing.assert_allclose(fold.result().pseudo_gradient, [np.sqrt(0.5), np.sqrt(0.5)], rtol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["mean", "rda"])
-def test_a_small_fresh_pseudo_gradient_is_enough_for_the_full_length(method: Method) -> None:
-    slices = slices_of({"a": 2})
-    fold = FragmentFold(slices, method)
-    add(fold, slices, [0.0, 1.0], 1.0, 0.25)
-    add(fold, slices, [0.0, 1.0], 1e-9)
-
-    np.testing.assert_allclose(fold.result().pseudo_gradient, [0.0, 1.0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["mean", "rda"])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_what_is_late_weighs_less_beside_what_is_fresh(method: Method, order: Sequence[int]) -> None:
-    """The same as smaller weights, in any order: the less of it, the nearer to the merge of what is fresh alone."""
-    vectors, weights = drawn(3)
-    fades = (1.0, 0.5, 0.25)
-    fold = FragmentFold(slices_of(SIZES), method)
-    for number in order:
-        add(fold, slices_of(SIZES), vectors[number], weights[number], fades[number])
-    weighed = folded(slices_of(SIZES), method, vectors, [w * f for w, f in zip(weights, fades, strict=True)])
-
-    np.testing.assert_allclose(fold.result().pseudo_gradient, weighed.pseudo_gradient, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["mean", "rda"])

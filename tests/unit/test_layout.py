@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.errors import SettingsError
-from atoll.model.layout import Layout, TensorSpec, first_difference, plan_layout
+from atoll.model.layout import TensorSpec, first_difference, plan_layout
 
 
 def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
@@ -28,10 +28,6 @@ def llama(vocabulary: int, width: int, layers: int) -> list[TensorSpec]:
     return [*tensors, TensorSpec("norm", (width,), "float32")]
 
 
-def covered(layout: Layout) -> list[tuple[int, int]]:
-    return sorted((s.tensor, row) for inside in layout.fragments for s in inside for row in range(s.start, s.stop))
-
-
 @pytest.mark.parametrize("fragments", [1, 2, 4, 8, 24])
 @pytest.mark.parametrize(
     ("vocabulary", "width", "layers"), [(256, 64, 2), (256, 128, 4), (8192, 256, 4), (32000, 512, 8)]
@@ -41,14 +37,6 @@ def test_fragments_are_balanced(vocabulary: int, width: int, layers: int, fragme
     sizes = plan_layout(llama(vocabulary, width, layers), fragments).fragment_sizes()
     assert len(sizes) == fragments
     assert max(sizes) * len(sizes) / sum(sizes) <= 1.05
-
-
-@pytest.mark.parametrize("fragments", [1, 3, 24])
-def test_every_row_is_in_one_fragment(fragments: int) -> None:
-    tensors = [*llama(256, 64, 2), TensorSpec("scale", (), "float32"), TensorSpec("bias", (3,), "float32")]
-    layout = plan_layout(tensors, fragments)
-    assert covered(layout) == [(n, row) for n, tensor in enumerate(tensors) for row in range(tensor.rows)]
-    assert sum(layout.fragment_sizes()) == sum(tensor.size for tensor in tensors)
 
 
 def test_spans_tile_the_flat_vector() -> None:

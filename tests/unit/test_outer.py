@@ -118,31 +118,11 @@ def test_a_chain_with_a_schedule_serves() -> None:
     np.testing.assert_allclose(run_outer(outer, through_bytes=True), run_optax(scheduled(0.5)), rtol=2e-5, atol=2e-5)
 
 
-def test_packed_state_gives_the_same_bits() -> None:
-    for spec in ("nesterov", "optax:adam"):
-        outer = make_outer(spec, 0.7, 0.9)
-        straight, restored = run_outer(outer), run_outer(outer, through_bytes=True)
-        assert straight[-1].tobytes() == restored[-1].tobytes()
-
-
 @pytest.mark.parametrize("spec", ["optax:no_such", "no_such_module:x"])
 def test_an_unknown_optimizer_is_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="unknown outer optimizer") as caught:
         make_outer(spec, 0.7, 0.9, spec)
     assert str(caught.value.got).startswith(spec)
-
-
-def test_nesterov_is_torch_sgd() -> None:
-    """Twenty steps equal `torch.optim.SGD(nesterov=True)`."""
-    torch = pytest.importorskip("torch")
-    params = torch.nn.Parameter(torch.from_numpy(started()))
-    optimizer = torch.optim.SGD([params], lr=0.7, momentum=0.9, nesterov=True)
-    expected = []
-    for pseudo_gradient in pseudo_gradients():
-        params.grad = torch.from_numpy(pseudo_gradient)
-        optimizer.step()
-        expected.append(params.detach().numpy().copy())
-    np.testing.assert_allclose(run_outer(Nesterov(0.7, 0.9)), expected, rtol=2e-5, atol=2e-5)
 
 
 class HalfAnOptimizer:

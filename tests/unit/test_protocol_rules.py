@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.base.errors import ProtocolMisuse, SettingsError
 from atoll.base.parsing import parsed
-from atoll.protocol import invariants, island, ledger, shard, waits
+from atoll.protocol import invariants, island, shard, waits
 from atoll.protocol import round as rounds
 from atoll.protocol.events import (
-    Acknowledge,
     Adopt,
     Adopted,
     ArmTimer,
@@ -23,8 +21,6 @@ from atoll.protocol.events import (
     Committed,
     ContributionArrived,
     ContributionReady,
-    ContributionSpoiled,
-    DrainOrdered,
     Fetch,
     FetchFragment,
     Finish,
@@ -34,11 +30,9 @@ from atoll.protocol.events import (
     Keep,
     LearnerBeat,
     LearnerLeft,
-    Leave,
     PublishCall,
     Push,
     PushKey,
-    PushRefused,
     PushSettled,
     QueueDrained,
     Refuse,
@@ -89,12 +83,6 @@ def test_grace_is_gamma_of_the_slack_within_zero_and_the_cap() -> None:
     assert waits.grace_window(s, 1.0, 1.5, 1.0).granted_s == 0.0
 
 
-def test_averages_take_the_first_sample_whole() -> None:
-    average = waits.MovingAverage(0.5)
-    assert average.add(4.0) == 4.0
-    assert average.add(2.0) == 3.0
-
-
 @pytest.mark.parametrize(("steps_s", "pace_s"), [((), None), ((1.0, 3.0), 1.0), ((50.0, 1.1, 1.0), 1.1)])
 def test_the_pace_is_the_median_learners(steps_s: tuple[float, ...], pace_s: float | None) -> None:
     """One slow learner cannot stretch it; of two it is the faster, of none there is none."""
@@ -112,56 +100,6 @@ def test_first_calls_are_staggered_over_one_interval() -> None:
     timers = [a for a in desk.beat("a", at_s=10.0) if isinstance(a, ArmTimer)]
 
     assert [timer.due_s for timer in timers] == [12.0, 14.0, 16.0, 18.0]
-
-
-def test_a_round_ends_early_when_every_live_learner_has_answered() -> None:
-    desk = RulesDesk()
-    desk.beat("a")
-    desk.beat("b")
-    assert the(PublishCall, desk.call(1.0)) == [
-        PublishCall(fragment=0, version=0, attempt=1, run_tokens=0, cause_id="due/0")
-    ]
-
-    assert not the(Commit, desk.offer(key("a"), 1.1))
-    (commit,) = the(Commit, desk.offer(key("b"), 1.2))
-
-    assert isinstance(commit, Commit)
-    assert commit.end == "all answered"
-    assert [share.key.learner for share in commit.shares] == ["a", "b"]
-    assert [share.weight for share in commit.shares] == [800.0, 800.0]
-
-
-def test_the_grace_window_bounds_the_wait_for_a_straggler_who_is_merged_late() -> None:
-    """At the deadline the round commits without it; its contribution enters the next one, damped."""
-    desk = RulesDesk()
-    desk.beat("a")
-    desk.beat("slow")
-    desk.call(1.0)
-    (timer,) = (a for a in desk.offer(key("a"), 1.1) if isinstance(a, ArmTimer) and a.name == "grace/0")
-    assert timer.due_s == pytest.approx(2.1)
-    (commit,) = the(Commit, desk.tell(TimerFired(at_s=2.1, name="grace/0")))
-    assert isinstance(commit, Commit)
-    assert commit.end == "grace over"
-
-    assert not the(Fold, desk.offer(key("slow"), 2.15))
-    actions = desk.tell(Committed(at_s=2.2, fragment=0, version=1))
-
-    (fold,) = the(Fold, actions)
-    assert isinstance(fold, Fold)
-    assert fold == Fold(key=key("slow"), weight=800.0, staleness_weight=0.25, age=1)
-    assert [a.fate for a in actions if isinstance(a, Acknowledge)] == ["merged"]
-
-
-def test_too_old_and_future_contributions_are_refused_whole() -> None:
-    desk = RulesDesk(age_max=1)
-    desk.shard.slots[0].round.version = 5
-
-    stale = desk.offer(key("a"), 1.0, base=3)
-    future = desk.offer(key("b"), 1.0, base=6)
-
-    assert [a.reason for a in stale if isinstance(a, Acknowledge)] == ["stale"]
-    assert [a.reason for a in future if isinstance(a, Acknowledge)] == ["future_base"]
-    assert desk.shard.ledger.account("a", 1).refused == {"stale": 80}
 
 
 def test_a_last_contribution_on_the_version_that_is_being_committed_waits_for_it() -> None:
@@ -182,41 +120,6 @@ def test_a_last_contribution_on_the_version_that_is_being_committed_waits_for_it
     (fold,) = the(Fold, actions)
     assert isinstance(fold, Fold)
     assert (fold.key, fold.age) == (key("a", push=2), 0)
-
-
-def test_a_redelivered_contribution_is_acknowledged_and_not_merged_again() -> None:
-    desk = RulesDesk()
-    desk.beat("a")
-    desk.call(1.0)
-    desk.offer(key("a"), 1.1)
-    desk.tell(Committed(at_s=1.2, fragment=0, version=1))
-
-    again = desk.offer(key("a"), 1.3)
-
-    assert [a.fate for a in again if isinstance(a, Acknowledge)] == ["known"]
-    assert desk.shard.ledger.account("a", 1).merged == 80
-
-
-def test_a_duplicate_that_is_held_is_not_fetched_twice() -> None:
-    desk = RulesDesk()
-    desk.offer(key("a"), 1.0)
-
-    assert desk.offer(key("a"), 1.1) == []
-
-
-def test_below_quorum_a_round_stays_open_and_calls_again() -> None:
-    """K = 2 with one contribution: no grace, no commit, another attempt."""
-    desk = RulesDesk(quorum=2)
-    desk.beat("a")
-    desk.beat("b")
-    desk.call(1.0)
-    assert not the(Commit, desk.offer(key("a"), 1.1))
-
-    (call,) = the(PublishCall, desk.call(3.0))
-
-    assert isinstance(call, PublishCall)
-    assert call.attempt == 2
-    assert desk.shard.slots[0].round.phase is rounds.Phase.COLLECTING
 
 
 def test_no_token_of_a_fragment_is_pushed_twice() -> None:
@@ -276,34 +179,6 @@ def test_a_silent_learner_does_not_hold_a_round() -> None:
     assert isinstance(commit, Commit)
     assert commit.end == "all answered"
     assert commit.live == 1
-
-
-def test_a_spoiled_contribution_counts_as_an_answer_and_is_refused_with_its_reason() -> None:
-    desk = RulesDesk()
-    desk.beat("a")
-    desk.beat("bad")
-    desk.call(1.0)
-    desk.offer(key("a"), 1.1)
-    desk.tell(ContributionArrived(at_s=1.2, key=key("bad"), base_version=0, tokens=80, steps=8, trained_tokens=100))
-
-    actions = desk.tell(ContributionSpoiled(at_s=1.3, key=key("bad"), reason="not_finite"))
-
-    assert [a.reason for a in actions if isinstance(a, Acknowledge)] == ["not_finite"]
-    assert len(the(Commit, actions)) == 1
-
-
-def test_what_becomes_ready_during_a_commit_is_parked_for_the_next_round() -> None:
-    desk = RulesDesk()
-    desk.beat("a")
-    desk.beat("b")
-    desk.call(1.0)
-    desk.offer(key("a"), 1.1)
-    desk.tell(TimerFired(at_s=5.0, name="grace/0"))
-
-    assert not the(Fold, desk.offer(key("b"), 5.1))
-    assert desk.shard.slots[0].parked == [key("b")]
-    with pytest.raises(ProtocolMisuse):
-        desk.tell(Committed(at_s=5.2, fragment=0, version=2))
 
 
 def test_farewells_that_waited_for_a_commit_are_folded_together() -> None:
@@ -464,31 +339,6 @@ def test_a_version_waits_until_the_snapshot_is_kept_that_training_goes_on_from(c
     assert [adopt.since for adopt in beach.ready(2)] == [0]
 
 
-def test_a_span_is_pushed_once_however_often_it_is_called() -> None:
-    beach = Beach()
-    beach.steps(3)
-    (push,) = the(Push, beach.called())
-    beach.steps(2)
-
-    assert isinstance(push, Push)
-    assert (push.tokens, push.steps, push.base_version) == (30, 3, 0)
-    assert beach.called(attempt=2) == []
-
-
-def test_overwriting_supersedes_what_came_after_the_push() -> None:
-    """Tokens pushed are the shard's business; tokens after it are superseded at adoption."""
-    beach = Beach()
-    beach.steps(3)
-    beach.called()
-    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
-    beach.steps(2)
-    beach.tell(HeadHeard(at_s=0.0, fragment=0, version=1))
-    beach.tell(FragmentFetched(at_s=0.0, fragment=0, version=1))
-    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
-
-    assert (beach.island.pushed, beach.island.superseded, beach.island.open) == (30, 20, 0)
-
-
 @pytest.mark.parametrize("adoption", ["carry", "overwrite"])
 @pytest.mark.parametrize(
     ("missed", "alone", "kept"),
@@ -544,147 +394,6 @@ def test_what_is_too_late_to_be_merged_is_not_pushed(version: int, pushed: list[
     assert (late, rescued) == (pushed, [])
     assert beach.island.superseded == (0 if pushed else 10)
     assert the(FetchFragment, actions)
-
-
-def test_carrying_keeps_what_came_after_the_push_for_the_next_one() -> None:
-    beach = Beach(adoption="carry")
-    beach.steps(3)
-    beach.called()
-    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
-    beach.steps(2)
-    beach.tell(Adopted(at_s=0.0, fragment=0, version=1))
-    (push,) = the(Push, beach.called(version=1))
-
-    assert isinstance(push, Push)
-    assert (push.tokens, push.steps) == (20, 2)
-    assert beach.island.superseded == 0
-
-
-def test_a_learner_behind_the_call_pushes_late_and_fetches_what_it_missed() -> None:
-    beach = Beach()
-    beach.steps(1)
-
-    actions = beach.called(version=2)
-
-    assert [type(action) for action in actions] == [FetchFragment, Push]
-    assert beach.called(version=2) == []
-
-
-def test_a_push_that_was_given_up_may_be_pushed_again_with_everything() -> None:
-    """Nothing was sent, so nothing is lost."""
-    beach = Beach()
-    beach.steps(1)
-    beach.called()
-    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1, reason="gave_up"))
-    beach.steps(1)
-    (push,) = the(Push, beach.called(attempt=2))
-
-    assert isinstance(push, Push)
-    assert push.tokens == 20
-
-
-def test_an_infinite_pseudo_gradient_is_refused_at_home_and_the_fragment_fetched_again() -> None:
-    """What cannot be merged is not sent; the learner goes back to the run's values."""
-    beach = Beach()
-    beach.steps(1)
-    beach.called()
-
-    actions = beach.tell(PushSettled(at_s=0.0, fragment=0, push=1, reason="not_finite"))
-
-    assert [type(action) for action in actions] == [FetchFragment]
-    assert beach.island.refused_local == 10
-
-
-def test_a_refused_push_makes_the_learner_adopt_the_run_again() -> None:
-    beach = Beach()
-    beach.steps(1)
-    beach.called()
-    beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))
-
-    actions = beach.tell(PushRefused(at_s=0.0, fragment=0, push=1, reason="norm_bound"))
-
-    assert [type(action) for action in actions] == [FetchFragment]
-
-
-def test_draining_pushes_what_is_open_and_closes_the_books() -> None:
-    beach = Beach()
-    beach.steps(4)
-    (push,) = the(Push, beach.tell(DrainOrdered(at_s=0.0)))
-    assert isinstance(push, Push)
-    assert push.final
-
-    assert the(Leave, beach.tell(PushSettled(at_s=0.0, fragment=0, push=1))) == [Leave()]
-    assert (beach.island.pushed, beach.island.open) == (40, 0)
-    with pytest.raises(ProtocolMisuse):
-        Beach().tell(Committed(at_s=0.0, fragment=0, version=1))
-
-
-def test_settling_finds_a_difference_between_the_two_books() -> None:
-    """What a learner says it pushed must be what shards settled."""
-    books = ledger.Ledger()
-    books.take_report("a", 1, tokens=100, pushed=90, superseded=10, local=0)
-    account = books.account("a", 1)
-    account.left, account.merged = True, 90
-    assert ledger.settle(books, fragments=1).exact
-
-    account.merged = 80
-    assert ledger.settle(books, fragments=1).errors == ("a/1: pushed 90 token-fragments, settled 80",)
-
-
-def test_a_dead_incarnation_loses_what_nobody_else_counts() -> None:
-    books = ledger.Ledger()
-    books.take_report("a", 1, tokens=100, pushed=60, superseded=10, local=0)
-    books.account("a", 1).merged = 60
-
-    settled = ledger.settle(books, fragments=1)
-
-    assert settled.exact
-    assert settled.fates["lost"] == 30
-
-
-def test_ledgers_of_shards_add_up_reports_by_maximum_and_fates_by_sum() -> None:
-    """Each shard hears of a learner's totals; each settles its own fragments."""
-    first, second = ledger.Ledger(), ledger.Ledger()
-    first.take_report("a", 1, 100, 150, 50, 0)
-    second.take_report("a", 1, 90, 140, 40, 0)
-    first.account("a", 1).merged = 80
-    second.account("a", 1).merged = 70
-    second.account("a", 1).refused["stale"] = 5
-    total = ledger.Ledger()
-    total.absorb(first)
-    total.absorb(second)
-
-    account = total.account("a", 1)
-    assert (account.trained, account.pushed, account.merged, account.refused) == (100, 150, 150, {"stale": 5})
-
-
-@pytest.mark.parametrize("fragments", [1, 3, 7, 24])
-def test_apportioned_tokens_sum_exactly(fragments: int) -> None:
-    fates = {"merged": 17 * fragments + 5, "superseded": 3 * fragments - 5, "lost": 0}
-
-    whole = ledger.apportion(fates, fragments)
-
-    assert sum(whole.values()) == 20
-    assert all(abs(whole[fate] - fates[fate] / fragments) < 1 for fate in fates)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"fragments": 0},
-        {"shards": 2},
-        {"quorum": 0},
-        {"overlap_steps": 9},
-        {"grace_gamma": 1.0},
-        {"outer_lr": float("nan")},
-        {"age_max": -1},
-    ],
-)
-def test_settings_out_of_range_are_refused_with_both_values(change: dict[str, object]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(change))) as raised:
-        settings(**change)
-
-    assert raised.value.allowed is not None
 
 
 def test_invariants_notice_a_contribution_merged_twice() -> None:

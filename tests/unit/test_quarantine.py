@@ -7,7 +7,6 @@ import math
 import msgspec
 import pytest
 
-from atoll.base.errors import SettingsError
 from atoll.base.parsing import parsed
 from atoll.protocol.events import (
     Acknowledge,
@@ -425,9 +424,3 @@ def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
     assert bench.shard.live() == set()
     assert any(isinstance(action, PublishCall) for action in called)
     assert refusals(bench.push("bad")) == ["quarantined"]
-
-
-def test_limits_out_of_range_are_refused() -> None:
-    for change in ({"outlier_ratio": -1.0}, {"offences_max": -1}):
-        with pytest.raises(SettingsError, match="out of range"):
-            settings(**change)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.base.errors import ProtocolMisuse, SettingsError
+from atoll.base.errors import SettingsError
 from atoll.codec import Encoded, format_of
 from atoll.merge.fold import FragmentFold, MergeResult
 from atoll.merge.norms import slice_norms
@@ -249,12 +249,6 @@ def test_the_sample_lies_within_the_slice_and_is_a_small_part_of_a_large_one(siz
 def test_robustness_needs_a_quorum_of_three() -> None:
     with pytest.raises(SettingsError, match="two are no majority"):
         settings(robust="clip", quorum=2)
-
-
-def test_a_fold_gives_its_result_once() -> None:
-    fold = CollectedFold(SLICES, settings(robust="gate"))
-    with pytest.raises(ProtocolMisuse, match="nothing was folded"):
-        fold.result()
 
 
 @pytest.mark.parametrize("robust", ["clip", "gate"])

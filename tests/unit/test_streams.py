@@ -8,33 +8,6 @@ from atoll.bus.nats.provision import stream_config
 from atoll.bus.streams import live_plan, stream_of, stream_plan
 from atoll.wire.subjects import Subjects, matches
 
-
-def configs() -> dict[str, dict[str, object]]:
-    """Return every stream of run `r` as JetStream writes it, by the last part of its name."""
-    return {
-        plan.name.rsplit("_", 1)[1]: stream_config(plan, Subjects("r").prefix) for plan in stream_plan("r", 1 << 20)
-    }
-
-
-def test_only_the_event_log_forgets_and_only_it_is_append_only() -> None:
-    """Streams whose loss would lose work refuse when full; events push out the oldest but cannot be deleted."""
-    assert {"EV"} == {name for name, config in configs().items() if config["discard"] == "old"}
-    assert {"EV"} == {name for name, config in configs().items() if config["deny_delete"] and config["deny_purge"]}
-
-
-def test_what_learners_send_is_refused_per_subject_and_records_replace() -> None:
-    """Two unread manifests per subject are a bound, a chunk is written once; one record per subject is a last value."""
-    queue, chunks, heads = configs()["UPM"], configs()["UPC"], configs()["GL"]
-
-    assert (
-        queue["retention"],
-        queue["max_msgs_per_subject"],
-        queue["discard_new_per_subject"],
-    ) == ("workqueue", 2, True)
-    assert (chunks["discard"], chunks["max_msgs_per_subject"], chunks["discard_new_per_subject"]) == ("new", 1, True)
-    assert (heads["retention"], heads["max_msgs_per_subject"], heads["discard_new_per_subject"]) == ("limits", 1, False)
-
-
 EVERY = (*stream_plan("r"), live_plan("r"))
 
 

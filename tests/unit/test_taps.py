@@ -18,19 +18,16 @@ from atoll.cli.watch import pretty_line
 from atoll.run import taps
 from atoll.run.taps import (
     KINDS,
-    TAPS,
     Selection,
     TapKind,
     TapMessage,
     TapReader,
-    asyncapi,
     body_of,
     json_schemas,
     kind_of,
 )
 from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
-from atoll.wire.version import SCHEMA_NEWEST
 from support.clocks import HandClock
 from support.events import event
 
@@ -112,26 +109,6 @@ def test_the_signature_of_a_locked_run_is_no_part_of_the_body() -> None:
     told = json.loads(GOLDEN["Beat"])
     tail = tail_of(KINDS["beat"], told)
     assert body_of(KINDS["beat"], tail, GOLDEN["Beat"].encode() + b"\nsigned:a.b.c") == told
-
-
-def test_the_document_names_every_kind_and_refers_to_nothing_that_is_not_there() -> None:
-    document = asyncapi()
-
-    def references(node: Any) -> list[str]:  # noqa: ANN401  (a piece of JSON)
-        if isinstance(node, dict):
-            assert "prefixItems" not in node
-            assert "\\U" not in node.get("pattern", ""), "no reader of JavaScript takes it"
-            return [node["$ref"]] if "$ref" in node else [one for inner in node.values() for one in references(inner)]
-        return [one for inner in node for one in references(inner)] if isinstance(node, list) else []
-
-    for reference in references(document):
-        node: Any = document
-        for level in reference.removeprefix("#/").split("/"):
-            node = node[level]
-    assert document["channels"].keys() == {tap.kind for tap in TAPS}
-    assert document["channels"]["goodbye"]["address"] == "atoll.{run}.tap.up.m.{shard}.bye.{learner}"
-    schema = document["components"]["schemas"]["Head"]["properties"]["schema"]
-    assert (schema["minimum"], schema["maximum"]) == (1, SCHEMA_NEWEST)
 
 
 ROUND = {"fields": {"fragment": 3, "contributors": [{"learner": "a"}, {"learner": "b"}]}}

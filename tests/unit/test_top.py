@@ -169,21 +169,6 @@ async def test_it_is_left_by_q_and_by_ctrl_c_and_helps() -> None:
         assert app.return_value == code
 
 
-async def test_new_facts_are_drawn_and_the_cursor_stays() -> None:
-    """A learner that joins before the row under the cursor moves the row, not the cursor off it."""
-    view = told_run()
-    app = TopApp(lambda: moment_of(view))
-    async with app.run_test(size=WIDE) as pilot:
-        await pilot.press("down")
-        await pilot.pause()
-        view.on_beat(beat("another", 1, 10_099.5, loss=9.0), 99.5)
-        app.draw()
-        await pilot.pause()
-
-        assert first_column(app) == ["another", "learner-1", "learner-2"]
-        assert app.query_one(DataTable).cursor_row == 2
-
-
 async def test_what_a_peer_wrote_cannot_steer_the_terminal() -> None:
     """No event with an escape sequence is taken; if one were, it would be shown and not obeyed."""
     view = told_run()
