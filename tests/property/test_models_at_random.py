@@ -16,44 +16,7 @@ import msgspec
 import pytest
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol import invariants
-from atoll.protocol.events import (
-    Adopt,
-    Adopted,
-    ArmTimer,
-    CallHeard,
-    Command,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    ContributionSpoiled,
-    DrainOrdered,
-    Fact,
-    Fetch,
-    FetchFailed,
-    FetchFragment,
-    Finish,
-    FragmentFetched,
-    HeadHeard,
-    Keep,
-    Kept,
-    LearnerBeat,
-    LearnerLeft,
-    NothingNewer,
-    Push,
-    PushKey,
-    PushRefused,
-    PushSettled,
-    QueueDrained,
-    RenewLease,
-    ShardCommand,
-    SnapshotKept,
-    StandDown,
-    StepDone,
-    TakeLease,
-    TimerFired,
-)
+from atoll.protocol import events, invariants
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.ownership import Balance, LeaseSeen, LeaseStanding, LeaseUnseen, LeaseWritten, Tenure
@@ -108,20 +71,20 @@ class IslandAtRandom:
         self.model = IslandModel(self.settings, self.versions)
         self.pushes: list[tuple[int, int]] = []
         self.sent: list[tuple[int, int]] = []
-        self.asked: list[FetchFragment] = []
-        self.adopting: dict[int, Adopt] = {}
-        self.unread: list[Push] = []
+        self.asked: list[events.FetchFragment] = []
+        self.adopting: dict[int, events.Adopt] = {}
+        self.unread: list[events.Push] = []
         self.now_s = 0.0
 
-    def tell(self, fact: Fact) -> list[Command]:
+    def tell(self, fact: events.Fact) -> list[events.Command]:
         actions = self.island.handle(fact)
         self.model.see(fact, actions)
         self.model.check(self.island)
         invariants.check_island(self.island)
-        self.pushes += [(a.fragment, a.push) for a in actions if isinstance(a, Push)]
-        self.asked += [a for a in actions if isinstance(a, FetchFragment)]
-        self.adopting |= {a.fragment: a for a in actions if isinstance(a, Adopt)}
-        self.unread += [a for a in actions if isinstance(a, Push) and a.keep]
+        self.pushes += [(a.fragment, a.push) for a in actions if isinstance(a, events.Push)]
+        self.asked += [a for a in actions if isinstance(a, events.FetchFragment)]
+        self.adopting |= {a.fragment: a for a in actions if isinstance(a, events.Adopt)}
+        self.unread += [a for a in actions if isinstance(a, events.Push) and a.keep]
         return actions
 
     def act(self) -> None:
@@ -131,22 +94,22 @@ class IslandAtRandom:
         if chance.random() < 0.3:
             self.obey(fragment)
         elif kind < 5 and not self.island.draining:
-            self.tell(StepDone(at_s=self.now_s, tokens=chance.choice([1, 7, 10])))
+            self.tell(events.StepDone(at_s=self.now_s, tokens=chance.choice([1, 7, 10])))
         elif kind < 9:
             version = max(0, anchor + chance.choice([-1, 0, 0, 0, 1, 3]))
-            self.tell(CallHeard(at_s=self.now_s, fragment=fragment, version=version, attempt=1, cause_id="c"))
+            self.tell(events.CallHeard(at_s=self.now_s, fragment=fragment, version=version, attempt=1, cause_id="c"))
         elif kind < 11:
             version = max(0, anchor + chance.choice([-1, 0, 1, 2, 1 << 40]))
             proven = version < 1 << 40 and chance.random() < 0.5
-            self.tell(HeadHeard(at_s=self.now_s, fragment=fragment, version=version, proven=proven))
+            self.tell(events.HeadHeard(at_s=self.now_s, fragment=fragment, version=version, proven=proven))
         elif kind < 15 and self.pushes:
             settled = self.pushes.pop(chance.randrange(len(self.pushes)))
             reason = chance.choice(["", "", "", "gave_up", "not_finite"])
             self.sent += [] if reason else [settled]
-            self.tell(PushSettled(at_s=self.now_s, fragment=settled[0], push=settled[1], reason=reason))
+            self.tell(events.PushSettled(at_s=self.now_s, fragment=settled[0], push=settled[1], reason=reason))
         elif kind < 16 and self.sent:
             refused = chance.choice(self.sent)
-            self.tell(PushRefused(at_s=self.now_s, fragment=refused[0], push=refused[1], reason="stale"))
+            self.tell(events.PushRefused(at_s=self.now_s, fragment=refused[0], push=refused[1], reason="stale"))
         elif kind < 18 and self.asked:
             self.fetched(self.asked.pop(chance.randrange(len(self.asked))))
         elif kind == 18:
@@ -154,39 +117,43 @@ class IslandAtRandom:
             ready = self.island.intervals[fragment].ready
             ready = anchor if ready is None else max(anchor, ready)
             self.tell(
-                Adopted(at_s=self.now_s, fragment=fragment, version=chance.choice([anchor, ready, ready, ready + 1]))
+                events.Adopted(
+                    at_s=self.now_s, fragment=fragment, version=chance.choice([anchor, ready, ready, ready + 1])
+                )
             )
         elif chance.random() < 0.1:
-            self.tell(DrainOrdered(at_s=self.now_s))
+            self.tell(events.DrainOrdered(at_s=self.now_s))
 
     def obey(self, fragment: int) -> None:
         """Keep a snapshot that is to be kept, or adopt what is to be adopted."""
         if self.unread:
             push = self.unread.pop(self.chance.randrange(len(self.unread)))
-            self.tell(SnapshotKept(at_s=self.now_s, fragment=push.fragment, push=push.push))
+            self.tell(events.SnapshotKept(at_s=self.now_s, fragment=push.fragment, push=push.push))
         elif fragment in self.adopting:
             version, overwritten = self.adopting[fragment].version, self.adopting.pop(fragment).overwrite
-            self.tell(Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten))
+            self.tell(events.Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten))
 
-    def fetched(self, asked: FetchFragment) -> None:
+    def fetched(self, asked: events.FetchFragment) -> None:
         """Let a frame come, of the version that was asked for or a later one, or not at all."""
         if self.chance.random() < 0.3:
-            self.tell(FetchFailed(at_s=self.now_s, fragment=asked.fragment, version=asked.version, reason="away"))
+            self.tell(
+                events.FetchFailed(at_s=self.now_s, fragment=asked.fragment, version=asked.version, reason="away")
+            )
             return
         here = self.island.intervals[asked.fragment].newest
         version = max(here, asked.version - self.chance.choice([0, 0, 3])) + self.chance.randrange(2)
         if version == here and not asked.again:
-            self.tell(NothingNewer(at_s=self.now_s, fragment=asked.fragment))
+            self.tell(events.NothingNewer(at_s=self.now_s, fragment=asked.fragment))
         else:
-            self.tell(FragmentFetched(at_s=self.now_s, fragment=asked.fragment, version=version))
+            self.tell(events.FragmentFetched(at_s=self.now_s, fragment=asked.fragment, version=version))
 
     def end(self) -> None:
-        self.tell(DrainOrdered(at_s=self.now_s))
+        self.tell(events.DrainOrdered(at_s=self.now_s))
         while self.pushes:
             fragment, push = self.pushes.pop(0)
-            self.tell(PushSettled(at_s=self.now_s, fragment=fragment, push=push))
+            self.tell(events.PushSettled(at_s=self.now_s, fragment=fragment, push=push))
         assert self.island.left
-        assert self.tell(CallHeard(at_s=self.now_s, fragment=0, version=99, attempt=1)) == []
+        assert self.tell(events.CallHeard(at_s=self.now_s, fragment=0, version=99, attempt=1)) == []
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
@@ -205,14 +172,14 @@ def test_a_learner_answers_as_its_model_whatever_it_hears(seeds: range) -> None:
 
 def test_a_learner_refuses_facts_that_cannot_be() -> None:
     island = Island(agreed(), {0: 3, 1: 3})
-    island.handle(StepDone(at_s=0.0, tokens=1))
+    island.handle(events.StepDone(at_s=0.0, tokens=1))
     with pytest.raises(ProtocolMisuse, match="went back"):
-        island.handle(Adopted(at_s=0.0, fragment=0, version=2))
+        island.handle(events.Adopted(at_s=0.0, fragment=0, version=2))
     with pytest.raises(ProtocolMisuse, match="does not know"):
-        island.handle(QueueDrained(at_s=0.0))
-    island.handle(DrainOrdered(at_s=0.0))
+        island.handle(events.QueueDrained(at_s=0.0))
+    island.handle(events.DrainOrdered(at_s=0.0))
     with pytest.raises(ProtocolMisuse, match="takes no step"):
-        island.handle(StepDone(at_s=0.0, tokens=1))
+        island.handle(events.StepDone(at_s=0.0, tokens=1))
 
 
 class ShardAtRandom:
@@ -242,11 +209,11 @@ class ShardAtRandom:
         self.lives = dict.fromkeys(NAMES, 1)
         self.now_s, self.pushes = 100.0, itertools.count(1)
         self.timers: dict[str, float] = {}
-        self.reading: list[PushKey] = []
-        self.writes: dict[int, list[Commit | Keep]] = {fragment: [] for fragment in self.versions}
-        self.arrived: list[ContributionArrived] = []
+        self.reading: list[events.PushKey] = []
+        self.writes: dict[int, list[events.Commit | events.Keep]] = {fragment: [] for fragment in self.versions}
+        self.arrived: list[events.ContributionArrived] = []
 
-    def tell(self, fact: Fact) -> list[ShardCommand]:
+    def tell(self, fact: events.Fact) -> list[events.ShardCommand]:
         actions = self.shard.handle(fact)
         self.watch.see(actions)
         self.rounds.see(fact, actions)
@@ -254,11 +221,11 @@ class ShardAtRandom:
         self.fates.check(self.shard.ledger)
         invariants.check_shard(self.shard)
         for action in actions:
-            if isinstance(action, ArmTimer):
+            if isinstance(action, events.ArmTimer):
                 self.timers[action.name] = action.due_s
-            elif isinstance(action, Fetch):
+            elif isinstance(action, events.Fetch):
                 self.reading.append(action.key)
-            elif isinstance(action, Commit | Keep):
+            elif isinstance(action, events.Commit | events.Keep):
                 self.writes[action.fragment].append(action)
         return actions
 
@@ -273,10 +240,10 @@ class ShardAtRandom:
             key = self.reading.pop(chance.randrange(len(self.reading)))
             if chance.random() < 0.15:
                 reason = chance.choice(["not_finite", "corrupt", "blob_gone"])
-                self.tell(ContributionSpoiled(at_s=self.now_s, key=key, reason=reason))
+                self.tell(events.ContributionSpoiled(at_s=self.now_s, key=key, reason=reason))
             else:
                 norm, base_norm = chance.choice([0.0, 0.1, 1.0, 1.0, 1.5, 30.0]), chance.choice([0.0, 0.0, 10.0])
-                self.tell(ContributionReady(at_s=self.now_s, key=key, norm=norm, base_norm=base_norm))
+                self.tell(events.ContributionReady(at_s=self.now_s, key=key, norm=norm, base_norm=base_norm))
         elif kind < 14 and any(self.writes.values()):
             self.now_s += chance.choice([0.0, 0.2, 1.0])
             self.write()
@@ -285,21 +252,21 @@ class ShardAtRandom:
         elif kind < 16 and chance.random() < 0.3:
             self.lives[name] += 1
         elif kind < 17 and chance.random() < 0.3:
-            self.tell(LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
+            self.tell(events.LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
         else:
             self.wait(chance.choice([0.05, 0.3, 1.0, 8.0]))
 
     def write(self) -> None:
         lane = self.chance.choice([lane for lane in self.writes.values() if lane])
         done = lane.pop(0)
-        if isinstance(done, Commit):
-            self.tell(Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
+        if isinstance(done, events.Commit):
+            self.tell(events.Committed(at_s=self.now_s, fragment=done.fragment, version=done.base_version + 1))
         else:
-            self.tell(Kept(at_s=self.now_s, fragment=done.fragment))
+            self.tell(events.Kept(at_s=self.now_s, fragment=done.fragment))
 
     def beat(self, name: str) -> None:
         chance, life = self.chance, self.lives[name]
-        told = LearnerBeat(
+        told = events.LearnerBeat(
             at_s=self.now_s,
             learner=name,
             incarnation=max(1, life - (chance.random() < 0.1)),
@@ -309,15 +276,15 @@ class ShardAtRandom:
         )
         self.tell(told)
         if chance.random() < 0.1:
-            self.tell(QueueDrained(at_s=self.now_s, proven=False, run_tokens=chance.randrange(900)))
+            self.tell(events.QueueDrained(at_s=self.now_s, proven=False, run_tokens=chance.randrange(900)))
 
     def offer(self, name: str) -> None:
         chance = self.chance
         fragment = chance.choice([*self.versions, *self.versions, *self.versions, 0])
         known = self.shard.slots[fragment].round.version if fragment in self.versions else 0
-        arrived = ContributionArrived(
+        arrived = events.ContributionArrived(
             at_s=self.now_s,
-            key=PushKey(name, self.lives[name], fragment, next(self.pushes)),
+            key=events.PushKey(name, self.lives[name], fragment, next(self.pushes)),
             base_version=max(0, known - chance.choice([-1, 0, 0, 0, 0, 1, 2, 4])),
             tokens=chance.choice([0, 1, 10, 40]),
             steps=chance.choice([0, 1, 4, 8]),
@@ -336,28 +303,28 @@ class ShardAtRandom:
             if not name or answers_s < self.timers[name]:
                 self.now_s, answers_s = max(self.now_s, answers_s), answers_s + 1.0
                 if not cut_off:
-                    self.tell(QueueDrained(at_s=self.now_s, proven=False))
+                    self.tell(events.QueueDrained(at_s=self.now_s, proven=False))
             else:
                 self.now_s = max(self.now_s, self.timers.pop(name))
-                self.tell(TimerFired(at_s=self.now_s, name=name))
+                self.tell(events.TimerFired(at_s=self.now_s, name=name))
         self.now_s = until_s
 
     def end(self) -> None:
         """Let everything be read and committed and everybody leave: the shard has nothing in its hands, and finishes."""
-        self.tell(DrainOrdered(at_s=self.now_s))
+        self.tell(events.DrainOrdered(at_s=self.now_s))
         for name in NAMES:
-            self.tell(LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
+            self.tell(events.LearnerLeft(at_s=self.now_s, learner=name, incarnation=self.lives[name]))
         for _ in range(30):
             while self.reading:
-                self.tell(ContributionReady(at_s=self.now_s, key=self.reading.pop(0)))
+                self.tell(events.ContributionReady(at_s=self.now_s, key=self.reading.pop(0)))
             self.wait(8.0)
             while any(self.writes.values()):
                 self.write()
         held = [key for slot in self.shard.slots.values() for key in (*slot.offers, *slot.parked)]
         assert held == []
-        assert self.tell(QueueDrained(at_s=self.now_s, proven=False)) == []
-        assert self.tell(QueueDrained(at_s=self.now_s)) == [Finish(reason="drained")]
-        assert self.tell(QueueDrained(at_s=self.now_s)) == []
+        assert self.tell(events.QueueDrained(at_s=self.now_s, proven=False)) == []
+        assert self.tell(events.QueueDrained(at_s=self.now_s)) == [events.Finish(reason="drained")]
+        assert self.tell(events.QueueDrained(at_s=self.now_s)) == []
         assert set(self.fates.fates) == {one.key for one in self.arrived}
 
 
@@ -379,19 +346,19 @@ def test_an_heir_waits_until_it_can_have_heard_everybody_and_knows_what_its_pred
     told.take_report("a", 1, 500, 0, 0, 0)
     shard = Shard(agreed(tokens_target=400), 0, {0: 0, 1: 0}, ledger=told)
     assert shard.ledger.run_tokens == 400
-    first = [shard.handle(QueueDrained(at_s=at_s)) for at_s in (1000.0, 1002.0, 1004.0, 1005.9)]
+    first = [shard.handle(events.QueueDrained(at_s=at_s)) for at_s in (1000.0, 1002.0, 1004.0, 1005.9)]
     assert first == [[]] * 4
-    assert shard.handle(QueueDrained(at_s=1006.1)) == [Finish(reason="token target reached")]
+    assert shard.handle(events.QueueDrained(at_s=1006.1)) == [events.Finish(reason="token target reached")]
 
 
 def test_a_shard_refuses_facts_that_cannot_be() -> None:
     shard = Shard(agreed(), 0, {0: 0, 1: 0})
     with pytest.raises(ProtocolMisuse, match="does not know"):
-        shard.handle(StepDone(at_s=0.0, tokens=1))
+        shard.handle(events.StepDone(at_s=0.0, tokens=1))
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
-        shard.handle(ContributionReady(at_s=0.0, key=PushKey("a", 1, 0, 1)))
+        shard.handle(events.ContributionReady(at_s=0.0, key=events.PushKey("a", 1, 0, 1)))
     with pytest.raises(ProtocolMisuse, match="durable"):
-        shard.handle(Committed(at_s=0.0, fragment=0, version=1))
+        shard.handle(events.Committed(at_s=0.0, fragment=0, version=1))
 
 
 class CandidateModel:
@@ -401,15 +368,15 @@ class CandidateModel:
         self.lease_s, self.seen, self.looks_s = lease_s, -1, list[float]()
         self.epoch, self.standing, self.renewed_s, self.never = 0, "waiting", 0.0, True
 
-    def sees(self, fact: LeaseSeen) -> list[Command]:
+    def sees(self, fact: LeaseSeen) -> list[events.Command]:
         if self.standing == "deposed":
             return []
         if self.standing == "owning":
             if not fact.ours:
                 self.standing = "deposed"
-                return [StandDown(reason=f"epoch {fact.epoch} holds the lease, we held {self.epoch}")]
+                return [events.StandDown(reason=f"epoch {fact.epoch} holds the lease, we held {self.epoch}")]
             due = fact.at_s - self.renewed_s >= self.lease_s / 3.0
-            return [RenewLease(revision=fact.revision)] if due else []
+            return [events.RenewLease(revision=fact.revision)] if due else []
         if self.standing == "taking" and fact.ours:
             self.written(fact.at_s)
             return []
@@ -422,7 +389,7 @@ class CandidateModel:
             self.standing = "waiting"
             return []
         self.standing, self.epoch = "taking", fact.epoch + 1
-        return [TakeLease(revision=fact.revision, epoch=self.epoch)]
+        return [events.TakeLease(revision=fact.revision, epoch=self.epoch)]
 
     def misses(self) -> None:
         """A look failed: what was seen before it counts no more."""
@@ -457,7 +424,7 @@ def test_a_candidate_takes_and_renews_a_lease_as_its_model(seeds: range) -> None
             )
             actions = tenure.handle(fact)
             assert actions == model.sees(fact)
-            if actions and not isinstance(actions[0], StandDown) and chance.random() < 0.7:
+            if actions and not isinstance(actions[0], events.StandDown) and chance.random() < 0.7:
                 revision += 1
                 assert tenure.handle(LeaseWritten(at_s=now_s, revision=revision)) == []
                 model.written(now_s)
@@ -474,7 +441,7 @@ def test_a_candidate_refuses_what_it_did_not_ask_for() -> None:
     with pytest.raises(ProtocolMisuse, match="nobody asked for"):
         tenure.handle(LeaseWritten(at_s=0.0, revision=1))
     with pytest.raises(ProtocolMisuse, match="does not know"):
-        tenure.handle(QueueDrained(at_s=0.0))
+        tenure.handle(events.QueueDrained(at_s=0.0))
 
 
 def test_a_host_that_never_gave_a_shard_away_may_do_so_also_after_it_was_frozen() -> None:

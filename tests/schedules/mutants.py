@@ -32,25 +32,9 @@ from atoll.client.pushing import Pusher
 from atoll.client.session import Session
 from atoll.client.step_hook import StepHook
 from atoll.merge.global_update import CARRY, DownlinkQuantiser
+from atoll.protocol import events
 from atoll.protocol.claims import StepAllowance
 from atoll.protocol.data import DataLedger, LeaseWatch
-from atoll.protocol.events import (
-    Acknowledge,
-    ArmTimer,
-    Command,
-    Commit,
-    ContributionReady,
-    Dismiss,
-    Fact,
-    Keep,
-    LearnerBeat,
-    LearnerLeft,
-    PushKey,
-    QueueDrained,
-    Refuse,
-    ShardCommand,
-    TimerFired,
-)
 from atoll.protocol.fragment_ledger import FragmentLedger, SettledPushes
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.ownership import LeaseSeen, LeaseUnseen, Tenure
@@ -101,7 +85,7 @@ RENEW, ADVANCED = data_leases.renew, delta_chain._advanced
 # --- the machines -----------------------------------------------------------------------------------------------------------
 
 
-def forget_settled(self: FragmentLedger, key: PushKey) -> SettledPushes:
+def forget_settled(self: FragmentLedger, key: events.PushKey) -> SettledPushes:
     """Nothing is remembered, so a redelivery is taken for new."""
     return self.settled.setdefault(f"{key.learner}/{key.incarnation}", SettledPushes())
 
@@ -112,44 +96,44 @@ def any_base(self: FragmentRound, offer: Offer) -> str:
     return ""
 
 
-def acknowledge_when_ready(self: Shard, event: Fact) -> list[ShardCommand]:
+def acknowledge_when_ready(self: Shard, event: events.Fact) -> list[events.ShardCommand]:
     """A contribution is acknowledged when it becomes ready, before its commit."""
     actions = HANDLE(self, event)
-    early = [Acknowledge(key=event.key, fate="merged")] if isinstance(event, ContributionReady) else []
+    early = [events.Acknowledge(key=event.key, fate="merged")] if isinstance(event, events.ContributionReady) else []
     return [*early, *actions]
 
 
-def fold_twice(self: FragmentRound, offer: Offer, *more: Any) -> Command:  # noqa: ANN401  (as `FragmentRound.fold`)
+def fold_twice(self: FragmentRound, offer: Offer, *more: Any) -> events.Command:  # noqa: ANN401  (as `FragmentRound.fold`)
     """A folded contribution is listed twice."""
     command = FOLD(self, offer, *more)
     self.shares.append(self.shares[-1])
     return command
 
 
-def acknowledge_unkept(self: Shard, event: Fact) -> list[ShardCommand]:
+def acknowledge_unkept(self: Shard, event: events.Fact) -> list[events.ShardCommand]:
     """Refusals are acknowledged before anything durable knows of them."""
     actions = HANDLE(self, event)
-    if isinstance(event, LearnerLeft):
+    if isinstance(event, events.LearnerLeft):
         return actions
-    refused = [each for each in actions if isinstance(each, Refuse)]
-    early = [Acknowledge(key=each.key, fate="refused", reason=each.reason) for each in refused]
-    return [*(each for each in actions if not isinstance(each, Keep)), *early]
+    refused = [each for each in actions if isinstance(each, events.Refuse)]
+    early = [events.Acknowledge(key=each.key, fate="refused", reason=each.reason) for each in refused]
+    return [*(each for each in actions if not isinstance(each, events.Keep)), *early]
 
 
-def dismiss_unkept(self: Shard, event: Fact) -> list[ShardCommand]:
+def dismiss_unkept(self: Shard, event: events.Fact) -> list[events.ShardCommand]:
     """Farewells are dismissed before anything durable knows of them."""
     actions = HANDLE(self, event)
-    if not isinstance(event, LearnerLeft):
+    if not isinstance(event, events.LearnerLeft):
         return actions
-    early = Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=next(iter(self.slots)))
-    return [*(each for each in actions if not isinstance(each, Keep)), early]
+    early = events.Dismiss(learner=event.learner, incarnation=event.incarnation, fragment=next(iter(self.slots)))
+    return [*(each for each in actions if not isinstance(each, events.Keep)), early]
 
 
-def ledger_of_later(self: Shard, event: Fact) -> list[ShardCommand]:
+def ledger_of_later(self: Shard, event: events.Fact) -> list[events.ShardCommand]:
     """A ledger is kept as it stands when all that a fact led to is decided, even commits that never happen. It was real."""
     return [
         msgspec.structs.replace(each, fragment_ledger=self.slots[each.fragment].fragment_ledger.freeze(self.ledger))
-        if isinstance(each, Keep)
+        if isinstance(each, events.Keep)
         else each
         for each in HANDLE(self, event)
     ]
@@ -178,26 +162,26 @@ def reports_forgotten(self: FragmentLedger, ledger: Ledger) -> bytes:
     return msgspec.json.encode(FragmentLedger(self.settled))
 
 
-def early_timer_lost(self: Shard, event: Fact) -> list[ShardCommand]:
+def early_timer_lost(self: Shard, event: events.Fact) -> list[events.ShardCommand]:
     """A due timer that fires a tick early is not armed again: the fragment rests for ever. It was real."""
     actions = HANDLE(self, event)
-    if isinstance(event, TimerFired) and event.name.startswith("due/") and len(actions) == 1:
-        return [each for each in actions if not (isinstance(each, ArmTimer) and each.name == event.name)]
+    if isinstance(event, events.TimerFired) and event.name.startswith("due/") and len(actions) == 1:
+        return [each for each in actions if not (isinstance(each, events.ArmTimer) and each.name == event.name)]
     return actions
 
 
-def steal(self: Tenure, fact: LeaseSeen) -> list[Command]:
+def steal(self: Tenure, fact: LeaseSeen) -> list[events.Command]:
     """A candidate takes any lease it sees, however fresh, and does not fence (see `no_fence`)."""
     return SEEN(self, msgspec.structs.replace(fact, released=fact.released or not fact.ours))
 
 
-def never_expires(self: Tenure, fact: LeaseSeen) -> list[Command]:
+def never_expires(self: Tenure, fact: LeaseSeen) -> list[events.Command]:
     """Only a lease that was released is taken; that of a dead owner is respected for ever."""
     self.still_s, self.looked_s = 0.0, None
     return SEEN(self, fact)
 
 
-def absence_counts(self: Tenure, fact: Fact) -> list[Command]:
+def absence_counts(self: Tenure, fact: events.Fact) -> list[events.Command]:
     """A candidate counts time in which nobody could renew. It was real."""
     if isinstance(fact, LeaseUnseen):
         return []
@@ -212,7 +196,7 @@ def always_connected(self: ConnectedTime, at_s: float) -> None:
     self.sign_s = at_s
 
 
-def paced_by_absence(self: KnownLearner, beat: LearnerBeat, heard_s: float) -> bool:
+def paced_by_absence(self: KnownLearner, beat: events.LearnerBeat, heard_s: float) -> bool:
     """The steps that a learner took in an absence are timed with the absence in it. It was real."""
     self.absent_s = beat.at_s - heard_s
     return TAKE_BEAT(self, beat, heard_s)
@@ -314,7 +298,7 @@ async def head_first(self: CommitAttempt, bus: Any) -> StoredBlobs:  # noqa: ANN
     return StoredBlobs(**refs)
 
 
-async def purge_first(self: ShardStore, command: Commit, pseudo_gradient: Any) -> Any:  # noqa: ANN401
+async def purge_first(self: ShardStore, command: events.Commit, pseudo_gradient: Any) -> Any:  # noqa: ANN401
     """What a commit supersedes is deleted before the new head is visible."""
     state = self.holdings[command.fragment].head.state
     if state is not None:
@@ -342,7 +326,7 @@ async def removed_reader_waits(self: FactIntake) -> None:
             if delivery is None:
                 proven = bool(await self._queue.drained())  # type: ignore[union-attr]
                 self._owner.tell(
-                    QueueDrained(
+                    events.QueueDrained(
                         at_s=self._context.clock.monotonic(), proven=proven, run_tokens=self.claimed_progress.tokens
                     )
                 )
@@ -385,18 +369,18 @@ async def removed_when_read(self: Aggregator, key: Any, manifest: Any) -> tuple[
 # --- versions: keyframes, deltas, retries, removal --------------------------------------------------------------------------
 
 
-def tokens_of_this_commit(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+def tokens_of_this_commit(self: ShardStore, command: events.Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
     """A head counts the tokens of its own commit only."""
     head = HEAD(self, command, held, stored, effort)
     return msgspec.structs.replace(head, tokens_merged=sum(share.tokens for share in command.shares))
 
 
-def frames_not_kept(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+def frames_not_kept(self: ShardStore, command: events.Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
     """A head does not name the frames that learners may still be reading."""
     return msgspec.structs.replace(HEAD(self, command, held, stored, effort), superseded=())
 
 
-def delta_left_out(self: ShardStore, command: Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
+def delta_left_out(self: ShardStore, command: events.Commit, held: Any, stored: Any, effort: Any) -> Head:  # noqa: ANN401
     """A head with a keyframe of its own does not name its delta's predecessors, one without names only its own."""
     head = HEAD(self, command, held, stored, effort)
     return msgspec.structs.replace(head, deltas=head.deltas[-1:])

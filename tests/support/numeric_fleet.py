@@ -25,36 +25,7 @@ from atoll.merge.norms import l2_norm, slice_norms
 from atoll.merge.outer import State, make_outer
 from atoll.merge.round_merge import RoundMerge, update_of
 from atoll.model.layout import Layout, TensorSpec, plan_layout
-from atoll.protocol.events import (
-    Adopt,
-    Adopted,
-    ArmTimer,
-    CallHeard,
-    Command,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    Fact,
-    Fetch,
-    FetchFragment,
-    Fold,
-    FragmentFetched,
-    HeadHeard,
-    Isolate,
-    Keep,
-    Kept,
-    LearnerBeat,
-    PublishCall,
-    Push,
-    PushKey,
-    PushRefused,
-    PushSettled,
-    Refuse,
-    SnapshotKept,
-    StepDone,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.island import Island
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -190,7 +161,7 @@ class NumericFleet:
             update.init(values) for update, (_, values) in zip(self.updates, self.heads, strict=True)
         ]
         self.merges: dict[int, RoundMerge] = {}
-        self.waiting: dict[PushKey, tuple[Encoded, list[float]]] = {}
+        self.waiting: dict[events.PushKey, tuple[Encoded, list[float]]] = {}
         self.timers: dict[str, float] = {}
         self.lives: dict[str, NumericLearner] = {}
         self.now_s = 0.0
@@ -228,7 +199,7 @@ class NumericFleet:
                 break
             del self.timers[name]
             self.now_s = max(self.now_s, due_s)
-            self._tell_shard(TimerFired(at_s=self.now_s, name=name))
+            self._tell_shard(events.TimerFired(at_s=self.now_s, name=name))
 
     # --- learners -----------------------------------------------------------------------------------------------------
 
@@ -250,7 +221,7 @@ class NumericFleet:
         if here:
             for fragment, (version, _) in enumerate(self.heads):  # what was missed while away
                 if version > life.island.intervals[fragment].known:
-                    self._tell(life, HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
+                    self._tell(life, events.HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
             if self.now_s >= life.beat_s + 0.5:
                 self._beat(life)
         self._at(self.now_s + plan.step_s, name, incarnation)
@@ -269,26 +240,26 @@ class NumericFleet:
     def _step(self, life: NumericLearner) -> None:
         chosen = life.mine[life.draw.integers(0, len(life.mine), life.plan.batch)]
         life.values = life.values + life.update(self.model.gradient(life.values, chosen))
-        self._tell(life, StepDone(at_s=self.now_s, tokens=life.plan.batch))
+        self._tell(life, events.StepDone(at_s=self.now_s, tokens=life.plan.batch))
 
     def _flood(self, life: NumericLearner) -> None:
         """Send a contribution of next to nothing to every fragment, on its newest version, said to be of many steps."""
         for fragment, (version, values) in enumerate(self.heads):
             push = life.sent_of[fragment] = life.sent_of.get(fragment, 0) + 1
             vector = (1e-6 * life.draw.normal(size=values.size)).astype(np.float32)
-            key = PushKey(life.name, life.incarnation, fragment, push)
+            key = events.PushKey(life.name, life.incarnation, fragment, push)
             final = life.plan.flood == "final"
             self._send(key, vector, base_version=version, tokens=640, steps=20, trained_tokens=1 << 20, final=final)
 
-    def _send(self, key: PushKey, vector: Vector, **claims: Any) -> None:  # noqa: ANN401  (numbers of a manifest)
+    def _send(self, key: events.PushKey, vector: Vector, **claims: Any) -> None:  # noqa: ANN401  (numbers of a manifest)
         encoded = Encoded.exact(vector)
         self.waiting[key] = encoded, slice_norms(self.model.layout.slices(key.fragment), encoded)
-        self._tell_shard(ContributionArrived(at_s=self.now_s, key=key, **claims))
+        self._tell_shard(events.ContributionArrived(at_s=self.now_s, key=key, **claims))
 
     def _beat(self, life: NumericLearner) -> None:
         life.beat_s = self.now_s
         self._tell_shard(
-            LearnerBeat(
+            events.LearnerBeat(
                 at_s=self.now_s,
                 learner=life.name,
                 incarnation=life.incarnation,
@@ -301,40 +272,40 @@ class NumericFleet:
             )
         )
 
-    def _adopt(self, life: NumericLearner, action: Adopt) -> None:
+    def _adopt(self, life: NumericLearner, action: events.Adopt) -> None:
         fragment, gone, part = action.fragment, action.overwrite, self.model.bounds[action.fragment]
         version, values = life.ready.pop(fragment)
         now = life.values.copy()
         since = life.sent[fragment] if action.since else life.anchors[fragment]
         carries = self.settings.adoption == "carry" and not gone
         # A push that overwriting would lose is sent first, on its old anchor.
-        self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=gone))
+        self._tell(life, events.Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=gone))
         progress = now[part] - since if carries else 0.0
         now[part] = values + progress
         life.anchors[fragment], life.values = values.copy(), now
         life.sent.pop(fragment, None)
 
-    def _tell(self, life: NumericLearner, fact: Fact) -> None:
+    def _tell(self, life: NumericLearner, fact: events.Fact) -> None:
         for action in life.island.handle(fact):
-            if isinstance(action, Push):
+            if isinstance(action, events.Push):
                 self._push(life, action)
-            elif isinstance(action, Adopt):
+            elif isinstance(action, events.Adopt):
                 self._adopt(life, action)
-            elif isinstance(action, FetchFragment):
+            elif isinstance(action, events.FetchFragment):
                 version, values = self.heads[action.fragment]
                 life.ready[action.fragment] = version, values
-                self._tell(life, FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
+                self._tell(life, events.FragmentFetched(at_s=self.now_s, fragment=action.fragment, version=version))
 
-    def _push(self, life: NumericLearner, action: Push) -> None:
+    def _push(self, life: NumericLearner, action: events.Push) -> None:
         part = self.model.bounds[action.fragment]
         vector = life.anchors[action.fragment] - life.values[part]
         life.sent[action.fragment] = life.values[part].copy()
         if life.plan.lie is not None:
             vector = life.plan.lie(vector)
-        key = PushKey(life.name, life.incarnation, action.fragment, action.push)
+        key = events.PushKey(life.name, life.incarnation, action.fragment, action.push)
         if action.keep:
-            self._tell(life, SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
-        self._tell(life, PushSettled(at_s=self.now_s, fragment=action.fragment, push=action.push))
+            self._tell(life, events.SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
+        self._tell(life, events.PushSettled(at_s=self.now_s, fragment=action.fragment, push=action.push))
         self._send(
             key,
             vector.astype(np.float32),
@@ -347,50 +318,54 @@ class NumericFleet:
 
     # --- the shard ----------------------------------------------------------------------------------------------------
 
-    def _tell_shard(self, fact: Fact) -> None:
+    def _tell_shard(self, fact: events.Fact) -> None:
         for action in self.shard.handle(fact):
             self._do(action)
 
-    def _do(self, action: Command) -> None:
-        if isinstance(action, ArmTimer):
+    def _do(self, action: events.Command) -> None:
+        if isinstance(action, events.ArmTimer):
             self.timers[action.name] = action.due_s
-        elif isinstance(action, PublishCall):
+        elif isinstance(action, events.PublishCall):
             self._call(action)
-        elif isinstance(action, Fetch):
+        elif isinstance(action, events.Fetch):
             self._read(action.key)
-        elif isinstance(action, Fold):
+        elif isinstance(action, events.Fold):
             self._fold(action)
-        elif isinstance(action, Commit):
+        elif isinstance(action, events.Commit):
             self._commit(action)
-        elif isinstance(action, Keep):
-            self._tell_shard(Kept(at_s=self.now_s, fragment=action.fragment))
-        elif isinstance(action, Refuse):
+        elif isinstance(action, events.Keep):
+            self._tell_shard(events.Kept(at_s=self.now_s, fragment=action.fragment))
+        elif isinstance(action, events.Refuse):
             self._refuse(action)
-        elif isinstance(action, Isolate):
+        elif isinstance(action, events.Isolate):
             self.isolated.append(action.learner)
 
-    def _call(self, action: PublishCall) -> None:
-        call = CallHeard(at_s=self.now_s, fragment=action.fragment, version=action.version, attempt=action.attempt)
+    def _call(self, action: events.PublishCall) -> None:
+        call = events.CallHeard(
+            at_s=self.now_s, fragment=action.fragment, version=action.version, attempt=action.attempt
+        )
         for life in self._there():
             self._tell(life, call)
 
-    def _read(self, key: PushKey) -> None:
+    def _read(self, key: events.PushKey) -> None:
         norm = float(np.hypot.reduce(self.waiting[key][1]))
         base_norm = l2_norm(self.heads[key.fragment][1])
-        self._tell_shard(ContributionReady(at_s=self.now_s, key=key, norm=norm, base_norm=base_norm))
+        self._tell_shard(events.ContributionReady(at_s=self.now_s, key=key, norm=norm, base_norm=base_norm))
 
-    def _refuse(self, action: Refuse) -> None:
+    def _refuse(self, action: events.Refuse) -> None:
         learner, incarnation, fragment, push = action.key
         self.refused[learner, action.reason] += 1
         self.waiting.pop(action.key, None)
         for life in self._there():
             if (life.name, life.incarnation) == (learner, incarnation):
-                self._tell(life, PushRefused(at_s=self.now_s, fragment=fragment, push=push, reason=action.reason))
+                self._tell(
+                    life, events.PushRefused(at_s=self.now_s, fragment=fragment, push=push, reason=action.reason)
+                )
 
     def _there(self) -> list[NumericLearner]:
         return [life for life in self.lives.values() if not life.plan.away_s[0] <= self.now_s < life.plan.away_s[1]]
 
-    def _fold(self, action: Fold) -> None:
+    def _fold(self, action: events.Fold) -> None:
         fragment = action.key.fragment
         if fragment not in self.merges:
             self.merges[fragment] = RoundMerge(self.settings, fragment, self.model.layout.slices(fragment))
@@ -399,11 +374,11 @@ class NumericFleet:
         if action.scale < 1.0:
             self.clipped.setdefault(action.key.learner, []).append(action.scale)
 
-    def _commit(self, action: Commit) -> None:
+    def _commit(self, action: events.Commit) -> None:
         fragment, version = action.fragment, action.base_version + 1
         result = self.merges.pop(fragment).result(self.states[fragment], version)
         new = self.updates[fragment].step(self.heads[fragment][1], result.pseudo_gradient, self.states[fragment])
         self.heads[fragment], self.states[fragment] = (version, new.values.copy()), new.state
         for share in action.shares:
             self.merged[share.key.learner] += share.tokens
-        self._tell_shard(Committed(at_s=self.now_s, fragment=fragment, version=version))
+        self._tell_shard(events.Committed(at_s=self.now_s, fragment=fragment, version=version))

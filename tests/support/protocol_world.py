@@ -15,46 +15,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import AtollError
 from atoll.base.parsing import parsed
-from atoll.protocol import invariants
-from atoll.protocol.events import (
-    Acknowledge,
-    Adopt,
-    Adopted,
-    ArmTimer,
-    CallHeard,
-    Command,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    ContributionSpoiled,
-    Dismiss,
-    DrainOrdered,
-    Fact,
-    Fetch,
-    FetchFailed,
-    FetchFragment,
-    Finish,
-    FragmentFetched,
-    HeadHeard,
-    Keep,
-    Kept,
-    LearnerBeat,
-    LearnerLeft,
-    Leave,
-    NothingNewer,
-    PublishCall,
-    Push,
-    PushKey,
-    PushRefused,
-    PushSettled,
-    QueueDrained,
-    Refuse,
-    Share,
-    SnapshotKept,
-    StepDone,
-    TimerFired,
-)
+from atoll.protocol import events, invariants
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import Ledger, Settlement, settle
@@ -68,14 +29,14 @@ ANSWERS_S = 2.0
 """How often the broker answers for the queue."""
 
 
-def one_commit(base_version: int) -> Commit:
+def one_commit(base_version: int) -> events.Commit:
     """Return the command to commit the next contribution of learner `a` to fragment 0; its ledger holds all before it."""
     fragment_ledger = FragmentLedger()
     for base in range(base_version + 1):
-        key = PushKey("a", 1, 0, base + 1)
-        share = Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0, credit=8)
+        key = events.PushKey("a", 1, 0, base + 1)
+        share = events.Share(key=key, base_version=base, tokens=8, steps=4, weight=16.0, age=0, credit=8)
         fragment_ledger.merge(share)
-    return Commit(
+    return events.Commit(
         fragment=0,
         base_version=base_version,
         shares=(share,),
@@ -120,20 +81,20 @@ class ProtocolWorld:
         self.watch = invariants.ShardWatch()
         self.rounds = RoundModel(self.settings, self.heads)
         self.fates = FateModel(self.settings, self.heads)
-        self.sending: list[tuple[LearnerIncarnation, ContributionArrived]] = []
-        self.fetching: list[tuple[LearnerIncarnation, FetchFragment]] = []
+        self.sending: list[tuple[LearnerIncarnation, events.ContributionArrived]] = []
+        self.fetching: list[tuple[LearnerIncarnation, events.FetchFragment]] = []
         self.gone: dict[str, Counter[str]] = {}
-        self.farewells: list[LearnerLeft] = []
+        self.farewells: list[events.LearnerLeft] = []
         self.durable = invariants.Durable(self.heads)
         self.lives: dict[str, LearnerIncarnation] = {}
         self.incarnations: dict[str, int] = {}
-        self.queue: list[ContributionArrived | LearnerLeft] = []
-        self.delivered: dict[PushKey, ContributionArrived] = {}
-        self.acknowledged: set[PushKey] = set()
-        self.last_beats: dict[tuple[str, int], LearnerBeat] = {}
-        self.reading: list[PushKey] = []
+        self.queue: list[events.ContributionArrived | events.LearnerLeft] = []
+        self.delivered: dict[events.PushKey, events.ContributionArrived] = {}
+        self.acknowledged: set[events.PushKey] = set()
+        self.last_beats: dict[tuple[str, int], events.LearnerBeat] = {}
+        self.reading: list[events.PushKey] = []
         self.core_messages: list[Callable[[], None]] = []
-        self.lanes: dict[int, list[Command]] = {fragment: [] for fragment in self.heads}
+        self.lanes: dict[int, list[events.Command]] = {fragment: [] for fragment in self.heads}
         self.timers: dict[str, float] = {}
         self.finished = ""
         self.log: list[str] = []
@@ -165,7 +126,11 @@ class ProtocolWorld:
             for fragment, kept in self.durable.fragment_ledger.items()
         }
         lost = {
-            key for lane in self.lanes.values() for one in lane if isinstance(one, Acknowledge) for key in [one.key]
+            key
+            for lane in self.lanes.values()
+            for one in lane
+            if isinstance(one, events.Acknowledge)
+            for key in [one.key]
         }
         known = {
             key: fate for key, fate in self.fates.fates.items() if self.durable.fragment_ledger[key.fragment].knows(key)
@@ -185,7 +150,7 @@ class ProtocolWorld:
 
     def step(self, name: str, tokens: int = 10) -> None:
         """A learner takes a step and adopts what waits for it."""
-        self._tell(self.lives[name], StepDone(at_s=self.now_s, tokens=tokens))
+        self._tell(self.lives[name], events.StepDone(at_s=self.now_s, tokens=tokens))
 
     def beat(self, name: str) -> None:
         life = self.lives[name]
@@ -202,11 +167,11 @@ class ProtocolWorld:
             self.now_s = at_s
             if due_s <= at_s:
                 del self.timers[name]
-                self._tell_shard(TimerFired(at_s=at_s, name=name))
+                self._tell_shard(events.TimerFired(at_s=at_s, name=name))
             else:
                 self._answered_s = at_s
                 if not self.cut_off:
-                    self._tell_shard(QueueDrained(at_s=at_s, proven=False, turns=self._turn()))
+                    self._tell_shard(events.QueueDrained(at_s=at_s, proven=False, turns=self._turn()))
         self.now_s = until_s
 
     def deliver(self, index: int = 0, *, again: bool = False) -> None:
@@ -218,9 +183,9 @@ class ProtocolWorld:
             return
         if self.queue:
             message = self.queue.pop(index % len(self.queue))
-            if isinstance(message, ContributionArrived):
+            if isinstance(message, events.ContributionArrived):
                 self.delivered[message.key] = message
-            if isinstance(message, LearnerLeft):
+            if isinstance(message, events.LearnerLeft):
                 self.farewells.append(message)
                 self._tell_shard(self.last_beats[message.learner, message.incarnation])
             self._tell_shard(message)
@@ -231,9 +196,9 @@ class ProtocolWorld:
             return
         key = self.reading.pop(index % len(self.reading))
         if spoil:
-            self._tell_shard(ContributionSpoiled(at_s=self.now_s, key=key, reason=spoil))
+            self._tell_shard(events.ContributionSpoiled(at_s=self.now_s, key=key, reason=spoil))
         else:
-            self._tell_shard(ContributionReady(at_s=self.now_s, key=key))
+            self._tell_shard(events.ContributionReady(at_s=self.now_s, key=key))
 
     def core_message(self, index: int = 0, *, lose: bool = False) -> None:
         """One at-most-once message arrives, or is lost."""
@@ -249,7 +214,9 @@ class ProtocolWorld:
             if not reason:
                 self.queue.append(arrived)
             push = arrived.key.push
-            self._tell(life, PushSettled(at_s=self.now_s, fragment=arrived.key.fragment, push=push, reason=reason))
+            self._tell(
+                life, events.PushSettled(at_s=self.now_s, fragment=arrived.key.fragment, push=push, reason=reason)
+            )
 
     def fetch(self, index: int = 0, *, fail: bool = False) -> None:
         """A frame that was held is read, or cannot be."""
@@ -257,17 +224,17 @@ class ProtocolWorld:
             life, wanted = self.fetching.pop(index % len(self.fetching))
             fragment, version = wanted.fragment, self.heads[wanted.fragment]
             if version <= life.island.intervals[fragment].newest and not wanted.again:
-                self._tell(life, NothingNewer(at_s=self.now_s, fragment=fragment))
+                self._tell(life, events.NothingNewer(at_s=self.now_s, fragment=fragment))
                 return
             if fail:
-                self._tell(life, FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
+                self._tell(life, events.FetchFailed(at_s=self.now_s, fragment=fragment, version=version, reason="away"))
                 return
-            self._tell(life, FragmentFetched(at_s=self.now_s, fragment=fragment, version=version))
+            self._tell(life, events.FragmentFetched(at_s=self.now_s, fragment=fragment, version=version))
 
     @property
-    def commits(self) -> list[Commit]:
+    def commits(self) -> list[events.Commit]:
         """Return the commits that are decided and not durable yet."""
-        return [action for lane in self.lanes.values() for action in lane if isinstance(action, Commit)]
+        return [action for lane in self.lanes.values() for action in lane if isinstance(action, events.Commit)]
 
     def work(self, index: int = 0) -> None:
         """The driver does the next thing in one of its lanes: a commit, ledgers kept, an acknowledgement."""
@@ -284,7 +251,7 @@ class ProtocolWorld:
                 self._execute(self.lanes[wanted.fragment].pop(0))
 
     def drain(self, name: str) -> None:
-        self._tell(self.lives[name], DrainOrdered(at_s=self.now_s))
+        self._tell(self.lives[name], events.DrainOrdered(at_s=self.now_s))
 
     def heal(self) -> Settlement:
         """Deliver everything, drain everybody, and return the settlement; the shard must have finished."""
@@ -292,11 +259,11 @@ class ProtocolWorld:
         self.cut_off = False
         for name in sorted(self.lives):
             self.drain(name)
-        self._tell_shard(DrainOrdered(at_s=self.now_s))
+        self._tell_shard(events.DrainOrdered(at_s=self.now_s))
         for _ in range(ROUNDS_MAX):
             self._deliver_all()
             self.tick(self.settings.silence_s + 10.0 * self.step_s)
-            self._tell_shard(QueueDrained(at_s=self.now_s, turns=self._turn()))
+            self._tell_shard(events.QueueDrained(at_s=self.now_s, turns=self._turn()))
             if self.finished and not (self.queue or self.reading or any(self.lanes.values())):
                 self._check_fates()
                 return settle(self.shard.ledger, self.settings.fragments)
@@ -320,7 +287,7 @@ class ProtocolWorld:
 
     def _outstanding(self) -> set[object]:
         """Return what the queue holds: what was not delivered yet, and what was, and is not settled."""
-        queued = {each.key if isinstance(each, ContributionArrived) else each for each in self.queue}
+        queued = {each.key if isinstance(each, events.ContributionArrived) else each for each in self.queue}
         return {*queued, *self.farewells, *(key for key in self.delivered if key not in self.acknowledged)}
 
     def _turn(self) -> int:
@@ -347,7 +314,7 @@ class ProtocolWorld:
             self.read()
             self.work()
 
-    def _tell_shard(self, fact: Fact) -> None:
+    def _tell_shard(self, fact: events.Fact) -> None:
         actions = self.shard.handle(fact)
         self._note("shard", fact, actions)
         self.watch.see(actions)
@@ -359,7 +326,7 @@ class ProtocolWorld:
         for action in actions:
             self._do(action)
 
-    def _tell(self, life: LearnerIncarnation, fact: Fact) -> None:
+    def _tell(self, life: LearnerIncarnation, fact: events.Fact) -> None:
         actions = life.island.handle(fact)
         self._note(f"{life.name}/{life.incarnation}", fact, actions)
         invariants.check_island(life.island)
@@ -368,51 +335,51 @@ class ProtocolWorld:
         for action in actions:
             self._do_for(life, action)
 
-    def _do(self, action: Command) -> None:
-        if isinstance(action, ArmTimer):
+    def _do(self, action: events.Command) -> None:
+        if isinstance(action, events.ArmTimer):
             self.timers[action.name] = action.due_s
-        elif isinstance(action, Fetch):
+        elif isinstance(action, events.Fetch):
             self.reading.append(action.key)
-        elif isinstance(action, Commit | Keep | Dismiss):
+        elif isinstance(action, events.Commit | events.Keep | events.Dismiss):
             self.lanes[action.fragment].append(action)
-        elif isinstance(action, PublishCall):
+        elif isinstance(action, events.PublishCall):
             for life in list(self.lives.values()):
                 self._tell_call(life, action)
-        elif isinstance(action, Acknowledge):
+        elif isinstance(action, events.Acknowledge):
             self.lanes[action.key.fragment].append(action)
-        elif isinstance(action, Refuse):
+        elif isinstance(action, events.Refuse):
             invariants.require(action.reason != "implausible", "who pushes what it has trained is believed", action)
             sender = self.lives.get(action.key.learner)
             if sender is not None and sender.incarnation == action.key.incarnation:
                 self._tell_refusal(sender, action)
-        elif isinstance(action, Finish):
+        elif isinstance(action, events.Finish):
             self.finished = action.reason
 
-    def _execute(self, action: Command) -> None:
+    def _execute(self, action: events.Command) -> None:
         """Do what a lane holds; the same order as the driver's: durable first, then told."""
-        if isinstance(action, Commit):
+        if isinstance(action, events.Commit):
             self.durable.see_commit(action)
             version = action.base_version + 1
             self.heads[action.fragment] = version
             for life in list(self.lives.values()):
                 self._tell_head(life, action.fragment, version)
-            self._tell_shard(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
-        elif isinstance(action, Keep):
+            self._tell_shard(events.Committed(at_s=self.now_s, fragment=action.fragment, version=version))
+        elif isinstance(action, events.Keep):
             self.durable.see_ledger(action.fragment, action.fragment_ledger)
-            self._tell_shard(Kept(at_s=self.now_s, fragment=action.fragment))
-        elif isinstance(action, Dismiss):
+            self._tell_shard(events.Kept(at_s=self.now_s, fragment=action.fragment))
+        elif isinstance(action, events.Dismiss):
             self.durable.see_dismissed(action)
             dismissed = action.learner, action.incarnation
             self.farewells = [one for one in self.farewells if (one.learner, one.incarnation) != dismissed]
-        elif isinstance(action, Acknowledge):
+        elif isinstance(action, events.Acknowledge):
             self.durable.see_acknowledged(action)
             self.acknowledged.add(action.key)
 
-    def _do_for(self, life: LearnerIncarnation, action: Command) -> None:
-        if isinstance(action, Push):
-            arrived = ContributionArrived(
+    def _do_for(self, life: LearnerIncarnation, action: events.Command) -> None:
+        if isinstance(action, events.Push):
+            arrived = events.ContributionArrived(
                 at_s=self.now_s,
-                key=PushKey(life.name, life.incarnation, action.fragment, action.push),
+                key=events.PushKey(life.name, life.incarnation, action.fragment, action.push),
                 base_version=action.base_version,
                 tokens=action.tokens,
                 steps=action.steps,
@@ -421,25 +388,27 @@ class ProtocolWorld:
             )
             self.sending.append((life, arrived))
             if action.keep:
-                self._tell(life, SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
+                self._tell(life, events.SnapshotKept(at_s=self.now_s, fragment=action.fragment, push=action.push))
             if not self.holding:
                 self.send(-1)
-        elif isinstance(action, Adopt):
+        elif isinstance(action, events.Adopt):
             fragment, version, overwritten = action.fragment, action.version, action.overwrite
-            self._tell(life, Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten))
-        elif isinstance(action, FetchFragment):
+            self._tell(
+                life, events.Adopted(at_s=self.now_s, fragment=fragment, version=version, overwritten=overwritten)
+            )
+        elif isinstance(action, events.FetchFragment):
             self.fetching.append((life, action))
             if not self.holding:
                 self.fetch(-1)
-        elif isinstance(action, Leave):
+        elif isinstance(action, events.Leave):
             life.left = True
             self.gone[f"{life.name}/{life.incarnation}"] = life.model.totals()
             self.last_beats[life.name, life.incarnation] = self._beat(life, training=False)
-            self.queue.append(LearnerLeft(at_s=self.now_s, learner=life.name, incarnation=life.incarnation))
+            self.queue.append(events.LearnerLeft(at_s=self.now_s, learner=life.name, incarnation=life.incarnation))
             self.lives.pop(life.name, None)
 
-    def _beat(self, life: LearnerIncarnation, *, training: bool) -> LearnerBeat:
-        return LearnerBeat(
+    def _beat(self, life: LearnerIncarnation, *, training: bool) -> events.LearnerBeat:
+        return events.LearnerBeat(
             at_s=self.now_s,
             learner=life.name,
             incarnation=life.incarnation,
@@ -452,10 +421,12 @@ class ProtocolWorld:
             refused_local=life.island.refused_local,
         )
 
-    def _tell_call(self, life: LearnerIncarnation, call: PublishCall) -> None:
+    def _tell_call(self, life: LearnerIncarnation, call: events.PublishCall) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
-                fact = CallHeard(at_s=self.now_s, fragment=call.fragment, version=call.version, attempt=call.attempt)
+                fact = events.CallHeard(
+                    at_s=self.now_s, fragment=call.fragment, version=call.version, attempt=call.attempt
+                )
                 self._tell(life, fact)
 
         self.core_messages.append(heard)
@@ -463,23 +434,23 @@ class ProtocolWorld:
     def _tell_head(self, life: LearnerIncarnation, fragment: int, version: int) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
-                self._tell(life, HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
+                self._tell(life, events.HeadHeard(at_s=self.now_s, fragment=fragment, version=version))
 
         self.core_messages.append(heard)
 
-    def _tell_refusal(self, life: LearnerIncarnation, refusal: Refuse) -> None:
+    def _tell_refusal(self, life: LearnerIncarnation, refusal: events.Refuse) -> None:
         def heard() -> None:
             if self.lives.get(life.name) is life:
-                fact = PushRefused(
+                fact = events.PushRefused(
                     at_s=self.now_s, fragment=refusal.key.fragment, push=refusal.key.push, reason=refusal.reason
                 )
                 self._tell(life, fact)
 
         self.core_messages.append(heard)
 
-    def _note(self, who: str, fact: Fact, actions: Sequence[Command]) -> None:
+    def _note(self, who: str, fact: events.Fact, actions: Sequence[events.Command]) -> None:
         """Keep one readable line per fact, for logbooks and for the last lines of a failure."""
-        if isinstance(fact, QueueDrained) and not fact.proven and not actions:
+        if isinstance(fact, events.QueueDrained) and not fact.proven and not actions:
             return
         self.log.append(logbook_line(who, fact, actions, self.now_s))
 

@@ -21,41 +21,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.protocol.events import (
-    Acknowledge,
-    Adopt,
-    Adopted,
-    ArmTimer,
-    CallHeard,
-    Command,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    DrainOrdered,
-    Fact,
-    Fetch,
-    FetchFailed,
-    FetchFragment,
-    Fold,
-    FragmentFetched,
-    HeadHeard,
-    LearnerBeat,
-    LearnerLeft,
-    Leave,
-    NothingNewer,
-    PublishCall,
-    Push,
-    PushKey,
-    PushRefused,
-    PushSettled,
-    QueueDrained,
-    Refuse,
-    SnapshotKept,
-    StepDone,
-    TimerFired,
-    Unfold,
-)
+from atoll.protocol import events
 from atoll.protocol.invariants import require
 from atoll.protocol.island import Island
 from atoll.protocol.ledger import FormerLives, Ledger
@@ -153,8 +119,8 @@ class _Round:
     grace_s: float = 0.0
     grace_step_s: float = 0.0
     committing_s: float | None = None
-    shares: tuple[PushKey, ...] = ()
-    folded: list[PushKey] = field(default_factory=list)
+    shares: tuple[events.PushKey, ...] = ()
+    folded: list[events.PushKey] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
 
 
@@ -169,12 +135,12 @@ class RoundModel:
         self._settings = settings
         self._rounds = {fragment: _Round(version) for fragment, version in versions.items()}
         self._learners: dict[str, _Heard] = {}
-        self._bases: dict[PushKey, int] = {}
-        self._finals: dict[PushKey, bool] = {}
-        self._held: set[PushKey] = set()
-        self._offered: dict[PushKey, bool] = {}
+        self._bases: dict[events.PushKey, int] = {}
+        self._finals: dict[events.PushKey, bool] = {}
+        self._held: set[events.PushKey] = set()
+        self._offered: dict[events.PushKey, bool] = {}
         """What was fetched and neither refused nor committed, and whether it is its learner's last."""
-        self._loading: set[PushKey] = set()
+        self._loading: set[events.PushKey] = set()
         self._offences: Counter[tuple[str, int, int]] = Counter()
         self._clean: Counter[tuple[str, int, int]] = Counter()
         self._quorums_s: list[float] = []
@@ -188,42 +154,42 @@ class RoundModel:
         self._ever: set[tuple[str, int]] = set()
         self._former = FormerLives()
 
-    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
+    def see(self, fact: events.Fact, actions: Iterable[events.Command]) -> None:
         """Follow a fact and its commands; raise `InvariantBroken` where they are not what the facts lead to."""
         self._told = max(self._told, getattr(fact, "run_tokens", 0))
-        if not isinstance(fact, TimerFired | DrainOrdered):
+        if not isinstance(fact, events.TimerFired | events.DrainOrdered):
             self._see_sign(fact.at_s)
         self._take(fact)
         actions = list(actions)
         for action in actions:
             self._see_command(action, fact.at_s, actions)
 
-    def _see_command(self, action: Command, at_s: float, actions: list[Command]) -> None:
-        if isinstance(action, Fetch):
+    def _see_command(self, action: events.Command, at_s: float, actions: list[events.Command]) -> None:
+        if isinstance(action, events.Fetch):
             self._held.add(action.key)
             self._loading.add(action.key)
             self._offered.setdefault(action.key, self._finals.get(action.key, False))
-        elif isinstance(action, Acknowledge):
+        elif isinstance(action, events.Acknowledge):
             self._held.discard(action.key)
             self._loading.discard(action.key)
-        elif isinstance(action, Refuse):
+        elif isinstance(action, events.Refuse):
             self._see_refusal(action)
-        elif isinstance(action, Fold):
+        elif isinstance(action, events.Fold):
             self._rounds[action.key.fragment].folded.append(action.key)
             self._loading.discard(action.key)
-        elif isinstance(action, Unfold):
+        elif isinstance(action, events.Unfold):
             self._rounds[action.fragment].folded.clear()
-        elif isinstance(action, PublishCall):
+        elif isinstance(action, events.PublishCall):
             self._see_call(action, at_s, actions)
-        elif isinstance(action, ArmTimer):
+        elif isinstance(action, events.ArmTimer):
             kind, _, number = action.name.partition("/")
             see = self._see_grace if kind == "grace" else self._see_due
             see(self._rounds[int(number)], action, at_s)
-        elif isinstance(action, Commit):
+        elif isinstance(action, events.Commit):
             self._see_commit(action, at_s)
 
     def inherit(
-        self, ledger: Ledger, fates: Mapping[PushKey, tuple[str, int]], credit: Mapping[int, int] | None = None
+        self, ledger: Ledger, fates: Mapping[events.PushKey, tuple[str, int]], credit: Mapping[int, int] | None = None
     ) -> None:
         """Begin as an heir: with what learners told the former owner, its learners' offences, and what counted by fragment."""
         self._credit.update(credit or {})
@@ -246,15 +212,17 @@ class RoundModel:
         self._absent_s += gap_s if gap_s > CUT_S else max(0.0, gap_s - self._settings.silence_s / 2.0)
         self._sign_s = max(at_s, at_s if self._sign_s is None else self._sign_s)
 
-    def _take(self, fact: Fact) -> None:
-        who = fact.key if isinstance(fact, ContributionArrived) else fact
-        if isinstance(fact, LearnerBeat | LearnerLeft | ContributionArrived) and self._former.covers(_name_of(who)):
+    def _take(self, fact: events.Fact) -> None:
+        who = fact.key if isinstance(fact, events.ContributionArrived) else fact
+        if isinstance(
+            fact, events.LearnerBeat | events.LearnerLeft | events.ContributionArrived
+        ) and self._former.covers(_name_of(who)):
             return
-        if isinstance(fact, LearnerBeat):
+        if isinstance(fact, events.LearnerBeat):
             self._take_beat(fact)
-        elif isinstance(fact, LearnerLeft):
+        elif isinstance(fact, events.LearnerLeft):
             self._take_farewell(fact)
-        elif isinstance(fact, ContributionArrived) and fact.key.fragment in self._rounds:
+        elif isinstance(fact, events.ContributionArrived) and fact.key.fragment in self._rounds:
             if fact.key in self._held:
                 return
             self._bases[fact.key] = fact.base_version
@@ -262,12 +230,12 @@ class RoundModel:
             heard = self._learners.get(fact.key.learner)
             if heard is not None and heard.incarnation == fact.key.incarnation:
                 heard.at_s = self._connected_s
-        elif isinstance(fact, Committed):
+        elif isinstance(fact, events.Committed):
             self._take_commit(fact)
-        elif isinstance(getattr(fact, "key", None), PushKey):
+        elif isinstance(getattr(fact, "key", None), events.PushKey):
             self._loading.discard(fact.key)  # type: ignore[attr-defined]  # ready or spoiled: it is read
 
-    def _take_commit(self, committed: Committed) -> None:
+    def _take_commit(self, committed: events.Committed) -> None:
         before = self._rounds[committed.fragment]
         require(before.committing_s is not None, "what is committed was decided", committed)
         self._commits_s.append(self._connected_s - (before.committing_s or 0.0))
@@ -279,14 +247,14 @@ class RoundModel:
                 heard.commit = self._commits
         self._rounds[committed.fragment] = _Round(committed.version)
 
-    def _take_farewell(self, farewell: LearnerLeft) -> None:
+    def _take_farewell(self, farewell: events.LearnerLeft) -> None:
         heard = self._learners.get(farewell.learner)
         if heard is None or heard.incarnation < farewell.incarnation:
             heard = self._learners[farewell.learner] = _Heard(farewell.incarnation, self._connected_s)
         if heard.incarnation == farewell.incarnation:
             heard.training, heard.left = False, True
 
-    def _take_beat(self, beat: LearnerBeat) -> None:
+    def _take_beat(self, beat: events.LearnerBeat) -> None:
         heard = self._learners.get(beat.learner)
         if heard is None or beat.incarnation > heard.incarnation:
             heard = self._learners[beat.learner] = _Heard(beat.incarnation, self._connected_s)
@@ -307,7 +275,7 @@ class RoundModel:
         limit = self._settings.offences_max if self._settings.protect == "isolate" else 0
         return 0 < limit <= sum(self._offences[name, incarnation, p] for p in self._rounds)
 
-    def _see_merged(self, key: PushKey) -> None:
+    def _see_merged(self, key: events.PushKey) -> None:
         life = key.learner, key.incarnation, key.fragment
         self._clean[life] += 1
         if self._offences[life] and self._clean[life] % FORGIVEN == 0:
@@ -356,7 +324,7 @@ class RoundModel:
 
     # --- commands -------------------------------------------------------------------------------------------------------
 
-    def _see_refusal(self, refusal: Refuse) -> None:
+    def _see_refusal(self, refusal: events.Refuse) -> None:
         key = refusal.key
         self._held.add(key)
         self._loading.discard(key)
@@ -368,7 +336,7 @@ class RoundModel:
         if self._bases.get(key) == now.version:
             now.answered.add(key.learner)
 
-    def _see_call(self, call: PublishCall, at_s: float, actions: list[Command]) -> None:
+    def _see_call(self, call: events.PublishCall, at_s: float, actions: list[events.Command]) -> None:
         now = self._rounds[call.fragment]
         if now.called_s is None:
             now.called_s, now.absent_s = at_s, self._absent_s
@@ -379,10 +347,10 @@ class RoundModel:
         ahead = 2 * sum(self._last.values())
         require(known <= call.run_tokens <= known + ahead, "a call says how far the run is", (call, known, ahead))
         due_s = at_s + max(0.5, 2.0 * (self.step_s() or 0.0))
-        again = [a.due_s for a in actions if isinstance(a, ArmTimer) and a.name == f"due/{call.fragment}"]
+        again = [a.due_s for a in actions if isinstance(a, events.ArmTimer) and a.name == f"due/{call.fragment}"]
         require(any(_near(due_s, armed_s) for armed_s in again), "a call is repeated in time", (again, due_s))
 
-    def _see_due(self, now: _Round, timer: ArmTimer, at_s: float) -> None:
+    def _see_due(self, now: _Round, timer: events.ArmTimer, at_s: float) -> None:
         """Check when a called round is called again: two steps after its last call, also when steps have become shorter."""
         if now.called_s is None or now.quorum_s is not None:
             return
@@ -390,7 +358,7 @@ class RoundModel:
         cut_off = at_s - (self._sign_s or 0.0) > CUT_S
         require(_near(timer.due_s, at_s + 0.5 if cut_off else again_s), "a call is repeated in time", (timer, again_s))
 
-    def _see_grace(self, now: _Round, timer: ArmTimer, at_s: float) -> None:
+    def _see_grace(self, now: _Round, timer: events.ArmTimer, at_s: float) -> None:
         require(now.called_s is not None, "grace follows a call", timer)
         if now.quorum_s is not None:
             shorter = (self.step_s() or 0.0) < 0.75 * now.grace_step_s and self.window_s() < now.grace_s
@@ -407,7 +375,7 @@ class RoundModel:
         wanted_s = at_s + now.grace_s
         require(_near(timer.due_s, wanted_s), "the grace window is that of Eq. 3", (timer.due_s, wanted_s))
 
-    def _see_commit(self, commit: Commit, at_s: float) -> None:
+    def _see_commit(self, commit: events.Commit, at_s: float) -> None:
         now = self._rounds[commit.fragment]
         now.committing_s, now.shares = at_s - self._absent_s, tuple(share.key for share in commit.shares)
         self._ever |= {(key.learner, key.incarnation) for key in now.shares}
@@ -441,7 +409,7 @@ class RoundModel:
             len(here) < ROOM and not any(here) and (stopped_s is None or self._connected_s - stopped_s <= LAST_PUSH_S)
         )
 
-    def _on_time(self, now: _Round) -> list[PushKey]:
+    def _on_time(self, now: _Round) -> list[events.PushKey]:
         return [key for key in now.folded if self._bases[key] == now.version]
 
 
@@ -454,41 +422,43 @@ class _Lengths:
         self._left: set[tuple[str, int]] = set()
         self._counted: Counter[int] = Counter()
         self._run_tokens = 0
-        self._read: list[tuple[PushKey, int, int, float]] = []
+        self._read: list[tuple[events.PushKey, int, int, float]] = []
         """Of each contribution that counts as a measure: its key, the version it was read on, its steps, its length."""
-        self.scales: dict[PushKey, float] = {}
-        self.outliers: set[PushKey] = set()
+        self.scales: dict[events.PushKey, float] = {}
+        self.outliers: set[events.PushKey] = set()
 
     def see(
         self,
-        fact: Fact,
-        actions: list[Command],
+        fact: events.Fact,
+        actions: list[events.Command],
         versions: Mapping[int, int],
-        arrived: Mapping[PushKey, ContributionArrived],
-        fates: Mapping[PushKey, tuple[str, int]],
+        arrived: Mapping[events.PushKey, events.ContributionArrived],
+        fates: Mapping[events.PushKey, tuple[str, int]],
     ) -> None:
         """Follow a fact and its commands; the rest is what the fates' model knows."""
-        if isinstance(fact, LearnerBeat | LearnerLeft):
+        if isinstance(fact, events.LearnerBeat | events.LearnerLeft):
             self._newest[fact.learner] = max(fact.incarnation, self._newest.get(fact.learner, 0))
-        if isinstance(fact, LearnerLeft):
+        if isinstance(fact, events.LearnerLeft):
             self._left.add((fact.learner, fact.incarnation))
-        if isinstance(fact, QueueDrained):
+        if isinstance(fact, events.QueueDrained):
             self._run_tokens = max(self._run_tokens, fact.run_tokens)
-        if isinstance(fact, ContributionReady) and not any(isinstance(action, Fetch) for action in actions):
+        if isinstance(fact, events.ContributionReady) and not any(
+            isinstance(action, events.Fetch) for action in actions
+        ):
             for key, norm in ((fact.key, fact.norm), *fact.others):
                 self._judge(key, norm, fact.base_norm, versions[key.fragment], arrived[key].steps, fates)
-        for commit in (action for action in actions if isinstance(action, Commit)):
+        for commit in (action for action in actions if isinstance(action, events.Commit)):
             self._counted[commit.fragment] += sum(share.credit for share in commit.shares)
             self._run_tokens = max(self._run_tokens, self._counted[commit.fragment])
 
     def _judge(
         self,
-        key: PushKey,
+        key: events.PushKey,
         norm: float,
         base_norm: float,
         version: int,
         steps: int,
-        fates: Mapping[PushKey, tuple[str, int]],
+        fates: Mapping[events.PushKey, tuple[str, int]],
     ) -> None:
         last = {
             past.learner: (past, on, over, length)
@@ -514,7 +484,7 @@ class _Lengths:
             self._read = [one for one in self._read if one[0].learner != key.learner or one[0].fragment != key.fragment]
             self._read.append((key, version, steps, min(norm, most)))
 
-    def _counts(self, past: PushKey, on: int, fragment: int, version: int) -> bool:
+    def _counts(self, past: events.PushKey, on: int, fragment: int, version: int) -> bool:
         """Return whether a measure is of this fragment, of a life that goes on, and not too old."""
         target = self._settings.tokens_target
         left = (past.learner, past.incarnation) in self._left and not 0 < target <= self._run_tokens
@@ -529,34 +499,34 @@ class FateModel:
         self,
         settings: ProtocolSettings,
         versions: Mapping[int, int],
-        fates: Mapping[PushKey, tuple[str, int]] | None = None,
+        fates: Mapping[events.PushKey, tuple[str, int]] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         """Start with the versions that the owner found, the fates that are durable, and what its learners have reported."""
         self._settings = settings
         self._versions = dict(versions)
-        self._arrived: dict[PushKey, ContributionArrived] = {}
-        self._folded: dict[int, list[PushKey]] = {fragment: [] for fragment in versions}
+        self._arrived: dict[events.PushKey, events.ContributionArrived] = {}
+        self._folded: dict[int, list[events.PushKey]] = {fragment: [] for fragment in versions}
         self._final: dict[tuple[str, int, int], int] = {}
-        self._after_final: set[PushKey] = set()
+        self._after_final: set[events.PushKey] = set()
         self._trained = Counter({} if ledger is None else {n: each.trained for n, each in ledger.accounts.items()})
-        self._overspent: set[PushKey] = set()
+        self._overspent: set[events.PushKey] = set()
         self._sizes: set[tuple[str, float, int]] = set()
         """Tokens per step of what was merged, with who took them."""
-        self._weights: dict[PushKey, float] = {}
+        self._weights: dict[events.PushKey, float] = {}
         self._being_made: set[int] = set()
         """Fragments of which the next version is being committed: it may be visible already."""
-        self.fates: dict[PushKey, tuple[str, int]] = dict(fates or {})
+        self.fates: dict[events.PushKey, tuple[str, int]] = dict(fates or {})
         self._lengths = _Lengths(settings) if fates is None else None
         """An heir has measures that no model has seen."""
 
-    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
+    def see(self, fact: events.Fact, actions: Iterable[events.Command]) -> None:
         actions = list(actions)
-        if isinstance(fact, ContributionArrived):
+        if isinstance(fact, events.ContributionArrived):
             self._take(fact)
-        elif isinstance(fact, LearnerBeat):
+        elif isinstance(fact, events.LearnerBeat):
             self._trained[_name_of(fact)] = max(self._trained[_name_of(fact)], fact.tokens)
-        elif isinstance(fact, Committed):
+        elif isinstance(fact, events.Committed):
             require(fact.version == self._versions[fact.fragment] + 1, "versions follow one another", fact)
             self._versions[fact.fragment] = fact.version
             self._being_made.discard(fact.fragment)
@@ -565,21 +535,21 @@ class FateModel:
         for action in actions:
             self._see_command(action)
 
-    def _see_command(self, action: Command) -> None:
-        if isinstance(action, Fetch):
+    def _see_command(self, action: events.Command) -> None:
+        if isinstance(action, events.Fetch):
             require(not self._unfit(action.key), "what cannot be merged is not read", action)
-        elif isinstance(action, Fold):
+        elif isinstance(action, events.Fold):
             self._see_fold(action)
-        elif isinstance(action, Unfold):
+        elif isinstance(action, events.Unfold):
             self._see_unfold(action)
-        elif isinstance(action, Commit):
+        elif isinstance(action, events.Commit):
             self._see_commit(action)
-        elif isinstance(action, Refuse):
+        elif isinstance(action, events.Refuse):
             self._see_refusal(action)
-        elif isinstance(action, Acknowledge):
+        elif isinstance(action, events.Acknowledge):
             self._see_acknowledge(action)
 
-    def _take(self, arrived: ContributionArrived) -> None:
+    def _take(self, arrived: events.ContributionArrived) -> None:
         """Note what arrives, and whether its life has called another push its last."""
         key, name = arrived.key, _name_of(arrived.key)
         if not arrived.absurd:
@@ -593,7 +563,7 @@ class FateModel:
                 self._final[key[:3]] = key.push
         self._arrived[key] = arrived
 
-    def _see_spent(self, arrived: ContributionArrived) -> None:
+    def _see_spent(self, arrived: events.ContributionArrived) -> None:
         """Note a contribution with which its life would have pushed more tokens of a fragment than it has trained."""
         ours = [key for key in {**self._arrived, **self.fates} if key[:3] == arrived.key[:3]]
         fates = {key: self.fates[key] if key in self.fates else ("", self._arrived[key].tokens) for key in ours}
@@ -617,7 +587,7 @@ class FateModel:
             require(Counter(got) == mine, "each fate's tokens are those of its contributions", (name, got, mine))
         require(not sums, "whose tokens have a fate has an account", sums)
 
-    def _unfit(self, key: PushKey) -> str:
+    def _unfit(self, key: events.PushKey) -> str:
         """Return why a contribution cannot be merged into the round that is open now."""
         arrived = self._arrived[key]
         if arrived.absurd or key in self._overspent:
@@ -634,7 +604,7 @@ class FateModel:
             return "implausible"
         return "after_final" if key in self._after_final else ""
 
-    def _see_fold(self, fold: Fold) -> None:
+    def _see_fold(self, fold: events.Fold) -> None:
         arrived, key, limit = self._arrived[fold.key], fold.key, self._settings.age_max + 1
         age = max(0, self._versions[key.fragment] - arrived.base_version)
         require(fold.age == age <= self._settings.age_max, "the age is the versions it is behind", (fold, age))
@@ -656,7 +626,7 @@ class FateModel:
             require(_near(fold.scale, scale), "what is too long is clipped to what others justify", (fold, scale))
         self._folded[key.fragment].append(key)
 
-    def _see_commit(self, commit: Commit) -> None:
+    def _see_commit(self, commit: events.Commit) -> None:
         folded, self._folded[commit.fragment] = self._folded[commit.fragment], []
         self._being_made.add(commit.fragment)
         require([share.key for share in commit.shares] == folded, "a commit is of what was folded", (commit, folded))
@@ -676,13 +646,13 @@ class FateModel:
             self._sizes.add((share.key.learner, arrived.tokens / arrived.steps, share.credit))
             self._give(share.key, "merged_late" if age else "merged")
 
-    def _see_unfold(self, unfold: Unfold) -> None:
+    def _see_unfold(self, unfold: events.Unfold) -> None:
         learners = {key.learner for key in self._folded[unfold.fragment]}
         few = self._settings.robust != "none" and 0 < len(learners) < JUDGES_MIN
         require(few, "only what nobody can judge is taken back", (unfold, learners))
         self._folded[unfold.fragment] = []
 
-    def _see_acknowledge(self, acknowledge: Acknowledge) -> None:
+    def _see_acknowledge(self, acknowledge: events.Acknowledge) -> None:
         key = acknowledge.key
         if acknowledge.reason == "wrong_shard":
             require(key.fragment not in self._versions, "another shard's fragment is not ours", acknowledge)
@@ -692,7 +662,7 @@ class FateModel:
             told = f"refused:{acknowledge.reason}" if acknowledge.fate == "refused" else acknowledge.fate
             require(self.fates[key][0] == told, "the fate that is told is the one it had", acknowledge)
 
-    def _see_refusal(self, refusal: Refuse) -> None:
+    def _see_refusal(self, refusal: events.Refuse) -> None:
         unfit = self._unfit(refusal.key)
         known = ("future_base", "stale", "empty", "implausible", "after_final")
         # What became too old while it was read may turn out to be spoiled as well.
@@ -703,7 +673,7 @@ class FateModel:
             require(refusal.key in self._lengths.outliers, "only a run that isolates refuses for a length", refusal)
         self._give(refusal.key, f"refused:{refusal.reason}")
 
-    def _give(self, key: PushKey, fate: str) -> None:
+    def _give(self, key: events.PushKey, fate: str) -> None:
         require(key not in self.fates, "a contribution has one fate", (key, fate, self.fates.get(key)))
         self.fates[key] = fate, self._arrived[key].tokens
 
@@ -750,7 +720,7 @@ class IslandModel:
         self._draining = False
         self._left = False
 
-    def see(self, fact: Fact, actions: Iterable[Command]) -> None:
+    def see(self, fact: events.Fact, actions: Iterable[events.Command]) -> None:
         actions = list(actions)
         if self._left:
             require(not actions, "a learner that left does nothing more", actions)
@@ -786,33 +756,33 @@ class IslandModel:
 
     # --- the rules ------------------------------------------------------------------------------------------------------
 
-    def _wanted(self, fact: Fact) -> list[object]:
+    def _wanted(self, fact: events.Fact) -> list[object]:
         """Change the ledgers as a fact asks, and return the commands it must lead to."""
-        if isinstance(fact, StepDone):
+        if isinstance(fact, events.StepDone):
             self._tokens.append(fact.tokens)
             for own in self._own.values():
                 own.fates.append("open")
             return [command for p, own in self._own.items() for command in self._boundary(p, own)]
-        if isinstance(fact, DrainOrdered):
+        if isinstance(fact, events.DrainOrdered):
             return self._drained()
         return self._told_of(fact.fragment, self._own[fact.fragment], fact)  # type: ignore[attr-defined]
 
-    def _told_of(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
+    def _told_of(self, fragment: int, own: _Own, fact: events.Fact) -> list[object]:
         wanted: list[object] = []
-        if isinstance(fact, CallHeard):
+        if isinstance(fact, events.CallHeard):
             wanted = self._called(fragment, own, fact)
-        elif isinstance(fact, HeadHeard):
+        elif isinstance(fact, events.HeadHeard):
             own.known = max(own.known, fact.version) if fact.proven else own.known
             wanted = self._heard(fragment, own, fact.version, fact.at_s)
-        elif isinstance(fact, Adopted):
+        elif isinstance(fact, events.Adopted):
             wanted = self._adopted(fragment, own, fact.version, overwritten=fact.overwritten)
-        elif isinstance(fact, PushSettled):
+        elif isinstance(fact, events.PushSettled):
             wanted = self._settled(fragment, own, fact)
-        elif isinstance(fact, SnapshotKept):
+        elif isinstance(fact, events.SnapshotKept):
             own.unread = None if own.unread == fact.push else own.unread
-        elif isinstance(fact, PushRefused):
+        elif isinstance(fact, events.PushRefused):
             wanted = self._anew(fragment, own, fact.at_s) if own.sent == fact.push else []
-        elif isinstance(fact, FragmentFetched | FetchFailed | NothingNewer):
+        elif isinstance(fact, events.FragmentFetched | events.FetchFailed | events.NothingNewer):
             own.fetching = False
             wanted = self._fetched(fragment, own, fact)
         else:
@@ -832,20 +802,20 @@ class IslandModel:
         since = own.sent or 0 if self._goes_on_from_pushes else 0
         return [("adopt", fragment, own.ready, cut_off, since)]
 
-    def _fetched(self, fragment: int, own: _Own, fact: Fact) -> list[object]:
-        if isinstance(fact, FetchFailed):
+    def _fetched(self, fragment: int, own: _Own, fact: events.Fact) -> list[object]:
+        if isinstance(fact, events.FetchFailed):
             return []
-        if isinstance(fact, NothingNewer):
+        if isinstance(fact, events.NothingNewer):
             own.in_vain += 1
             own.not_before_s = fact.at_s + min(1.0, 0.1 * 2**own.in_vain)
-        elif isinstance(fact, FragmentFetched):
+        elif isinstance(fact, events.FragmentFetched):
             if fact.version > own.here:
                 own.in_vain, own.not_before_s = 0, -math.inf
             own.known = max(own.known, fact.version)
             own.ready = own.ready if self._draining else fact.version
         return self._heard(fragment, own, own.hint, fact.at_s)
 
-    def _called(self, fragment: int, own: _Own, call: CallHeard) -> list[object]:
+    def _called(self, fragment: int, own: _Own, call: events.CallHeard) -> list[object]:
         if own.anchor > call.version or own.adopting or self._draining:
             return []
         wanted = self._heard(fragment, own, call.version, call.at_s)
@@ -898,7 +868,7 @@ class IslandModel:
         own.ready = own.ready if own.ready is not None and own.ready > version else None
         return wanted
 
-    def _settled(self, fragment: int, own: _Own, fact: PushSettled) -> list[object]:
+    def _settled(self, fragment: int, own: _Own, fact: events.PushSettled) -> list[object]:
         self._flying.discard((fragment, fact.push))
         own.unread = None if own.unread == fact.push else own.unread
         ours, wanted = own.sent == fact.push, list[object]()
@@ -968,15 +938,15 @@ class IslandModel:
         return [("leave",)]
 
 
-def _told(action: Command) -> object:
-    if isinstance(action, Push):
+def _told(action: events.Command) -> object:
+    if isinstance(action, events.Push):
         told = action.fragment, action.push, action.base_version, action.tokens, action.steps, action.trained_tokens
         return ("push", *told, action.final, action.onward, action.keep)
-    if isinstance(action, Adopt):
+    if isinstance(action, events.Adopt):
         return ("adopt", action.fragment, action.version, action.overwrite, action.since)
-    if isinstance(action, FetchFragment):
+    if isinstance(action, events.FetchFragment):
         return ("fetch", action.fragment, action.version, action.again)
-    return ("leave",) if isinstance(action, Leave) else action
+    return ("leave",) if isinstance(action, events.Leave) else action
 
 
 class HeadModel:

@@ -13,24 +13,7 @@ import pytest
 
 from atoll.base.parsing import parsed
 from atoll.client.pushing import PUSH_PATIENCE_S
-from atoll.protocol.events import (
-    ArmTimer,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    DrainOrdered,
-    Fact,
-    Fetch,
-    LearnerBeat,
-    LearnerLeft,
-    PublishCall,
-    PushKey,
-    QueueDrained,
-    Refuse,
-    ShardCommand,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.invariants import check_shard
 from atoll.protocol.pacing import FINISHING_S
@@ -54,8 +37,8 @@ class LyingFleet:
         self.lie_s, self.liars_step, self.liars_answer = STEP_S, True, False
         self.cut_off = False
         self.now_s = 0.0
-        self.commits: list[tuple[float, Commit]] = []
-        self.refused: list[Refuse] = []
+        self.commits: list[tuple[float, events.Commit]] = []
+        self.refused: list[events.Refuse] = []
         self._timers: dict[str, float] = {}
         self._pushes = 0
         self._beat_s = 0.5
@@ -71,7 +54,7 @@ class LyingFleet:
             self.now_s = at_s
             if due_s <= at_s:
                 del self._timers[name]
-                self.tell(TimerFired(at_s=at_s, name=name))
+                self.tell(events.TimerFired(at_s=at_s, name=name))
             else:
                 self._beat_s += 0.5
                 for fact in () if self.cut_off else self._heartbeats():
@@ -79,11 +62,11 @@ class LyingFleet:
         self.now_s = until_s
         return len(self.commits) - before
 
-    def _heartbeats(self) -> Iterator[Fact]:
+    def _heartbeats(self) -> Iterator[events.Fact]:
         steps = round(self.now_s / STEP_S)
         for who in self.honest + self.liars:
             lies = who in self.liars
-            yield LearnerBeat(
+            yield events.LearnerBeat(
                 at_s=self.now_s,
                 learner=who,
                 incarnation=1,
@@ -92,36 +75,38 @@ class LyingFleet:
                 steps=steps if self.liars_step or not lies else 1,
                 tokens=16 * steps,
             )
-        yield QueueDrained(at_s=self.now_s, proven=False)
+        yield events.QueueDrained(at_s=self.now_s, proven=False)
 
-    def push(self, who: str, fragment: int, *, final: bool = False, push: int = 0, base: int | None = None) -> PushKey:
+    def push(
+        self, who: str, fragment: int, *, final: bool = False, push: int = 0, base: int | None = None
+    ) -> events.PushKey:
         """Let a contribution of somebody arrive, and be read if the shard wants to."""
         self._pushes += 1
-        key = PushKey(who, 1, fragment, push or self._pushes)
+        key = events.PushKey(who, 1, fragment, push or self._pushes)
         version = self.shard.slots[fragment].round.version if base is None else base
-        arrived = ContributionArrived(
+        arrived = events.ContributionArrived(
             at_s=self.now_s, key=key, base_version=version, tokens=320, steps=20, trained_tokens=1 << 30, final=final
         )
-        if any(isinstance(action, Fetch) for action in self.tell(arrived)):
-            self.tell(ContributionReady(at_s=self.now_s, key=key))
+        if any(isinstance(action, events.Fetch) for action in self.tell(arrived)):
+            self.tell(events.ContributionReady(at_s=self.now_s, key=key))
         return key
 
-    def tell(self, fact: Fact) -> list[ShardCommand]:
+    def tell(self, fact: events.Fact) -> list[events.ShardCommand]:
         """Hand a fact over and do what the shard commands; a commit is durable at once."""
         actions = self.shard.handle(fact)
         self.model.see(fact, actions)
         check_shard(self.shard)
         for action in actions:
-            if isinstance(action, ArmTimer):
+            if isinstance(action, events.ArmTimer):
                 self._timers[action.name] = action.due_s
-            elif isinstance(action, Refuse):
+            elif isinstance(action, events.Refuse):
                 self.refused.append(action)
-            elif isinstance(action, PublishCall) and not self.cut_off:
+            elif isinstance(action, events.PublishCall) and not self.cut_off:
                 for who in self.honest + (self.liars if self.liars_answer else ""):
                     self.push(who, action.fragment)
-            elif isinstance(action, Commit):
+            elif isinstance(action, events.Commit):
                 self.commits.append((self.now_s, action))
-                self.tell(Committed(at_s=self.now_s, fragment=action.fragment, version=action.base_version + 1))
+                self.tell(events.Committed(at_s=self.now_s, fragment=action.fragment, version=action.base_version + 1))
         return actions
 
 
@@ -172,11 +157,11 @@ def test_timers_are_armed_again_when_steps_become_shorter() -> None:
     resting, called = fleet.shard.slots.values()
     assert resting.due_s == pytest.approx(0.5 + 80.0)
     called.due_s = fleet.now_s
-    fleet.tell(TimerFired(at_s=fleet.now_s, name="due/1"))
+    fleet.tell(events.TimerFired(at_s=fleet.now_s, name="due/1"))
     assert called.again_s == fleet._timers["due/1"] == 0.5 + 16.0
 
     fleet.honest, fleet.liars = "ab", ""
-    fleet.tell(LearnerLeft(at_s=fleet.now_s, learner="x", incarnation=1))
+    fleet.tell(events.LearnerLeft(at_s=fleet.now_s, learner="x", incarnation=1))
     fleet.run(0.5)
 
     assert fleet.shard.step_s() == STEP_S
@@ -189,15 +174,17 @@ def test_a_grace_window_is_shortened_when_steps_become_shorter() -> None:
     fleet.lie_s, fleet.liars_step = 4.0, False
     fleet.run(1.0)
     slot = fleet.shard.slots[0]
-    fleet.tell(LearnerBeat(at_s=1.0, learner="slow", incarnation=1, training=True, step_s=4.0, tokens=1, steps=1))
+    fleet.tell(
+        events.LearnerBeat(at_s=1.0, learner="slow", incarnation=1, training=True, step_s=4.0, tokens=1, steps=1)
+    )
     slot.due_s = fleet.now_s
-    fleet.tell(TimerFired(at_s=fleet.now_s, name="due/0"))
+    fleet.tell(events.TimerFired(at_s=fleet.now_s, name="due/0"))
     fleet.push("x", 0)
     granted_s = slot.round.grace_s
     assert granted_s > 8.0
     fleet.lie_s, fleet.liars_step = STEP_S, True
     for step in range(1, 8):
-        beat = LearnerBeat(
+        beat = events.LearnerBeat(
             at_s=fleet.now_s, learner="slow", incarnation=1, training=True, step_s=STEP_S, tokens=1, steps=20 * step
         )
         fleet.tell(beat)
@@ -243,8 +230,8 @@ def test_nothing_follows_a_last_push_also_before_an_heir() -> None:
     heir = Shard(fleet.shard.settings, 0, {0: 90, 1: 90}, fragment_ledgers={0: parsed(kept, FragmentLedger)})
 
     def arrives(push: int, *, final: bool, incarnation: int = 1, fragment: int = 0) -> list[str]:
-        key = PushKey("x", incarnation, fragment, push)
-        arrived = ContributionArrived(
+        key = events.PushKey("x", incarnation, fragment, push)
+        arrived = events.ContributionArrived(
             at_s=1.0, key=key, base_version=90, tokens=320, steps=20, trained_tokens=1 << 30, final=final
         )
         return [getattr(action, "reason", "") or type(action).__name__ for action in heir.handle(arrived)][:1]
@@ -307,13 +294,15 @@ def test_a_learner_that_is_there_and_does_not_train_yet_is_waited_for() -> None:
     fleet = LyingFleet("", quorum=2)
     for at_s, training in ((0.0, True), (0.5, False)):
         fleet.tell(
-            LearnerBeat(at_s=at_s, learner="b", incarnation=1, training=training, step_s=STEP_S, tokens=1, steps=1)
+            events.LearnerBeat(
+                at_s=at_s, learner="b", incarnation=1, training=training, step_s=STEP_S, tokens=1, steps=1
+            )
         )
     fleet.push("a", 0)
-    fleet.tell(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
+    fleet.tell(events.LearnerLeft(at_s=1.0, learner="a", incarnation=1))
     assert fleet.commits == []
 
-    fleet.tell(LearnerLeft(at_s=1.5, learner="b", incarnation=1))
+    fleet.tell(events.LearnerLeft(at_s=1.5, learner="b", incarnation=1))
 
     assert [commit.end for _, commit in fleet.commits] == ["nobody left"]
 
@@ -322,8 +311,10 @@ def test_an_heir_that_hears_a_farewell_first_is_not_alone() -> None:
     """It left while nobody served: the others have beaten into the void, and are heard soon, if they are there."""
     fleet = LyingFleet("", quorum=2)
     fleet.push("a", 0, final=True)
-    fleet.tell(LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=1, steps=1))
-    fleet.tell(LearnerLeft(at_s=0.0, learner="a", incarnation=1))
+    fleet.tell(
+        events.LearnerBeat(at_s=0.0, learner="a", incarnation=1, training=False, step_s=STEP_S, tokens=1, steps=1)
+    )
+    fleet.tell(events.LearnerLeft(at_s=0.0, learner="a", incarnation=1))
     assert fleet.commits == []
 
     fleet.run(fleet.shard.settings.silence_s + 1.0)
@@ -343,7 +334,7 @@ def test_learners_that_end_are_not_waited_for_by_the_round_that_their_last_pushe
 
     for who in "ab":
         fleet.tell(
-            LearnerBeat(at_s=fleet.now_s, learner=who, incarnation=1, training=False, step_s=0.0, tokens=1 << 20)
+            events.LearnerBeat(at_s=fleet.now_s, learner=who, incarnation=1, training=False, step_s=0.0, tokens=1 << 20)
         )
 
     assert [commit.end for _, commit in fleet.commits[before:]] == ["nobody left"]
@@ -360,7 +351,7 @@ def test_one_that_has_ended_and_sends_nothing_more_is_waited_for_within_a_bound(
         fleet.now_s += 1.0
         for who in "ba":
             fleet.tell(
-                LearnerBeat(
+                events.LearnerBeat(
                     at_s=fleet.now_s,
                     learner=who,
                     incarnation=1,
@@ -381,7 +372,7 @@ def test_a_drain_does_not_wait_for_silence() -> None:
     fleet.push("a", 0)
     assert fleet.commits == []
 
-    fleet.tell(DrainOrdered(at_s=0.1))
+    fleet.tell(events.DrainOrdered(at_s=0.1))
 
     assert [commit.end for _, commit in fleet.commits] == ["nobody left"]
 
@@ -412,7 +403,7 @@ def test_an_outage_enters_no_pace(per_step: float) -> None:
         for _ in range(round(for_s)):
             fleet.now_s, steps = fleet.now_s + 1.0, steps + round(1.0 / STEP_S)
             for who in "ab":
-                told = LearnerBeat(
+                told = events.LearnerBeat(
                     at_s=fleet.now_s,
                     learner=who,
                     incarnation=1,

@@ -19,22 +19,7 @@ from atoll.codec import Encoded
 from atoll.merge.fold import FragmentFold
 from atoll.merge.norms import slice_norms
 from atoll.model.layout import FragmentSlice
-from atoll.protocol import invariants
-from atoll.protocol.events import (
-    Adopted,
-    Command,
-    Commit,
-    ContributionArrived,
-    ContributionReady,
-    DrainOrdered,
-    Fact,
-    Fold,
-    LearnerBeat,
-    Push,
-    PushKey,
-    PushSettled,
-    StepDone,
-)
+from atoll.protocol import events, invariants
 from atoll.protocol.island import Island
 from atoll.protocol.round import PLACES, FragmentRound, Offer
 from atoll.protocol.settings import ProtocolSettings
@@ -55,7 +40,7 @@ class Numbers(ProtocolWorld):
         self.now: dict[str, Vector] = {}
         self.anchor: dict[str, Vector] = {}
         self.sent: dict[str, Vector] = {}
-        self.pushed: dict[PushKey, Vector] = {}
+        self.pushed: dict[events.PushKey, Vector] = {}
         self.fold: FragmentFold | None = None
 
     def join(self, name: str) -> None:
@@ -68,9 +53,9 @@ class Numbers(ProtocolWorld):
         self.now[name] = self.now[name] + axis
         super().step(name, tokens)
 
-    def _tell(self, life: LearnerIncarnation, fact: Fact) -> None:
+    def _tell(self, life: LearnerIncarnation, fact: events.Fact) -> None:
         super()._tell(life, fact)
-        if isinstance(fact, Adopted):
+        if isinstance(fact, events.Adopted):
             name, values = life.name, self.versions[fact.version]
             carried = self.now[name] - self.sent.get(name, self.anchor[name])
             kept = self.settings.adoption == "carry" and not fact.overwritten
@@ -78,16 +63,16 @@ class Numbers(ProtocolWorld):
             self.anchor[name] = values
             self.sent.pop(name, None)
 
-    def _do_for(self, life: LearnerIncarnation, action: Command) -> None:
-        if isinstance(action, Push):
+    def _do_for(self, life: LearnerIncarnation, action: events.Command) -> None:
+        if isinstance(action, events.Push):
             name = life.name
             origin = self.sent[name] if action.onward else self.anchor[name]
-            self.pushed[PushKey(name, life.incarnation, 0, action.push)] = origin - self.now[name]
+            self.pushed[events.PushKey(name, life.incarnation, 0, action.push)] = origin - self.now[name]
             self.sent[name] = self.now[name]
         super()._do_for(life, action)
 
-    def _do(self, action: Command) -> None:
-        if isinstance(action, Fold):
+    def _do(self, action: events.Command) -> None:
+        if isinstance(action, events.Fold):
             size = len(NAMES)
             interval = FragmentSlice("w", 0, size, 0, size, direct=False)
             self.fold = self.fold or FragmentFold((interval,), "mean")
@@ -95,8 +80,8 @@ class Numbers(ProtocolWorld):
             self.fold.add(pushed, slice_norms((interval,), pushed), action.weight, action.staleness_weight)
         super()._do(action)
 
-    def _execute(self, action: Command) -> None:
-        if isinstance(action, Commit):
+    def _execute(self, action: events.Command) -> None:
+        if isinstance(action, events.Commit):
             assert self.fold is not None
             self.versions.append(self.versions[-1] - self.fold.result().pseudo_gradient)
             self.fold = None
@@ -207,16 +192,16 @@ def test_the_rest_waits_for_its_push_and_is_on_the_version_that_this_one_makes()
     for known, base in ((0, 1), (3, 3)):
         settings = ProtocolSettings(fragments=1, interval_steps=8, shards=1, ending="together")
         island = Island(settings, {0: 0})
-        island.handle(StepDone(at_s=0.0, tokens=10))
+        island.handle(events.StepDone(at_s=0.0, tokens=10))
         interval = island.intervals[0]
         first = island._push(0, interval, "", final=False)
-        island.handle(StepDone(at_s=1.0, tokens=10))
+        island.handle(events.StepDone(at_s=1.0, tokens=10))
         interval.known = known
-        assert island.handle(DrainOrdered(at_s=2.0)) == []
+        assert island.handle(events.DrainOrdered(at_s=2.0)) == []
 
-        (push,) = island.handle(PushSettled(at_s=3.0, fragment=0, push=first.push))
+        (push,) = island.handle(events.PushSettled(at_s=3.0, fragment=0, push=first.push))
 
-        assert isinstance(push, Push)
+        assert isinstance(push, events.Push)
         assert (push.push, push.base_version, push.tokens, push.steps) == (2, base, 10, 1)
         assert push.final
         assert push.onward
@@ -232,20 +217,20 @@ def test_a_contribution_of_the_future_is_refused_unless_it_is_somebodys_last() -
         ("apart", True, 1, "future_base"),
     ):
         settings = msgspec.convert({"ending": ending}, ProtocolSettings)
-        offer = Offer(PushKey("a", 1, 0, 2), base, 10, 1, final)
+        offer = Offer(events.PushKey("a", 1, 0, 2), base, 10, 1, final)
         assert FragmentRound(0, 0, settings).refusal(offer) == refused
 
 
-def leaving(version: int) -> Callable[[int, int], list[Commit]]:
+def leaving(version: int) -> Callable[[int, int], list[events.Commit]]:
     """Return what lets the only learner, which is leaving, contribute to a shard with a quorum of two."""
     settings = ProtocolSettings(fragments=1, interval_steps=8, shards=1, ending="together", quorum=2)
     shard = Shard(settings, 0, {0: version})
     for at_s in map(float, range(11)):
-        shard.handle(LearnerBeat(at_s=at_s, learner="a", incarnation=1, training=False, step_s=1.0, tokens=10))
+        shard.handle(events.LearnerBeat(at_s=at_s, learner="a", incarnation=1, training=False, step_s=1.0, tokens=10))
 
-    def contribute(push: int, base: int) -> list[Commit]:
-        key = PushKey("a", 1, 0, push)
-        arrived = ContributionArrived(
+    def contribute(push: int, base: int) -> list[events.Commit]:
+        key = events.PushKey("a", 1, 0, push)
+        arrived = events.ContributionArrived(
             at_s=10.0,
             key=key,
             base_version=base,
@@ -254,9 +239,9 @@ def leaving(version: int) -> Callable[[int, int], list[Commit]]:
             trained_tokens=10 * key.push,
             final=base == version,
         )
-        actions = [*shard.handle(arrived), *shard.handle(ContributionReady(at_s=10.0, key=key))]
+        actions = [*shard.handle(arrived), *shard.handle(events.ContributionReady(at_s=10.0, key=key))]
         invariants.check_shard(shard)
-        return [action for action in actions if isinstance(action, Commit)]
+        return [action for action in actions if isinstance(action, events.Commit)]
 
     return contribute
 

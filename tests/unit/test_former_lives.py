@@ -14,27 +14,7 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
-from atoll.protocol.events import (
-    Acknowledge,
-    ArmTimer,
-    Command,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    Dismiss,
-    Fact,
-    Fetch,
-    Fold,
-    Keep,
-    Kept,
-    LearnerBeat,
-    LearnerLeft,
-    PublishCall,
-    PushKey,
-    QueueDrained,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.fragment_ledger import FragmentLedger, close_together
 from atoll.protocol.invariants import check_shard
 from atoll.protocol.ledger import KEPT_LIVES, LIVES_MAX, UNTIL_MAX, FormerLives, Ledger, continued, parts, settle
@@ -82,36 +62,38 @@ class LivesDesk:
         self.tokens: Counter[str] = Counter()
         """What became of each token-fragment, by the test's own count."""
         self.trained = 0
-        self.acknowledged: list[Acknowledge] = []
+        self.acknowledged: list[events.Acknowledge] = []
         self.dismissed = 0
-        self.keeping: list[tuple[Shard, Keep]] = []
+        self.keeping: list[tuple[Shard, events.Keep]] = []
         self._steady = 0
 
     def keep(self) -> None:
         while self.keeping:
             shard, action = self.keeping.pop(0)
             self.durable[action.fragment] = action.fragment_ledger
-            self.tell(shard, Kept(at_s=self.now_s, fragment=action.fragment))
+            self.tell(shard, events.Kept(at_s=self.now_s, fragment=action.fragment))
 
-    def tell(self, shard: Shard, fact: Fact) -> None:
+    def tell(self, shard: Shard, fact: events.Fact) -> None:
         """Hand a fact over and do what the shard commands; a commit is durable at once."""
         for action in shard.handle(fact):
             self._do(shard, action)
 
-    def _do(self, shard: Shard, action: Command) -> None:
-        if isinstance(action, Fetch):
-            self.tell(shard, ContributionReady(at_s=self.now_s, key=action.key))
-        elif isinstance(action, Commit):
+    def _do(self, shard: Shard, action: events.Command) -> None:
+        if isinstance(action, events.Fetch):
+            self.tell(shard, events.ContributionReady(at_s=self.now_s, key=action.key))
+        elif isinstance(action, events.Commit):
             self.durable[action.fragment] = action.fragment_ledger
-            self.tell(shard, Committed(at_s=self.now_s, fragment=action.fragment, version=action.base_version + 1))
-        elif isinstance(action, Keep):
+            self.tell(
+                shard, events.Committed(at_s=self.now_s, fragment=action.fragment, version=action.base_version + 1)
+            )
+        elif isinstance(action, events.Keep):
             self.keeping.append((shard, action))
-        elif isinstance(action, Acknowledge):
+        elif isinstance(action, events.Acknowledge):
             self.acknowledged.append(action)
-        elif isinstance(action, Dismiss):
+        elif isinstance(action, events.Dismiss):
             self.dismissed += 1
         else:
-            assert isinstance(action, ArmTimer | Fold | PublishCall), action
+            assert isinstance(action, events.ArmTimer | events.Fold | events.PublishCall), action
 
     def beat(self, name: str, incarnation: int, trained: int, *, spent: bool = False) -> None:
         """Let a learner report to all shards; `spent`: all of it is pushed or superseded."""
@@ -119,7 +101,7 @@ class LivesDesk:
         for shard in self.shards:
             self.tell(
                 shard,
-                LearnerBeat(
+                events.LearnerBeat(
                     at_s=self.now_s,
                     learner=name,
                     incarnation=incarnation,
@@ -134,9 +116,9 @@ class LivesDesk:
 
     def push(self, name: str, incarnation: int, fragment: int, push: int = 1, trained: int = TRAINED) -> None:
         shard = self.shards[self.settings.shard_of(fragment)]
-        arrived = ContributionArrived(
+        arrived = events.ContributionArrived(
             at_s=self.now_s,
-            key=PushKey(name, incarnation, fragment, push),
+            key=events.PushKey(name, incarnation, fragment, push),
             base_version=shard.slots[fragment].round.version,
             tokens=PUSHED,
             steps=8,
@@ -158,7 +140,7 @@ class LivesDesk:
         for name, incarnation in () if dying else lives:
             self.beat(name, incarnation, TRAINED, spent=True)
             for shard in self.shards:
-                self.tell(shard, LearnerLeft(at_s=self.now_s, learner=name, incarnation=incarnation))
+                self.tell(shard, events.LearnerLeft(at_s=self.now_s, learner=name, incarnation=incarnation))
         self.keep()
         self._count(len(lives), dying=dying)
         self.answer()
@@ -167,17 +149,17 @@ class LivesDesk:
         """Let a fragment be called and have its next version, of what `steady` and these lives push."""
         shard = self.shards[self.settings.shard_of(fragment)]
         shard.slots[fragment].due_s = self.now_s
-        self.tell(shard, TimerFired(at_s=self.now_s, name=f"due/{fragment}"))
+        self.tell(shard, events.TimerFired(at_s=self.now_s, name=f"due/{fragment}"))
         for name, incarnation in lives:
             self.push(name, incarnation, fragment)
         self.push("steady", 1, fragment, push=self._steady, trained=self._steady * PUSHED)
-        self.tell(shard, TimerFired(at_s=self.now_s + 4.0, name=f"grace/{fragment}"))
+        self.tell(shard, events.TimerFired(at_s=self.now_s + 4.0, name=f"grace/{fragment}"))
 
     def answer(self) -> None:
         """Let the broker say that all is settled that the queue held when it was asked the last time."""
         self.turn += 1
         for shard in self.shards:
-            self.tell(shard, QueueDrained(at_s=self.now_s, proven=False, turns=self.turn))
+            self.tell(shard, events.QueueDrained(at_s=self.now_s, proven=False, turns=self.turn))
 
     def _count(self, ended: int, *, dying: bool) -> None:
         self.trained += ended * TRAINED + PUSHED
@@ -258,7 +240,7 @@ def test_what_comes_late_of_a_former_life_has_a_fate(shards: int) -> None:
         desk.push("again-3", 1, fragment, push=2)
     desk.beat("once-000007", 1, 10 * TRAINED)
     for shard in desk.shards:
-        desk.tell(shard, LearnerLeft(at_s=desk.now_s, learner="once-000007", incarnation=1))
+        desk.tell(shard, events.LearnerLeft(at_s=desk.now_s, learner="once-000007", incarnation=1))
 
     assert [each.fate for each in desk.acknowledged] == ["known"] * 2 * FRAGMENTS
     assert desk.dismissed == dismissed + shards
@@ -373,7 +355,7 @@ def test_whose_account_did_not_add_up_is_named_after_it_is_folded() -> None:
     desk.interval()
     shard = desk.shards[0]
     desk.beat("liar", 1, TRAINED, spent=True)
-    desk.tell(shard, LearnerLeft(at_s=desk.now_s, learner="liar", incarnation=1))
+    desk.tell(shard, events.LearnerLeft(at_s=desk.now_s, learner="liar", incarnation=1))
     desk.keep()
     desk.interval(*(f"once-{number}" for number in range(60)))
     for _ in range(6):

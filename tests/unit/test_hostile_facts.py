@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.quantities import RUN_TOKENS_MAX, TOKENS_MAX
-from atoll.protocol import island
+from atoll.protocol import events, island
 from atoll.protocol.claims import (
     AT_ONCE_S,
     FLEET_MAX,
@@ -24,35 +24,6 @@ from atoll.protocol.claims import (
     TokensBound,
     step_tokens_max,
     tokens_bound,
-)
-from atoll.protocol.events import (
-    Acknowledge,
-    Adopted,
-    CallHeard,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    FetchFragment,
-    Finish,
-    Fold,
-    HeadHeard,
-    Isolate,
-    Keep,
-    Kept,
-    LearnerBeat,
-    LearnerLeft,
-    NothingNewer,
-    PublishCall,
-    Push,
-    PushKey,
-    PushRefused,
-    PushSettled,
-    QueueDrained,
-    Refuse,
-    ShardCommand,
-    StepDone,
-    TimerFired,
 )
 from atoll.protocol.pacing import LOOK_S, OVERDUE_S, PATIENCE_S_MAX, look_is_due
 from atoll.protocol.quarantine import Measure
@@ -68,14 +39,14 @@ def agreed(**changes: object) -> ProtocolSettings:
     return msgspec.structs.replace(SETTINGS, **changes).check()
 
 
-def beat(learner: str, at_s: float, **changes: object) -> LearnerBeat:
+def beat(learner: str, at_s: float, **changes: object) -> events.LearnerBeat:
     fields = {"incarnation": 1, "training": True, "step_s": 1.0, "tokens": 100} | changes
-    return LearnerBeat(at_s=at_s, learner=learner, **fields)  # type: ignore[arg-type]
+    return events.LearnerBeat(at_s=at_s, learner=learner, **fields)  # type: ignore[arg-type]
 
 
-def arrived(learner: str, push: int, at_s: float, **changes: int) -> ContributionArrived:
+def arrived(learner: str, push: int, at_s: float, **changes: int) -> events.ContributionArrived:
     fields = {"base_version": 0, "tokens": 80, "steps": 8, "trained_tokens": 100} | changes
-    return ContributionArrived(at_s=at_s, key=PushKey(learner, 1, 0, push), **fields)  # type: ignore[arg-type]
+    return events.ContributionArrived(at_s=at_s, key=events.PushKey(learner, 1, 0, push), **fields)  # type: ignore[arg-type]
 
 
 def test_two_absurd_heartbeats_stop_no_calls() -> None:
@@ -83,10 +54,14 @@ def test_two_absurd_heartbeats_stop_no_calls() -> None:
     desk = Shard(agreed(), 0, {0: 0})
     for number in range(64):
         desk.handle(beat(f"fat{number}", 0.0, tokens=TOKENS_MAX))
-    desk.handle(QueueDrained(at_s=0.0, proven=False, run_tokens=RUN_TOKENS_MAX))
+    desk.handle(events.QueueDrained(at_s=0.0, proven=False, run_tokens=RUN_TOKENS_MAX))
     desk.slots[0].due_s = 9.0
     answered(desk, 9.0)
-    (call,) = [action for action in desk.handle(TimerFired(at_s=9.0, name="due/0")) if isinstance(action, PublishCall)]
+    (call,) = [
+        action
+        for action in desk.handle(events.TimerFired(at_s=9.0, name="due/0"))
+        if isinstance(action, events.PublishCall)
+    ]
 
     said = Call(fragment=0, version=0, attempt=1, run_tokens=call.run_tokens)
     assert decode(Call, encode(said)).run_tokens == RUN_TOKENS_MAX
@@ -105,13 +80,13 @@ def test_no_report_brings_a_run_nearer_to_its_target() -> None:
     assert desk.expected_tokens() <= 3 * 80
 
 
-def merged(desk: Shard, learner: str, push: int) -> tuple[Fold, Commit]:
+def merged(desk: Shard, learner: str, push: int) -> tuple[events.Fold, events.Commit]:
     """Have a contribution that was offered merged alone, because everybody leaves; return what was decided."""
     desk.handle(beat(learner, 1.0, tokens=0))  # a shard that has heard nobody train listens first
-    told = desk.handle(ContributionReady(at_s=1.0, key=PushKey(learner, 1, 0, push)))
-    told += desk.handle(LearnerLeft(at_s=1.0, learner=learner, incarnation=1))
-    (fold,) = [action for action in told if isinstance(action, Fold)]
-    (commit,) = [action for action in told if isinstance(action, Commit)]
+    told = desk.handle(events.ContributionReady(at_s=1.0, key=events.PushKey(learner, 1, 0, push)))
+    told += desk.handle(events.LearnerLeft(at_s=1.0, learner=learner, incarnation=1))
+    (fold,) = [action for action in told if isinstance(action, events.Fold)]
+    (commit,) = [action for action in told if isinstance(action, events.Commit)]
     return fold, commit
 
 
@@ -139,18 +114,18 @@ def test_who_trains_on_after_the_end_is_refused_in_the_end() -> None:
     desk = Shard(agreed(tokens_target=80), 0, {0: 0})
     desk.handle(arrived("a", 1, 0.1))
     merged(desk, "a", 1)
-    desk.handle(Committed(at_s=1.0, fragment=0, version=1))
+    desk.handle(events.Committed(at_s=1.0, fragment=0, version=1))
     desk.slots[0].round.version = LAST_VERSIONS + 2
 
     heard = desk.handle(arrived("late", 1, 2.0, base_version=1 + LAST_VERSIONS, trained_tokens=200))
     (refused,) = [
         action
         for action in desk.handle(arrived("late", 2, 2.0, base_version=2 + LAST_VERSIONS, trained_tokens=200))
-        if isinstance(action, Refuse)
+        if isinstance(action, events.Refuse)
     ]
 
     assert desk.ledger.reached(80)
-    assert not any(isinstance(action, Refuse) for action in heard)
+    assert not any(isinstance(action, events.Refuse) for action in heard)
     assert refused.reason == "after_end"
 
 
@@ -164,8 +139,8 @@ def test_those_that_left_at_the_target_still_judge_who_stays(target: int) -> Non
         slot.fragment_ledger.lengths[learner] = Measure(1.0, 8, 1, 0)
     desk.ledger.count(80)
     desk.handle(arrived("liar", 1, 1.0))
-    ready = ContributionReady(at_s=1.0, key=PushKey("liar", 1, 0, 1), norm=900.0, base_norm=1000.0)
-    (fold,) = [action for action in desk.handle(ready) if isinstance(action, Fold)]
+    ready = events.ContributionReady(at_s=1.0, key=events.PushKey("liar", 1, 0, 1), norm=900.0, base_norm=1000.0)
+    (fold,) = [action for action in desk.handle(ready) if isinstance(action, events.Fold)]
 
     assert fold.scale == pytest.approx(100.0 / 900.0 if target else 1.0)
 
@@ -176,7 +151,7 @@ def test_one_contribution_counts_sixteen_intervals_beside_one_that_has_none(othe
     desk = Shard(agreed(), 0, {0: 0})
     for number in range(others):
         desk.handle(beat(f"other{number}", 0.0, training=False))
-        desk.handle(LearnerLeft(at_s=0.0, learner=f"other{number}", incarnation=1))
+        desk.handle(events.LearnerLeft(at_s=0.0, learner=f"other{number}", incarnation=1))
     desk.handle(arrived("a", 1, 0.1, tokens=10_000, steps=1000, trained_tokens=10_000))
 
     fold, commit = merged(desk, "a", 1)
@@ -202,10 +177,10 @@ def test_who_says_that_its_steps_take_for_ever_is_not_waited_for_for_ever() -> N
         desk.handle(beat("ghost", second - 59.0, step_s=1e12))
 
     for second in range(int(PATIENCE_S_MAX)):
-        desk.handle(QueueDrained(at_s=second + 1.0))
+        desk.handle(events.QueueDrained(at_s=second + 1.0))
 
     assert desk.live() == desk.present() == {"ghost"}
-    desk.handle(QueueDrained(at_s=PATIENCE_S_MAX + 0.1))
+    desk.handle(events.QueueDrained(at_s=PATIENCE_S_MAX + 0.1))
     assert desk.live() == desk.present() == set()
 
 
@@ -227,8 +202,8 @@ def test_a_learner_that_beats_on_and_does_nothing_does_not_keep_a_run_from_finis
     finished_s = None
     for second in range(2 * int(OVERDUE_S)):
         desk.handle(beat("ghost", float(second)))
-        told = desk.handle(QueueDrained(at_s=float(second), run_tokens=100))
-        if any(isinstance(action, Finish) for action in told):
+        told = desk.handle(events.QueueDrained(at_s=float(second), run_tokens=100))
+        if any(isinstance(action, events.Finish) for action in told):
             finished_s = second
             break
 
@@ -240,14 +215,14 @@ def test_a_thousand_refusals_are_kept_in_two_writings() -> None:
     """The first begins at once, the second takes all that came meanwhile: cost does not grow with their number."""
     desk, refused = Shard(agreed(), 0, {0: 5}), 1000
     told = [action for push in range(1, refused + 1) for action in desk.handle(arrived("a", push, 0.0))]
-    assert sum(isinstance(action, Refuse) for action in told) == refused
-    assert [type(action) for action in told if not isinstance(action, Refuse)] == [Keep]
+    assert sum(isinstance(action, events.Refuse) for action in told) == refused
+    assert [type(action) for action in told if not isinstance(action, events.Refuse)] == [events.Keep]
 
-    first = desk.handle(Kept(at_s=1.0, fragment=0))
-    second = desk.handle(Kept(at_s=2.0, fragment=0))
+    first = desk.handle(events.Kept(at_s=1.0, fragment=0))
+    second = desk.handle(events.Kept(at_s=2.0, fragment=0))
 
-    assert [type(action) for action in first] == [Acknowledge, Keep]
-    assert [type(action) for action in second] == [Acknowledge] * (refused - 1)
+    assert [type(action) for action in first] == [events.Acknowledge, events.Keep]
+    assert [type(action) for action in second] == [events.Acknowledge] * (refused - 1)
 
 
 def test_what_is_refused_and_comes_again_before_that_is_durable_is_not_acknowledged_yet() -> None:
@@ -266,7 +241,7 @@ def test_a_claim_of_more_tokens_in_a_step_than_the_run_allows_is_refused_unread(
     absurd = desk.handle(arrived("a", 1, 0.0, tokens=1 << 40, steps=1))
     honest = desk.handle(arrived("a", 2, 0.0, tokens=80, steps=8))
 
-    assert [action.reason for action in absurd if isinstance(action, Refuse)] == ["implausible"]
+    assert [action.reason for action in absurd if isinstance(action, events.Refuse)] == ["implausible"]
     assert [type(action).__name__ for action in honest] == ["Fetch"]
 
 
@@ -374,8 +349,8 @@ def test_what_time_does_not_allow_is_an_offence_and_moves_no_total() -> None:
     absurd = [msgspec.structs.replace(arrived("a", push, 0.0), absurd=True) for push in (1, 2)]
     told = [action for fact in absurd for action in desk.handle(fact)]
 
-    assert [action.reason for action in told if isinstance(action, Refuse)] == ["implausible"] * 2
-    assert any(isinstance(action, Isolate) for action in told)
+    assert [action.reason for action in told if isinstance(action, events.Refuse)] == ["implausible"] * 2
+    assert any(isinstance(action, events.Isolate) for action in told)
     assert desk.ledger.run_tokens == 0
 
 
@@ -387,23 +362,23 @@ def test_a_false_version_costs_ever_fewer_looks() -> None:
     learner, looks = island.Island(agreed(), {0: 3}), 0
     for tick in range(1000):
         at_s = tick / 100.0
-        told = learner.handle(CallHeard(at_s=at_s, fragment=0, version=1 << 40, attempt=1))
-        if any(isinstance(action, FetchFragment) for action in told):
+        told = learner.handle(events.CallHeard(at_s=at_s, fragment=0, version=1 << 40, attempt=1))
+        if any(isinstance(action, events.FetchFragment) for action in told):
             looks += 1
-            learner.handle(NothingNewer(at_s=at_s, fragment=0))
+            learner.handle(events.NothingNewer(at_s=at_s, fragment=0))
 
     assert 10 <= looks <= 20
     assert learner.lag_versions == 0
-    proven = learner.handle(HeadHeard(at_s=10.0, fragment=0, version=4, proven=True))
-    assert [type(action) for action in proven] == [FetchFragment]
+    proven = learner.handle(events.HeadHeard(at_s=10.0, fragment=0, version=4, proven=True))
+    assert [type(action) for action in proven] == [events.FetchFragment]
 
 
 def test_nothing_newer_throws_nothing_away() -> None:
     """A false head once had a learner adopt its own version again, and overwrite what it had trained since."""
     learner = island.Island(agreed(), {0: 3})
-    learner.handle(StepDone(at_s=0.0, tokens=10))
-    learner.handle(HeadHeard(at_s=0.1, fragment=0, version=9))
-    learner.handle(NothingNewer(at_s=0.2, fragment=0))
+    learner.handle(events.StepDone(at_s=0.0, tokens=10))
+    learner.handle(events.HeadHeard(at_s=0.1, fragment=0, version=9))
+    learner.handle(events.NothingNewer(at_s=0.2, fragment=0))
 
     assert learner.intervals[0].ready is None
     assert (learner.open, learner.superseded) == (10, 0)
@@ -415,18 +390,18 @@ def test_false_calls_and_verdicts_make_a_learner_begin_anew_ever_more_rarely(wha
     learner, anew = island.Island(agreed(), {0: 3}), 0
     for tick in range(6000):
         at_s = tick / 10.0
-        learner.handle(StepDone(at_s=at_s, tokens=1))
+        learner.handle(events.StepDone(at_s=at_s, tokens=1))
         sent = learner.intervals[0].sent
-        told = learner.handle(CallHeard(at_s=at_s, fragment=0, version=3, attempt=1))
+        told = learner.handle(events.CallHeard(at_s=at_s, fragment=0, version=3, attempt=1))
         if what == "verdicts" and sent is not None:
-            told = [*told, *learner.handle(PushRefused(at_s=at_s, fragment=0, push=sent.push, reason="stale"))]
+            told = [*told, *learner.handle(events.PushRefused(at_s=at_s, fragment=0, push=sent.push, reason="stale"))]
         for action in told:
-            if isinstance(action, Push):
-                learner.handle(PushSettled(at_s=at_s, fragment=0, push=action.push))
-            elif isinstance(action, FetchFragment):
+            if isinstance(action, events.Push):
+                learner.handle(events.PushSettled(at_s=at_s, fragment=0, push=action.push))
+            elif isinstance(action, events.FetchFragment):
                 anew += 1
                 learner.intervals[0].fetching = False
-                learner.handle(Adopted(at_s=at_s, fragment=0, version=3))
+                learner.handle(events.Adopted(at_s=at_s, fragment=0, version=3))
 
     assert 3 <= anew <= 25
 
@@ -471,14 +446,16 @@ def test_a_learner_that_beats_on_does_not_keep_the_last_contributions_of_others_
     desk.handle(beat("a", 0.0))
     desk.handle(beat("ghost", 0.0))
     desk.handle(arrived("a", 1, 0.5))
-    folded = desk.handle(ContributionReady(at_s=0.6, key=PushKey("a", 1, 0, 1), norm=1.0))
-    assert any(isinstance(action, Fold) for action in folded)
-    desk.handle(LearnerLeft(at_s=1.0, learner="a", incarnation=1))
-    told: list[ShardCommand] = []
+    folded = desk.handle(events.ContributionReady(at_s=0.6, key=events.PushKey("a", 1, 0, 1), norm=1.0))
+    assert any(isinstance(action, events.Fold) for action in folded)
+    desk.handle(events.LearnerLeft(at_s=1.0, learner="a", incarnation=1))
+    told: list[events.ShardCommand] = []
     for second in range(2, 2 * int(OVERDUE_S)):
-        told = desk.handle(beat("ghost", float(second))) + desk.handle(QueueDrained(at_s=float(second), run_tokens=100))
-        if any(isinstance(action, Commit) for action in told):
+        told = desk.handle(beat("ghost", float(second))) + desk.handle(
+            events.QueueDrained(at_s=float(second), run_tokens=100)
+        )
+        if any(isinstance(action, events.Commit) for action in told):
             break
 
-    assert any(isinstance(action, Commit) for action in told)
+    assert any(isinstance(action, events.Commit) for action in told)
     assert OVERDUE_S < second <= OVERDUE_S + 60.0

@@ -7,21 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.protocol.events import (
-    ArmTimer,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    Fact,
-    Fetch,
-    LearnerBeat,
-    LearnerLeft,
-    PublishCall,
-    PushKey,
-    ShardCommand,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.round import FragmentRound
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.shard import Shard
@@ -37,16 +23,16 @@ class RandomFleet:
     now_s: float = 0.0
     pushes: dict[tuple[str, int], int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
-    waiting: list[Fact] = field(default_factory=list)
+    waiting: list[events.Fact] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[events.Fact] = field(default_factory=list)
 
-    def next(self) -> Fact:
+    def next(self) -> events.Fact:
         self.now_s += self.dice.choice((0.01, 0.1, 0.4))
         due = [name for name, due_s in self.timers.items() if due_s <= self.now_s]
         if due:
             del self.timers[due[0]]
-            return TimerFired(at_s=self.now_s, name=due[0])
+            return events.TimerFired(at_s=self.now_s, name=due[0])
         if self.waiting and self.dice.random() < 0.7:
             return self.waiting.pop(self.dice.randrange(len(self.waiting)))
         learner, fragment = self.dice.choice(LEARNERS), self.dice.choice((0, 1))
@@ -61,23 +47,25 @@ class RandomFleet:
                 "superseded": 0,
                 "refused_local": 0,
             }
-            return LearnerBeat(at_s=self.now_s, learner=learner, incarnation=1, training=True, **told)  # type: ignore[arg-type]
+            return events.LearnerBeat(at_s=self.now_s, learner=learner, incarnation=1, training=True, **told)  # type: ignore[arg-type]
         if draw < 0.52:
-            return LearnerLeft(at_s=self.now_s, learner=learner, incarnation=1)
+            return events.LearnerLeft(at_s=self.now_s, learner=learner, incarnation=1)
         number = self.pushes[learner, fragment] = self.pushes.get((learner, fragment), 0) + 1
         base = max(0, self.versions[fragment] - self.dice.choice((0, 0, 0, 1)))
-        key = PushKey(learner, 1, fragment, number)
-        return ContributionArrived(at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10)
+        key = events.PushKey(learner, 1, fragment, number)
+        return events.ContributionArrived(
+            at_s=self.now_s, key=key, base_version=base, tokens=10, steps=1, trained_tokens=10
+        )
 
-    def heed(self, actions: list[ShardCommand]) -> None:
+    def heed(self, actions: list[events.ShardCommand]) -> None:
         for action in actions:
-            if isinstance(action, ArmTimer):
+            if isinstance(action, events.ArmTimer):
                 self.timers[action.name] = action.due_s
-            elif isinstance(action, Fetch):
-                self.waiting.append(ContributionReady(at_s=self.now_s, key=action.key, norm=1.0, base_norm=1.0))
-            elif isinstance(action, Commit):
+            elif isinstance(action, events.Fetch):
+                self.waiting.append(events.ContributionReady(at_s=self.now_s, key=action.key, norm=1.0, base_norm=1.0))
+            elif isinstance(action, events.Commit):
                 version = self.versions[action.fragment] = action.base_version + 1
-                self.waiting.append(Committed(at_s=self.now_s, fragment=action.fragment, version=version))
+                self.waiting.append(events.Committed(at_s=self.now_s, fragment=action.fragment, version=version))
 
 
 def shard_of(quorum: int) -> Shard:
@@ -103,5 +91,5 @@ def test_an_open_round_commands_the_same_by_fewer_looks(
     thorough = shard_of(quorum)
 
     assert [thorough.handle(fact) for fact in fleet.facts] == commanded
-    assert sum(isinstance(action, Commit) for actions in commanded for action in actions) > 2
-    assert any(isinstance(action, PublishCall) for actions in commanded for action in actions)
+    assert sum(isinstance(action, events.Commit) for actions in commanded for action in actions) > 2
+    assert any(isinstance(action, events.PublishCall) for actions in commanded for action in actions)

@@ -12,21 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.events import (
-    ArmTimer,
-    Commit,
-    Committed,
-    ContributionArrived,
-    ContributionReady,
-    Fact,
-    Fetch,
-    LearnerBeat,
-    LearnerLeft,
-    PublishCall,
-    PushKey,
-    ShardCommand,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.pacing import (
     RECALL_S_MIN,
     SEEN_S_MIN,
@@ -80,14 +66,14 @@ class PacedFleet:
         self.away = False
         self._pushes = 0
         self._timers: dict[str, float] = {}
-        self._due: list[tuple[float, int, Fact]] = []
+        self._due: list[tuple[float, int, events.Fact]] = []
         self._order = 0
 
     def run(self, from_s: float, until_s: float) -> None:
         for tick in range(int((until_s - from_s) * 2)):
             for who in sorted(self.learners):
                 at_s = from_s + tick / 2.0
-                beat = LearnerBeat(
+                beat = events.LearnerBeat(
                     at_s=0.0,
                     learner=who,
                     incarnation=1,
@@ -99,43 +85,43 @@ class PacedFleet:
                 self._at(at_s, beat)
         while self._due and self._due[0][0] <= until_s:
             at_s, _, fact = heapq.heappop(self._due)
-            if isinstance(fact, TimerFired) and self._timers.get(fact.name) != at_s:
+            if isinstance(fact, events.TimerFired) and self._timers.get(fact.name) != at_s:
                 continue
-            if not (self.away and isinstance(fact, ContributionArrived)):
+            if not (self.away and isinstance(fact, events.ContributionArrived)):
                 self._do(at_s, self.shard.handle(msgspec.structs.replace(fact, at_s=at_s)))
 
     def leave(self, who: str, at_s: float) -> None:
         for fragment, slot in self.shard.slots.items():
             self._push(who, fragment, slot.round.version, at_s, final=True)
         self.learners.discard(who)
-        self._at(at_s + 0.02, LearnerLeft(at_s=0.0, learner=who, incarnation=1))
+        self._at(at_s + 0.02, events.LearnerLeft(at_s=0.0, learner=who, incarnation=1))
 
-    def _do(self, at_s: float, actions: list[ShardCommand]) -> None:
+    def _do(self, at_s: float, actions: list[events.ShardCommand]) -> None:
         for action in actions:
-            if isinstance(action, ArmTimer):
+            if isinstance(action, events.ArmTimer):
                 due_s = max(action.due_s, at_s) + self.late_s
                 self._timers[action.name] = due_s
-                self._at(due_s, TimerFired(at_s=0.0, name=action.name))
-            elif isinstance(action, PublishCall):
+                self._at(due_s, events.TimerFired(at_s=0.0, name=action.name))
+            elif isinstance(action, events.PublishCall):
                 if not self.called[action.fragment] or action.attempt == 1:
                     self.called[action.fragment].append(at_s)
                 for who in sorted(self.learners):
                     self._push(who, action.fragment, action.version, at_s + 0.05, final=False)
-            elif isinstance(action, Fetch):
-                self._at(at_s + 0.01, ContributionReady(at_s=0.0, key=action.key))
-            elif isinstance(action, Commit):
-                done = Committed(at_s=0.0, fragment=action.fragment, version=action.base_version + 1)
+            elif isinstance(action, events.Fetch):
+                self._at(at_s + 0.01, events.ContributionReady(at_s=0.0, key=action.key))
+            elif isinstance(action, events.Commit):
+                done = events.Committed(at_s=0.0, fragment=action.fragment, version=action.base_version + 1)
                 self._at(at_s + 0.01, done)
 
     def _push(self, who: str, fragment: int, base: int, at_s: float, *, final: bool) -> None:
         self._pushes += 1
-        key = PushKey(who, 1, fragment, self._pushes)
-        arrived = ContributionArrived(
+        key = events.PushKey(who, 1, fragment, self._pushes)
+        arrived = events.ContributionArrived(
             at_s=0.0, key=key, base_version=base, tokens=64, steps=8, trained_tokens=1 << 40, final=final
         )
         self._at(at_s, arrived)
 
-    def _at(self, at_s: float, fact: Fact) -> None:
+    def _at(self, at_s: float, fact: events.Fact) -> None:
         self._order += 1
         heapq.heappush(self._due, (at_s, self._order, fact))
 
@@ -188,15 +174,17 @@ def test_absurd_step_times_neither_end_a_rhythm_nor_keep_a_learner_alive(absurd_
     """They are a peer's word: three learners with such a one fell silent, and the healthy one goes on being called."""
     fleet = PacedFleet(["a"])
     for number, name in enumerate(("x", "y", "z")):
-        beat = LearnerBeat(at_s=0.0, learner=name, incarnation=number, training=True, step_s=absurd_s, tokens=0)
+        beat = events.LearnerBeat(at_s=0.0, learner=name, incarnation=number, training=True, step_s=absurd_s, tokens=0)
         fleet.shard.handle(beat)
     known = fleet.shard.learners["x"]
 
     assert known.step_s == plausible(min(absurd_s, SLOWER_MAX * SEEN_S_MIN))
     assert not known.is_heard(10.0 * STEP_S_MAX + 10.0, silence_s=5.0)
-    fleet.shard.handle(LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0))
+    fleet.shard.handle(
+        events.LearnerBeat(at_s=20.0, learner="a", incarnation=1, training=True, step_s=STEP_S, tokens=0)
+    )
     for fragment in range(FRAGMENTS):
-        fleet.shard.handle(TimerFired(at_s=21.0, name=f"due/{fragment}"))
+        fleet.shard.handle(events.TimerFired(at_s=21.0, name=f"due/{fragment}"))
     dues = [slot.due_s for slot in fleet.shard.slots.values()]
     assert all(due is not None and math.isfinite(due) for due in dues)
 
@@ -205,11 +193,15 @@ def test_a_heartbeat_behind_its_farewell_brings_nobody_back() -> None:
     """The farewell comes by the queue, the heartbeat does not; its next incarnation is somebody new."""
     fleet = PacedFleet(["a", "b", "c"])
     for name in ("a", "b"):
-        fleet.shard.handle(LearnerBeat(at_s=0.5, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0))
+        fleet.shard.handle(
+            events.LearnerBeat(at_s=0.5, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0)
+        )
     for name in ("b", "c"):  # the second was never heard before
-        fleet.shard.handle(LearnerLeft(at_s=1.0, learner=name, incarnation=1))
-        fleet.shard.handle(LearnerBeat(at_s=1.1, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0))
+        fleet.shard.handle(events.LearnerLeft(at_s=1.0, learner=name, incarnation=1))
+        fleet.shard.handle(
+            events.LearnerBeat(at_s=1.1, learner=name, incarnation=1, training=True, step_s=STEP_S, tokens=0)
+        )
     assert fleet.shard.live() == fleet.shard.present() == {"a"}
 
-    fleet.shard.handle(LearnerBeat(at_s=1.3, learner="b", incarnation=2, training=True, step_s=STEP_S, tokens=0))
+    fleet.shard.handle(events.LearnerBeat(at_s=1.3, learner="b", incarnation=2, training=True, step_s=STEP_S, tokens=0))
     assert fleet.shard.live() == {"a", "b"}

@@ -8,23 +8,7 @@ import msgspec
 import pytest
 
 from atoll.base.parsing import parsed
-from atoll.protocol.events import (
-    Acknowledge,
-    Command,
-    Commit,
-    Committed,
-    ContributionSpoiled,
-    Fetch,
-    Fold,
-    Isolate,
-    Keep,
-    LearnerLeft,
-    PublishCall,
-    PushKey,
-    Refuse,
-    Share,
-    TimerFired,
-)
+from atoll.protocol import events
 from atoll.protocol.fragment_ledger import FragmentLedger
 from atoll.protocol.ledger import Ledger
 from atoll.protocol.quarantine import FADING, MEASURE_VERSIONS, MEASURES_MAX, Measure, norm_limit
@@ -57,24 +41,24 @@ class QuarantineBench(ShardDesk):
 
     def push(
         self, learner: str, norm: float = 1.0, spoil: str = "", incarnation: int = 1, **more: object
-    ) -> list[Command]:
+    ) -> list[events.Command]:
         """Let a contribution arrive and be read; commit what is decided."""
         push = self.pushes[learner, incarnation] = self.pushes.get((learner, incarnation), 0) + 1
-        key = PushKey(learner, incarnation, 0, push)
+        key = events.PushKey(learner, incarnation, 0, push)
         self.at_s += 1.0
         self.heard(learner, incarnation)
         actions = self.arrive(key, self.at_s, self.shard.slots[0].round.version, trained_tokens=80, **more)
-        if any(isinstance(action, Fetch) for action in actions):
+        if any(isinstance(action, events.Fetch) for action in actions):
             if spoil:
-                actions += self.tell(ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil))
+                actions += self.tell(events.ContributionSpoiled(at_s=self.at_s, key=key, reason=spoil))
             else:
                 actions += self.ready(key, self.at_s, norm=norm)
         for action in actions:
-            if isinstance(action, Commit):  # a learner's last one calls its round at once
+            if isinstance(action, events.Commit):  # a learner's last one calls its round at once
                 self.committed(action)
         return actions
 
-    def commit(self, *, hold: bool = False) -> Commit | None:
+    def commit(self, *, hold: bool = False) -> events.Commit | None:
         """Call the round, wait its grace out and return its commit, which is durable unless it is to `hold`."""
         self.at_s += 10.0
         slot = self.shard.slots[0]
@@ -82,18 +66,18 @@ class QuarantineBench(ShardDesk):
         decided = self.fire("due", self.at_s)
         self.at_s += 100.0
         decided += self.fire("grace", self.at_s)
-        commit = next((action for action in decided if isinstance(action, Commit)), None)
+        commit = next((action for action in decided if isinstance(action, events.Commit)), None)
         if commit is not None and not hold:
             self.committed(commit)
         return commit
 
-    def committed(self, commit: Commit) -> list[Command]:
-        return self.tell(Committed(at_s=self.at_s, fragment=0, version=commit.base_version + 1))
+    def committed(self, commit: events.Commit) -> list[events.Command]:
+        return self.tell(events.Committed(at_s=self.at_s, fragment=0, version=commit.base_version + 1))
 
 
-def refusals(actions: list[Command]) -> list[str]:
+def refusals(actions: list[events.Command]) -> list[str]:
     """Return the reasons of the refusals among `actions`."""
-    return [action.reason for action in actions if isinstance(action, Acknowledge) and action.fate == "refused"]
+    return [action.reason for action in actions if isinstance(action, events.Acknowledge) and action.fate == "refused"]
 
 
 # --- the limit --------------------------------------------------------------------------------------------------------------
@@ -154,7 +138,9 @@ def test_a_warm_up_clips_nobody(interval: int, first: int, learners: int) -> Non
         norm = sum(1.0 + learners * (step + taken) for taken in range(steps))
         step += steps
         for name in names:
-            scales += [action.scale for action in bench.push(name, norm, steps=steps) if isinstance(action, Fold)]
+            scales += [
+                action.scale for action in bench.push(name, norm, steps=steps) if isinstance(action, events.Fold)
+            ]
         bench.commit()
 
     assert scales == [1.0] * 8 * learners
@@ -174,7 +160,7 @@ def test_a_learner_has_one_measure_its_latest_however_often_it_pushes() -> None:
     lengths = bench.shard.slots[0].fragment_ledger.lengths
     assert lengths["bad"].norm == 1e-6
     assert set(lengths) == {*GOOD, "bad"}
-    assert [action.scale for action in bench.push("good", 9.0) if isinstance(action, Fold)] == [1.0]
+    assert [action.scale for action in bench.push("good", 9.0) if isinstance(action, events.Fold)] == [1.0]
 
 
 def test_the_first_contribution_of_a_life_is_no_measure() -> None:
@@ -190,8 +176,8 @@ def test_measures_are_bounded_in_number_and_age() -> None:
     """The newest stay; whoever is merged no more has no say after some versions."""
     ledger = FragmentLedger()
     for number in range(2 * MEASURES_MAX):
-        key = PushKey(f"l{number}", 1, 0, 1)
-        ledger.merge(Share(key=key, base_version=0, tokens=1, steps=1, weight=1.0, age=0, credit=1))
+        key = events.PushKey(f"l{number}", 1, 0, 1)
+        ledger.merge(events.Share(key=key, base_version=0, tokens=1, steps=1, weight=1.0, age=0, credit=1))
         ledger.remember(key.learner, Measure(1.0, 8, 1, number // 8))
         assert len(ledger.lengths) <= MEASURES_MAX
     assert f"l{2 * MEASURES_MAX - 1}" in ledger.lengths
@@ -206,11 +192,11 @@ def test_what_is_too_long_is_clipped_and_never_refused() -> None:
     bench = QuarantineBench()
     usual(bench)
     told = [bench.push("bad", norm=50.0) for _ in range(20)]
-    folds = [action for actions in told for action in actions if isinstance(action, Fold)]
+    folds = [action for actions in told for action in actions if isinstance(action, events.Fold)]
 
     assert [fold.scale for fold in folds] == [0.2] * 20
     assert {fold.norm for fold in folds} == {50.0}
-    assert not any(isinstance(action, Refuse | Isolate) for actions in told for action in actions)
+    assert not any(isinstance(action, events.Refuse | events.Isolate) for actions in told for action in actions)
     assert bench.shard.slots[0].fragment_ledger.lengths["bad"].norm == 10.0
     commit = bench.commit()
     assert commit is not None
@@ -225,7 +211,7 @@ def test_when_the_whole_run_changes_its_limit_follows() -> None:
         told = [bench.push(name, norm) for name in (*GOOD, "bad")]
         bench.commit()
 
-    assert [action.scale for actions in told for action in actions if isinstance(action, Fold)] == [1.0] * 4
+    assert [action.scale for actions in told for action in actions if isinstance(action, events.Fold)] == [1.0] * 4
 
 
 def test_what_is_parked_is_clipped_as_it_was_judged() -> None:
@@ -234,8 +220,8 @@ def test_what_is_parked_is_clipped_as_it_was_judged() -> None:
     bench.push("good")
     told = bench.commit(hold=True)
     assert told is not None
-    assert not any(isinstance(action, Fold) for action in bench.push("bad", norm=50.0))
-    [fold] = [action for action in bench.committed(told) if isinstance(action, Fold)]
+    assert not any(isinstance(action, events.Fold) for action in bench.push("bad", norm=50.0))
+    [fold] = [action for action in bench.committed(told) if isinstance(action, events.Fold)]
 
     assert (fold.key.learner, fold.scale) == ("bad", 0.2)
 
@@ -245,7 +231,7 @@ def test_values_are_never_clipped() -> None:
     bench = QuarantineBench(value_fragments=1)
     usual(bench)
 
-    assert [action.scale for action in bench.push("bad", norm=5e9) if isinstance(action, Fold)] == [1.0]
+    assert [action.scale for action in bench.push("bad", norm=5e9) if isinstance(action, events.Fold)] == [1.0]
 
 
 # --- isolated ---------------------------------------------------------------------------------------------------------------
@@ -259,8 +245,8 @@ def test_a_run_that_isolates_refuses_an_outlier_whole() -> None:
     actions = bench.push("bad", norm=50.0)
 
     assert refusals(actions) == ["outlier"]
-    assert [action.norms for action in actions if isinstance(action, Refuse)] == [(50.0, 10.0)]
-    assert not any(isinstance(action, Fold) for action in actions)
+    assert [action.norms for action in actions if isinstance(action, events.Refuse)] == [(50.0, 10.0)]
+    assert not any(isinstance(action, events.Fold) for action in actions)
     assert refusals(bench.push("bad", norm=50.0)) == ["outlier"]
 
 
@@ -271,13 +257,13 @@ def test_the_first_of_a_life_and_one_among_few_are_clipped_also_where_a_run_isol
     for learner, norm in (("new", 500.0), ("bad", 500.0)):
         incarnation = 2 if learner == "bad" else 1
         told = bench.push(learner, norm, incarnation=incarnation)
-        assert [action.scale for action in told if isinstance(action, Fold)] == [10.0 / norm]
+        assert [action.scale for action in told if isinstance(action, events.Fold)] == [10.0 / norm]
     few = QuarantineBench(protect="isolate", offences_max=1)
     for _ in range(3):
         for learner in ("good", "bad"):
             few.push(learner)
         few.commit()
-    assert [action.scale for action in few.push("bad", norm=50.0) if isinstance(action, Fold)] == [0.2]
+    assert [action.scale for action in few.push("bad", norm=50.0) if isinstance(action, events.Fold)] == [0.2]
 
 
 def test_offences_fade_with_what_is_merged() -> None:
@@ -292,7 +278,7 @@ def test_offences_fade_with_what_is_merged() -> None:
 
 
 def left(bench: QuarantineBench, learner: str, incarnation: int = 1) -> None:
-    bench.tell(LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
+    bench.tell(events.LearnerLeft(at_s=bench.at_s, learner=learner, incarnation=incarnation))
 
 
 def usual(bench: QuarantineBench) -> None:
@@ -310,7 +296,7 @@ def test_a_fleet_that_begins_anew_is_judged_anew() -> None:
         left(bench, learner)
     told = [bench.push(learner, norm=5e3, incarnation=2) for learner in (*GOOD, "bad")]
 
-    assert [action.scale for actions in told for action in actions if isinstance(action, Fold)] == [1.0] * 4
+    assert [action.scale for actions in told for action in actions if isinstance(action, events.Fold)] == [1.0] * 4
 
 
 def test_a_life_that_was_killed_is_of_the_past_once_the_next_is_heard() -> None:
@@ -319,11 +305,13 @@ def test_a_life_that_was_killed_is_of_the_past_once_the_next_is_heard() -> None:
     for learner in GOOD:
         bench.heard(learner, incarnation=2)
 
-    assert [action.scale for action in bench.push("bad", norm=10.0) if isinstance(action, Fold)] == [1.0]  # its own
+    assert [action.scale for action in bench.push("bad", norm=10.0) if isinstance(action, events.Fold)] == [
+        1.0
+    ]  # its own
     bench.push("good", 0.01, incarnation=2)
     bench.commit()
     bench.push("good", 0.01, incarnation=2)
-    assert [action.scale for action in bench.push("bad", norm=10.0) if isinstance(action, Fold)] == [0.01]
+    assert [action.scale for action in bench.push("bad", norm=10.0) if isinstance(action, events.Fold)] == [0.01]
 
 
 def test_repeated_offence_isolates_that_learner_only() -> None:
@@ -333,11 +321,11 @@ def test_repeated_offence_isolates_that_learner_only() -> None:
     after = bench.push("bad")
     other = bench.push("good")
 
-    assert [a for a in first + second if isinstance(a, Isolate)] == []
-    assert [(a.learner, a.offences) for a in third if isinstance(a, Isolate)] == [("bad", 3)]
+    assert [a for a in first + second if isinstance(a, events.Isolate)] == []
+    assert [(a.learner, a.offences) for a in third if isinstance(a, events.Isolate)] == [("bad", 3)]
     assert refusals(after) == ["quarantined"]
-    assert not any(isinstance(action, Fetch) for action in after)
-    assert any(isinstance(action, Fold) for action in other)
+    assert not any(isinstance(action, events.Fetch) for action in after)
+    assert any(isinstance(action, events.Fold) for action in other)
     assert bench.shard.live() == {"good"}
 
 
@@ -374,7 +362,7 @@ def test_an_heir_judges_as_its_predecessor_did() -> None:
     bench = QuarantineBench(protect="isolate", offences_max=2)
     usual(bench)
     bench.push("bad", norm=99.0)
-    kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, Keep)]
+    kept = [action for action in bench.push("bad", norm=99.0) if isinstance(action, events.Keep)]
     fragment_ledger = parsed(kept[-1].fragment_ledger, FragmentLedger)
 
     heir = Shard(settings(protect="isolate", offences_max=2), 0, {0: 0}, fragment_ledgers={0: fragment_ledger})
@@ -403,9 +391,9 @@ def test_a_round_does_not_wait_for_who_is_isolated() -> None:
     slot.due_s = bench.at_s
     bench.heard("good")
     bench.heard("bad")
-    bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
+    bench.shard.handle(events.TimerFired(at_s=bench.at_s, name="due/0"))
 
-    ends = [action.end for action in bench.push("good") if isinstance(action, Commit)]
+    ends = [action.end for action in bench.push("good") if isinstance(action, events.Commit)]
 
     assert ends == ["all answered"]
 
@@ -419,8 +407,8 @@ def test_who_is_in_quarantine_is_called_when_nobody_else_is_there() -> None:
     slot = bench.shard.slots[0]
     slot.due_s = bench.at_s
 
-    called = bench.shard.handle(TimerFired(at_s=bench.at_s, name="due/0"))
+    called = bench.shard.handle(events.TimerFired(at_s=bench.at_s, name="due/0"))
 
     assert bench.shard.live() == set()
-    assert any(isinstance(action, PublishCall) for action in called)
+    assert any(isinstance(action, events.PublishCall) for action in called)
     assert refusals(bench.push("bad")) == ["quarantined"]

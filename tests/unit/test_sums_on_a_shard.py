@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.errors import ProtocolMisuse
-from atoll.protocol.events import (
-    Command,
-    Commit,
-    Committed,
-    Fetch,
-    Fold,
-    PushKey,
-    Refuse,
-)
+from atoll.protocol import events
 from support.shards import ShardDesk
 
 NAMES = ("a", "b", "c")
@@ -28,26 +20,26 @@ class SumDesk(ShardDesk):
             self.beat(name)
         self.fire("due", 8.0)
 
-    def pushed(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[Command]:
-        keys = [PushKey(name, 1, 0, push) for name in names]
+    def pushed(self, *names: str, base: int = 0, push: int = 1, at_s: float = 8.5) -> list[events.Command]:
+        keys = [events.PushKey(name, 1, 0, push) for name in names]
         return [action for key in keys for action in self.arrive(key, at_s, base, tokens=10, trained_tokens=100)]
 
-    def read(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float = 1.0) -> list[Command]:
-        first, *others = (PushKey(name, 1, 0, push) for name in names)
+    def read(self, *names: str, push: int = 1, at_s: float = 9.0, norms: float = 1.0) -> list[events.Command]:
+        first, *others = (events.PushKey(name, 1, 0, push) for name in names)
         return self.ready(first, at_s, norm=norms, others=tuple((key, 1.0) for key in others))
 
 
-def of(kind: type[Fetch | Fold | Refuse], actions: list[Command]) -> list[str]:
+def of(kind: type[events.Fetch | events.Fold | events.Refuse], actions: list[events.Command]) -> list[str]:
     return [action.key.learner for action in actions if isinstance(action, kind)]
 
 
 def test_a_sum_is_folded_whole_before_its_round_moves_on() -> None:
     """Without grace the first of them alone would commit the round, and leave the others to the next one."""
     desk = SumDesk(grace_gamma=0.0, grace_cap_steps=0.0)
-    assert of(Fetch, desk.pushed(*NAMES)) == list(NAMES)
+    assert of(events.Fetch, desk.pushed(*NAMES)) == list(NAMES)
     actions = desk.read(*NAMES)
-    assert of(Fold, actions) == list(NAMES)
-    [commit] = [action for action in actions if isinstance(action, Commit)]
+    assert of(events.Fold, actions) == list(NAMES)
+    [commit] = [action for action in actions if isinstance(action, events.Commit)]
     assert [share.key.learner for share in commit.shares] == list(NAMES)
 
 
@@ -56,8 +48,8 @@ def test_a_sum_that_comes_too_late_is_parked_whole_and_folded_late() -> None:
     desk.pushed(*NAMES)
     desk.read("a")
     assert desk.read("b", "c", at_s=9.1) == []
-    actions = desk.tell(Committed(at_s=10.0, fragment=0, version=1))
-    folds = [action for action in actions if isinstance(action, Fold)]
+    actions = desk.tell(events.Committed(at_s=10.0, fragment=0, version=1))
+    folds = [action for action in actions if isinstance(action, events.Fold)]
     assert [(fold.key.learner, fold.age) for fold in folds] == [("b", 1), ("c", 1)]
 
 
@@ -67,7 +59,7 @@ def test_one_that_is_too_long_is_read_apart_and_the_others_once_more() -> None:
     for push in range(1, 5):
         desk.pushed(*NAMES, push=push, base=push - 1, at_s=10.0 * push)
         desk.read(*NAMES, push=push, at_s=10.0 * push)
-        desk.tell(Committed(at_s=10.0 * push, fragment=0, version=push))
+        desk.tell(events.Committed(at_s=10.0 * push, fragment=0, version=push))
         for name in NAMES:
             desk.beat(name, 10.0 * push + 8.0, steps=10 * push + 8)
         desk.fire("due", 10.0 * push + 8.0)
@@ -76,17 +68,17 @@ def test_one_that_is_too_long_is_read_apart_and_the_others_once_more() -> None:
     before = ledger.lengths
     actions = desk.read("b", "a", "c", push=5, at_s=50.0, norms=1e6)
 
-    assert of(Refuse, actions) == []
-    assert [(action.key.learner, action.apart) for action in actions if isinstance(action, Fetch)] == [
+    assert of(events.Refuse, actions) == []
+    assert [(action.key.learner, action.apart) for action in actions if isinstance(action, events.Fetch)] == [
         ("b", True),
         ("a", False),
         ("c", False),
     ]
-    assert of(Fold, actions) == []
+    assert of(events.Fold, actions) == []
     assert ledger.lengths == before
-    [fold] = [action for action in desk.read("b", push=5, at_s=50.1, norms=1e6) if isinstance(action, Fold)]
+    [fold] = [action for action in desk.read("b", push=5, at_s=50.1, norms=1e6) if isinstance(action, events.Fold)]
     assert fold.scale * 1e6 == pytest.approx(10.0)
-    assert of(Fold, desk.read("a", "c", push=5, at_s=50.2)) == ["a", "c"]
+    assert of(events.Fold, desk.read("a", "c", push=5, at_s=50.2)) == ["a", "c"]
 
 
 def test_a_sum_of_what_nobody_asked_for_is_a_mistake() -> None:

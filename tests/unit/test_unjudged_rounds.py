@@ -6,18 +6,7 @@ from collections import Counter
 
 import pytest
 
-from atoll.protocol.events import (
-    Command,
-    Commit,
-    DrainOrdered,
-    Finish,
-    Fold,
-    LearnerLeft,
-    PushKey,
-    QueueDrained,
-    Refuse,
-    Unfold,
-)
+from atoll.protocol import events
 from support.shards import ShardDesk
 
 SILENT_S = 60.0
@@ -29,13 +18,13 @@ class JudgingDesk(ShardDesk):
     def __init__(self, **changes: object) -> None:
         super().__init__(**{"quorum": 3, "robust": "gate"} | changes)
 
-    def push(self, name: str, at_s: float) -> list[Command]:
-        key = PushKey(name, 1, 0, 1)
+    def push(self, name: str, at_s: float) -> list[events.Command]:
+        key = events.PushKey(name, 1, 0, 1)
         return self.arrive(key, at_s, tokens=10, trained_tokens=10) + self.ready(key, at_s)
 
 
-def refused(actions: list[Command]) -> Counter[str]:
-    return Counter(action.reason for action in actions if isinstance(action, Refuse))
+def refused(actions: list[events.Command]) -> Counter[str]:
+    return Counter(action.reason for action in actions if isinstance(action, events.Refuse))
 
 
 @pytest.mark.parametrize("ending", ["apart", "together"])
@@ -48,15 +37,15 @@ def test_what_nobody_can_judge_is_refused_when_the_run_is_over(pushing: int, end
         desk.beat(name, 0.0)
     for name in names:
         desk.push(name, 1.0)
-    desk.tell(*(LearnerLeft(at_s=SILENT_S, learner=name, incarnation=1) for name in names))
-    assert not [action for action in desk.done if isinstance(action, Commit | Unfold)]
+    desk.tell(*(events.LearnerLeft(at_s=SILENT_S, learner=name, incarnation=1) for name in names))
+    assert not [action for action in desk.done if isinstance(action, events.Commit | events.Unfold)]
 
-    ended = desk.tell(DrainOrdered(at_s=SILENT_S), QueueDrained(at_s=SILENT_S + 1.0, proven=True))
+    ended = desk.tell(events.DrainOrdered(at_s=SILENT_S), events.QueueDrained(at_s=SILENT_S + 1.0, proven=True))
 
-    assert [action.fragment for action in ended if isinstance(action, Unfold)] == [0]
+    assert [action.fragment for action in ended if isinstance(action, events.Unfold)] == [0]
     assert refused(ended) == {"unjudged": pushing}
-    assert not [action for action in desk.done if isinstance(action, Commit)]
-    assert isinstance(ended[-1], Finish)
+    assert not [action for action in desk.done if isinstance(action, events.Commit)]
+    assert isinstance(ended[-1], events.Finish)
     accounts = desk.shard.ledger.accounts
     assert sum(account.refused["unjudged"] for account in accounts.values()) == 10 * pushing
 
@@ -68,14 +57,18 @@ def test_while_the_run_goes_on_such_a_round_waits_for_learners() -> None:
         desk.beat(name, 0.0)
     for name in "ab":
         desk.push(name, 1.0)
-    assert not [action for action in desk.tell(QueueDrained(at_s=SILENT_S, proven=True)) if isinstance(action, Commit)]
+    assert not [
+        action
+        for action in desk.tell(events.QueueDrained(at_s=SILENT_S, proven=True))
+        if isinstance(action, events.Commit)
+    ]
 
     for name in "abc":
         desk.beat(name, SILENT_S + 1.0)
     told = desk.push("c", SILENT_S + 2.0)
-    told += desk.tell(*(LearnerLeft(at_s=SILENT_S + 3.0, learner=name, incarnation=1) for name in "abc"))
+    told += desk.tell(*(events.LearnerLeft(at_s=SILENT_S + 3.0, learner=name, incarnation=1) for name in "abc"))
 
-    (commit,) = [action for action in told if isinstance(action, Commit)]
+    (commit,) = [action for action in told if isinstance(action, events.Commit)]
     assert {share.key.learner for share in commit.shares} == {"a", "b", "c"}
     assert refused(desk.done) == {}
 
@@ -85,7 +78,7 @@ def test_without_a_judging_merge_the_last_push_is_merged_as_before() -> None:
     desk.beat("a")
     desk.push("a", 1.0)
 
-    told = desk.tell(LearnerLeft(at_s=SILENT_S, learner="a", incarnation=1))
+    told = desk.tell(events.LearnerLeft(at_s=SILENT_S, learner="a", incarnation=1))
 
-    assert [action.end for action in told if isinstance(action, Commit)] == ["nobody left"]
-    assert [type(action) for action in desk.done if isinstance(action, Fold | Unfold)] == [Fold]
+    assert [action.end for action in told if isinstance(action, events.Commit)] == ["nobody left"]
+    assert [type(action) for action in desk.done if isinstance(action, events.Fold | events.Unfold)] == [events.Fold]
