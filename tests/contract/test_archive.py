@@ -583,11 +583,7 @@ async def test_outer_state_of_every_kind_goes_on_to_the_same_bits_after_a_rebuil
     """Momentum, average and carry: the rebuilt run commits what the lost one would have."""
     founded = folder_reef
     protocol = msgspec.structs.replace(
-        founded.record.protocol,
-        correction="heloco",
-        average_versions=4,
-        codec_down="int4",
-        keyframe_versions=7,
+        founded.record.protocol, correction="heloco", average_versions=4, codec_down="int4", keyframe_versions=7
     ).check()
     founded.record = msgspec.structs.replace(founded.record, run="levers", protocol=protocol)
     founded.broker = MemoryBroker()

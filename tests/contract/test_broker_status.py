@@ -103,11 +103,7 @@ def test_a_node_with_an_old_roll_is_seen(cluster: LockedBroker) -> None:
     assert [row["faults"] for row in rows(forgotten).values()] == [["old roll"]] * NODES
     (stale,) = [row for row in rows(old).values() if row["faults"]]
     assert (old.returncode, table.returncode) == (1, 1)
-    assert (stale["address"], stale["roll_digest"], stale["faults"]) == (
-        f"127.0.0.1:{late.port}",
-        digest,
-        ["old roll"],
-    )
+    assert (stale["address"], stale["roll_digest"], stale["faults"]) == (f"127.0.0.1:{late.port}", digest, ["old roll"])
     assert "old roll" in table.stdout
     assert "to do: copy roll.json" in table.stdout
     assert await_well(cluster).popitem()[1]["roll_digest"] != digest

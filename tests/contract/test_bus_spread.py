@@ -126,9 +126,7 @@ async def opened(broker: EmbeddedBroker, run: str) -> AsyncIterator[OpenBus]:
 
 @pytest.mark.connected
 async def test_who_comes_later_finds_fragments_by_the_run_record(
-    opened: OpenBus,
-    second: EmbeddedBroker,
-    run: str,
+    opened: OpenBus, second: EmbeddedBroker, run: str
 ) -> None:
     """By the run record: odd fragments lie on the second broker with their heads, even ones and the record at home."""
     founder, record, s = await opened(), spread_record(run, second.url), Subjects(run)

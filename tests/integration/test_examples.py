@@ -83,15 +83,7 @@ def measures_of(said: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "example",
-    [
-        "digits.py",
-        "keras_digits.py",
-        "nnx_batchnorm.py",
-        "equinox_digits.py",
-        "cnn.py",
-        "numpy_loop.py",
-    ],
+    "example", ["digits.py", "keras_digits.py", "nnx_batchnorm.py", "equinox_digits.py", "cnn.py", "numpy_loop.py"]
 )
 @pytest.mark.second_tier
 def test_a_loop_becomes_an_island(reader: Reader, example: str) -> None:

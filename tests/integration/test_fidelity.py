@@ -19,12 +19,7 @@ SLACK: Final = 3.0
 """A machine that runs other tests is not paced well: three times the bounds of the benchmark."""
 UNSTEADY: Final = {"commits", "interval of a fragment, s", "late share of contributions"}
 """What depends on how steps meet: beside other tests everybody stalls at times, and the simulator is told mean steps."""
-SMALL: Final[dict[str, Any]] = {
-    "run": RUN,
-    **SMALL_MODEL,
-    "protocol.interval_steps": 16,
-    "protocol.silence_s": 3,
-}
+SMALL: Final[dict[str, Any]] = {"run": RUN, **SMALL_MODEL, "protocol.interval_steps": 16, "protocol.silence_s": 3}
 
 
 def test_real_processes_and_the_simulator_agree_and_a_wrong_pace_does_not(tmp_path: Path, data: Path) -> None:

@@ -63,10 +63,7 @@ def training(folder: Path) -> Iterator[tuple[LockedBroker, str, Path]]:
 
 def test_a_reader_sees_the_run_and_comes_back_after_the_broker(tmp_path: Path) -> None:
     """It serves what it knows while the broker is away, says so, and goes on; SIGTERM ends it with 0."""
-    with (
-        training(tmp_path) as (broker, run, reader),
-        monitoring(tmp_path, run, broker.url, reader) as monitor,
-    ):
+    with training(tmp_path) as (broker, run, reader), monitoring(tmp_path, run, broker.url, reader) as monitor:
         until("commits", lambda: monitor.count("atoll_commits_total") >= 2)
         until("the learner is heard", lambda: monitor.value("atoll_learner_up", learner="a") == 1)
         until("streams are known", lambda: monitor.value("atoll_stream_bytes", stream="GL") is not None)

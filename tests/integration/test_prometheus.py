@@ -18,11 +18,7 @@ from support.events import event
 from support.grafana import queries
 from support.monitored_run import WHY_WITHOUT, WITHOUT, PrometheusProcess, SteadyRun, monitoring, until
 
-pytestmark = [
-    pytest.mark.connected,
-    pytest.mark.second_tier,
-    pytest.mark.skipif(WITHOUT, reason=WHY_WITHOUT),
-]
+pytestmark = [pytest.mark.connected, pytest.mark.second_tier, pytest.mark.skipif(WITHOUT, reason=WHY_WITHOUT)]
 
 Watched = tuple[SteadyRun, PrometheusProcess]
 

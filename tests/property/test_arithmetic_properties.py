@@ -125,10 +125,7 @@ def test_mutated_arrays_are_refused_with_one_error(payload: bytes, entries: int,
 )
 def test_rda_of_identical_vectors_is_that_vector(vector: npt.NDArray[np.float32], weights: list[float]) -> None:
     """Learners that agree are merged to what they agree on: the same norm and the same direction."""
-    slices, sent = (
-        [FragmentSlice("w", 0, vector.size, 0, vector.size, direct=False)],
-        Encoded.exact(vector),
-    )
+    slices, sent = ([FragmentSlice("w", 0, vector.size, 0, vector.size, direct=False)], Encoded.exact(vector))
     fold = FragmentFold(slices, "rda")
     for weight in weights:
         fold.add(sent, slice_norms(slices, sent), weight)

@@ -583,14 +583,7 @@ ALONE = {"learner cut off": 6.0, "synchronizer cut off": 2.0, "join": 6.0}
 TARGET = {"storm_s": 40.0, "archive_every_s": 0, "tokens_target": 1500, "learners": 3}
 SET_BACK = {"store set back": 6.0}
 ONE_SERVES = {"storm_s": 20.0, "archive_every_s": 0, "hosts": 1, "learners": 2, "quorum": 1, "regional": False}
-TOKENLESS = {
-    "storm_s": 40.0,
-    "archive_every_s": 0,
-    "learners": 2,
-    "quorum": 2,
-    "regional": False,
-    "tokenless": True,
-}
+TOKENLESS = {"storm_s": 40.0, "archive_every_s": 0, "learners": 2, "quorum": 2, "regional": False, "tokenless": True}
 FAST = {"steps_per_s_max": 0.5, "storm_s": 20.0}
 CRASHES = {"crash": 15.0, "crash at an await": 20.0, "join": 12.0}
 

@@ -57,11 +57,7 @@ class Network:
     """All links. `on_violation` hears of what the witness at the broker cannot bear."""
 
     def __init__(
-        self,
-        loop: ProcessLoop,
-        dice: random.Random,
-        tally: Counter[str],
-        on_violation: Callable[[BaseException], None],
+        self, loop: ProcessLoop, dice: random.Random, tally: Counter[str], on_violation: Callable[[BaseException], None]
     ) -> None:
         self.loop = loop
         self.dice = dice

@@ -133,9 +133,7 @@ def test_tiny_contributions_do_not_make_honest_ones_outliers(honest: int, liars:
 
 
 @pytest.mark.parametrize("flood", ["final", "not final"])
-def test_a_flood_of_tiny_contributions_takes_nothing_from_the_honest(
-    flood: Literal["final", "not final"],
-) -> None:
+def test_a_flood_of_tiny_contributions_takes_nothing_from_the_honest(flood: Literal["final", "not final"]) -> None:
     """Final ones opened rounds early; honest intervals became too short to be measured, and the liar alone was the judge."""
     honest = {f"h{number}": LearnerPlan() for number in range(3)}
     alone = NumericFleet(honest, interval_steps=20).run(5.0)

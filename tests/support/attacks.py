@@ -134,8 +134,7 @@ def false_calls(run: RunRecord) -> Iterator[HostileMessage]:
     for fragment in range(run.protocol.fragments):
         for version in (1 << 40, 0, 1):
             yield HostileMessage(
-                run.subjects.call(fragment),
-                as_json(fragment=fragment, version=version, attempt=3, run_tokens=ABSURD),
+                run.subjects.call(fragment), as_json(fragment=fragment, version=version, attempt=3, run_tokens=ABSURD)
             )
 
 

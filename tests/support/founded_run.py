@@ -106,13 +106,7 @@ def run_record(run: str) -> RunRecord:
         {"fragments": FRAGMENTS, "shards": SHARDS, "outer_momentum": 0.9}, ProtocolSettings
     ).check()
     return RunRecord(
-        run=run,
-        founder="a",
-        nonce="first",
-        founded_at_s=1_000_000.0,
-        layout=layout,
-        protocol=protocol,
-        data="d",
+        run=run, founder="a", nonce="first", founded_at_s=1_000_000.0, layout=layout, protocol=protocol, data="d"
     )
 
 

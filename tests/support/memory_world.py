@@ -63,11 +63,7 @@ class MemoryWorld:
     """One broker, one loop for everybody, shards as futures, learners as threads."""
 
     def __init__(
-        self,
-        run: str,
-        protocol: ProtocolSettings,
-        encode: Encode = "auto",
-        archive: ArchiveSettings | None = None,
+        self, run: str, protocol: ProtocolSettings, encode: Encode = "auto", archive: ArchiveSettings | None = None
     ) -> None:
         """Start the shards; they wait for the founder. Learners `encode` where it says; an `archive` may retain rounds."""
         self.run, self.protocol, self.encode = run, protocol, encode

@@ -94,8 +94,7 @@ def test_an_unusable_entry_is_refused(header: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [",".join(["1"] * 70), "0,99999999999999999999999999", "0,9223372036854775807,9223372036854775807"],
+    "shape", [",".join(["1"] * 70), "0,99999999999999999999999999", "0,9223372036854775807,9223372036854775807"]
 )
 def test_an_unusable_shape_is_refused(shape: str) -> None:
     assert "unusable shape" in refused(made(f'[["a","int8",[{shape}]]]'.encode(), b"\x00" * ("0" not in shape)))

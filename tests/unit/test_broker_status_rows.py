@@ -80,8 +80,7 @@ def test_a_stamp_changes_with_the_roll_and_is_read_tags() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b"{}", b'{"server": 3}', b'{"server": {"name": 4}}', b"\xff", b"[" * 100_000],
+    "data", [b"", b"[]", b"{}", b'{"server": 3}', b'{"server": {"name": 4}}', b"\xff", b"[" * 100_000]
 )
 def test_what_is_no_answer_is_passed_over(data: bytes) -> None:
     assert parse_node_status(data) is None
@@ -91,12 +90,7 @@ def test_an_answer_with_odd_fields_is_taken_as_far_as_it_goes() -> None:
     answer = {"server": {"name": "a", "tags": 7, "time": "x"}, "statsz": {"routes": "x", "connections": "many"}}
     assert parse_node_status(json.dumps(answer).encode()) == NodeStatus("a", "", (), (), 0, 0.0)
     full = {
-        "server": {
-            "name": "a",
-            "ver": "2.15.1",
-            "tags": ["t"],
-            "time": "2026-11-25T13:00:10.123456789Z",
-        },
+        "server": {"name": "a", "ver": "2.15.1", "tags": ["t"], "time": "2026-11-25T13:00:10.123456789Z"},
         "statsz": {
             "start": "2026-11-25T13:00:00.123456789Z",
             "connections": 2,

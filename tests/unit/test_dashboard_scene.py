@@ -58,10 +58,7 @@ async def test_every_address_is_asked_by_itself(broker: EmbeddedBroker, monkeypa
     seen = {address: (bool(node.name), node.answers) for address, node in watched.nodes.items()}
 
     assert alone == {}
-    assert seen == {
-        broker.url.rpartition("//")[2]: (True, True),
-        nobody.rpartition("//")[2]: (False, False),
-    }
+    assert seen == {broker.url.rpartition("//")[2]: (True, True), nobody.rpartition("//")[2]: (False, False)}
 
 
 def test_alerts_that_hold_are_on_the_page() -> None:

@@ -7,13 +7,7 @@ import inspect
 import pytest
 
 from atoll.base import errors
-from atoll.base.errors import (
-    AtollError,
-    BusError,
-    EnvironmentFault,
-    ProtocolMisuse,
-    UserError,
-)
+from atoll.base.errors import AtollError, BusError, EnvironmentFault, ProtocolMisuse, UserError
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, AtollError)]
 

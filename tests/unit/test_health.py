@@ -113,12 +113,7 @@ def test_a_learner_that_is_cut_off_is_not_healthy(tmp_path: Path) -> None:
 
     agreed = ProtocolSettings(fragments=1, shards=1, silence_s=0.5)
     island = join(
-        opener,
-        run="r",
-        learner="a",
-        params={"w": jnp.zeros(4)},
-        protocol=agreed,
-        options=JoinOptions(health_file=file),
+        opener, run="r", learner="a", params={"w": jnp.zeros(4)}, protocol=agreed, options=JoinOptions(health_file=file)
     )
     told = bus.told
     wait(lambda: bus.told > told + 4)

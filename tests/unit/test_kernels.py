@@ -45,12 +45,7 @@ def test_code_that_was_kept_is_of_the_sources_as_they_are() -> None:
     """A digest of a format's file is part of what a kernel is found by: another file, another digest."""
     assert compiled.stamp(int8) == compiled.stamp(int8)
     assert compiled.stamp(int8) != compiled.stamp(int4)
-    made: list[Any] = [
-        both()[1].squares,
-        both()[1].quantise,
-        both()[1].settle,
-        fast_kernels(F32).squares,
-    ]
+    made: list[Any] = [both()[1].squares, both()[1].quantise, both()[1].settle, fast_kernels(F32).squares]
     for kernel in made:
         cells = [cell.cell_contents for cell in kernel.py_func.__closure__]
         assert any(isinstance(cell, tuple) and isinstance(cell[-1], int) and cell[-1] > 1 << 32 for cell in cells)

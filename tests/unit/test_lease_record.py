@@ -23,14 +23,7 @@ from support.clocks import HandClock
 from support.founded_run import run_record
 
 DEADLINE_S = 240.0
-REASONS = (
-    "malformed",
-    "not_finite",
-    "stale",
-    "future_base",
-    "oversized",
-    "quarantined",
-)
+REASONS = ("malformed", "not_finite", "stale", "future_base", "oversized", "quarantined")
 FAR = 1 << 30
 """An epoch above all numbers that the broker of these tests gives."""
 PROTOCOL = msgspec.convert({"fragments": 1, "shards": 1, "lease_s": 0.5, "silence_s": 0.25}, ProtocolSettings)

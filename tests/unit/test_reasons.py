@@ -5,11 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atoll.protocol.events import (
-    Commit,
-    PublishCall,
-    PushKey,
-)
+from atoll.protocol.events import Commit, PublishCall, PushKey
 from atoll.protocol.settings import ProtocolSettings
 from atoll.protocol.waits import Names, RoundReasons, grace_window, id_of
 from atoll.run.decisions import describe_grace, describe_needs, describe_wait

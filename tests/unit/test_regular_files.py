@@ -34,10 +34,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         for place in (tmp_path / "pipe", tmp_path / "socket", tmp_path, Path("/dev/zero")):
             with pytest.raises(NotRegular):
                 opened_file(place)
-        for place, why in (
-            (tmp_path / "none", "No such file"),
-            (Path("a\0b"), "null"),
-        ):
+        for place, why in ((tmp_path / "none", "No such file"), (Path("a\0b"), "null")):
             with pytest.raises(OSError, match=why):
                 opened_file(place)
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.protocol.events import (
-    ArmTimer,
-    Commit,
-    Committed,
-    ContributionSpoiled,
-    Fold,
-    PushKey,
-)
+from atoll.protocol.events import ArmTimer, Commit, Committed, ContributionSpoiled, Fold, PushKey
 from support.shards import ShardDesk
 
 

@@ -78,11 +78,7 @@ async def test_no_shard_and_no_fragment_that_does_not_exist() -> None:
     keeping.cancel()
 
     assert await held(bus, run, "mallory") == 0
-    for subject in (
-        subjects.contribution(3000, 1, "m"),
-        subjects.contribution(0, 1, "m"),
-        subjects.farewell(9, "m"),
-    ):
+    for subject in (subjects.contribution(3000, 1, "m"), subjects.contribution(0, 1, "m"), subjects.farewell(9, "m")):
         with pytest.raises(BrokerUnavailable):
             await bus.publish(subject, b"{}", msg_id=subject)
     with pytest.raises(BrokerUnavailable):

@@ -66,11 +66,7 @@ class StalledRun:
 
     async def work(self) -> None:
         """Push for four hours, and count what the machine heard of later than an interval after it had come."""
-        run, broker, loop = (
-            run_record(unique_run()),
-            MemoryBroker(),
-            asyncio.get_running_loop(),
-        )
+        run, broker, loop = (run_record(unique_run()), MemoryBroker(), asyncio.get_running_loop())
         bus, clock, stop = StallingBus(run.run, broker, self.stall), LoopClock(loop), asyncio.Event()
         serving = asyncio.create_task(RegionService(MemoryBus(run.run, broker), run, "eu", clock).serve(stop))
         elements, slices = run.layout.fragment_sizes()[0], run.layout.slices(0)

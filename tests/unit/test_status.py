@@ -33,12 +33,7 @@ PROTOCOL = ProtocolSettings(fragments=4, shards=2, quorum=2, silence_s=5)
         (["training", "training"], {0, 1}, False, Standing("training")),
         (["training", "silent"], {0, 1}, False, Standing("waiting", ("a quorum of 2: 1 training",))),
         (["training", "training"], {1}, False, Standing("waiting", ("a synchronizer for shard 0",))),
-        (
-            ["left"],
-            set(),
-            False,
-            Standing("waiting", ("a learner: none is heard", "a synchronizer for shard 0, 1")),
-        ),
+        (["left"], set(), False, Standing("waiting", ("a learner: none is heard", "a synchronizer for shard 0, 1"))),
         (["draining"], {0}, True, Standing("ending")),
         (["left", "silent"], set(), True, Standing("over")),
     ],

@@ -16,16 +16,7 @@ from atoll.bus.interface import CoreMessage
 from atoll.bus.memory import MemoryBroker, MemoryBus
 from atoll.cli.watch import pretty_line
 from atoll.run import taps
-from atoll.run.taps import (
-    KINDS,
-    Selection,
-    TapKind,
-    TapMessage,
-    TapReader,
-    body_of,
-    json_schemas,
-    kind_of,
-)
+from atoll.run.taps import KINDS, Selection, TapKind, TapMessage, TapReader, body_of, json_schemas, kind_of
 from atoll.wire.messages import encode
 from atoll.wire.subjects import Subjects
 from support.clocks import HandClock

@@ -34,8 +34,7 @@ LEAVES = st.one_of(
     st.integers(0, 3).map(lambda size: np.full(size, 1.5, np.float32)),
 )
 KEYS = st.one_of(
-    st.lists(st.text(max_size=3), max_size=4, unique=True),
-    st.lists(st.integers(-20, 20), max_size=4, unique=True),
+    st.lists(st.text(max_size=3), max_size=4, unique=True), st.lists(st.integers(-20, 20), max_size=4, unique=True)
 )
 
 
