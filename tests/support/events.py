@@ -1,13 +1,13 @@
-"""Events of the event log with any fields, right or wrong, as a test wants them."""
+"""Events of the event log with any fields, right or wrong, and heartbeats, as a test wants them."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from atoll.wire.events import EventPart
-from atoll.wire.messages import Event
+from atoll.wire.messages import Beat, Event
 
 F = TypeVar("F", bound=EventPart)
 
@@ -21,3 +21,22 @@ def event(kind: str, who: str, at_s: float, **fields: object) -> Event:
 def fields(kind: type[F], **values: object) -> F:
     """Return the fields of an event, or a part of them, of which only some are of interest."""
     return msgspec.convert(values, kind)
+
+
+def heartbeat(learner: str, **changes: Any) -> Beat:  # noqa: ANN401  (fields of a heartbeat)
+    """Return the heartbeat of a learner that trains, ten steps of a hundred tokens on, with some fields changed."""
+    plain = Beat(
+        learner=learner,
+        incarnation=1,
+        run_nonce="n",
+        state="training",
+        at_s=0.0,
+        step=10,
+        step_s=0.5,
+        tokens=1000,
+        tokens_per_s=200.0,
+        loss=2.5,
+        pushed=0,
+        superseded=0,
+    )
+    return msgspec.structs.replace(plain, **changes)

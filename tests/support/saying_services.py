@@ -13,6 +13,7 @@ from atoll.bus.interface import Bus
 from atoll.wire.messages import Beat, Member, Presence, encode
 from atoll.wire.subjects import Subjects
 from support.deployments import open_signed
+from support.events import heartbeat
 
 BEAT_S = 0.05
 
@@ -70,17 +71,4 @@ async def _say(shard: Bus, buses: dict[str, Bus], subjects: Subjects, software: 
 
 def beat_of(name: str) -> Beat:
     """Return a heartbeat of a learner that trains."""
-    return Beat(
-        learner=name,
-        incarnation=1,
-        run_nonce="first",
-        state="training",
-        at_s=0.0,
-        step=1,
-        step_s=0.1,
-        tokens=1,
-        tokens_per_s=1.0,
-        loss=None,
-        pushed=0,
-        superseded=0,
-    )
+    return heartbeat(name, run_nonce="first", step=1, step_s=0.1, tokens=1, tokens_per_s=1.0, loss=None)

@@ -14,7 +14,7 @@ from atoll.wire.messages import Beat, LearnerState
 from atoll.wire.traffic import LinkTraffic
 from atoll_monitor.http_server import RunCollector
 from atoll_monitor.monitored_run import BrokerFigures, DiskFigures, MonitoredRun
-from support.events import event
+from support.events import event, heartbeat
 from support.founded_run import run_record
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -37,22 +37,9 @@ def watched_run() -> tuple[MonitoredRun, SetClock]:
 
 
 def beat(learner: str, incarnation: int = 1, *, state: LearnerState = "training", step: int = 10) -> Beat:
-    return Beat(
-        learner=learner,
-        incarnation=incarnation,
-        run_nonce="n",
-        state=state,
-        at_s=0.0,
-        step=step,
-        step_s=0.5,
-        tokens=step * 100,
-        tokens_per_s=200.0,
-        loss=2.5,
-        pushed=0,
-        superseded=0,
-        lag_versions=3,
-        moved=LinkTraffic(payload_up=10, payload_down=20, wire_up=15, wire_down=30),
-    )
+    moved = LinkTraffic(payload_up=10, payload_down=20, wire_up=15, wire_down=30)
+    known = {"incarnation": incarnation, "state": state, "step": step, "tokens": step * 100}
+    return heartbeat(learner, **known, lag_versions=3, moved=moved)
 
 
 def take_round(watched: MonitoredRun, fragment: int, version: int, at_s: float, **more: object) -> None:

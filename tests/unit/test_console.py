@@ -13,8 +13,9 @@ from atoll.local import console as console_module
 from atoll.local.console import WIDE, ConsolePicture, LastingConsole, PlainConsole, draw, status_line
 from atoll.protocol.settings import ProtocolSettings
 from atoll.run.history import History
-from atoll.wire.messages import Beat, Presence
+from atoll.wire.messages import Presence
 from atoll.wire.traffic import LinkTraffic
+from support.events import heartbeat
 
 
 def drawn(view: History, now_s: float, width: int) -> list[str]:
@@ -28,23 +29,8 @@ def running() -> History:
     view = History()
     for second in (1, 2):
         moved = LinkTraffic(wire_up=1000 * second, wire_down=500_000 * second)
-        told = Beat(
-            learner="learner-1",
-            incarnation=3,
-            run_nonce="n",
-            state="training",
-            at_s=0.0,
-            step=7,
-            step_s=0.1,
-            tokens=70,
-            tokens_per_s=123.0,
-            loss=2.5,
-            pushed=0,
-            superseded=0,
-            overhead=0.25,
-            lag_versions=4,
-            moved=moved,
-        )
+        known = {"incarnation": 3, "step": 7, "step_s": 0.1, "tokens": 70, "tokens_per_s": 123.0}
+        told = heartbeat("learner-1", **known, overhead=0.25, lag_versions=4, moved=moved)
         view.on_beat(told, float(second))
         view.on_presence(Presence(name="p", host="h", pid=1, wants=(), owns=(0,), moved=moved), float(second))
     return view

@@ -12,9 +12,9 @@ from atoll.protocol.settings import ProtocolSettings
 from atoll.report.page_data import LEARNERS_MAX, PageFacts, curves_of, state_of
 from atoll.run.history import History
 from atoll.story.goodput import goodput_of
-from atoll.wire.messages import Beat, LearnerState, Presence
+from atoll.wire.messages import LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
-from support.events import event
+from support.events import event, heartbeat
 
 BEGAN_S = 1000.0
 AGREED = ProtocolSettings(fragments=2, shards=1, silence_s=5.0, lease_s=3.0)
@@ -44,23 +44,8 @@ class ToldRun:
 
     def beat(self, who: str, at_s: float, step: int = 10, state: LearnerState = "training") -> None:
         moved = LinkTraffic(payload_up=10 * step, payload_down=20 * step, wire_up=15 * step, wire_down=30 * step)
-        told = Beat(
-            learner=who,
-            incarnation=1,
-            run_nonce="n",
-            state=state,
-            at_s=BEGAN_S + at_s,
-            step=step,
-            step_s=0.5,
-            tokens=100 * step,
-            tokens_per_s=200.0,
-            loss=4.5,
-            pushed=0,
-            superseded=0,
-            overhead=0.02,
-            lag_versions=1,
-            moved=moved,
-        )
+        known = {"at_s": BEGAN_S + at_s, "step": step, "tokens": 100 * step, "state": state}
+        told = heartbeat(who, **known, loss=4.5, overhead=0.02, lag_versions=1, moved=moved)
         self.view.on_beat(told, at_s)
 
     def facts(self, at_s: float, *, founded: bool = True, answered: bool = True) -> PageFacts:

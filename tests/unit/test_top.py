@@ -16,7 +16,7 @@ from atoll.run.history import History, Noted
 from atoll.wire.events import QuarantinedEvent
 from atoll.wire.messages import Beat, LearnerState, Presence
 from atoll.wire.traffic import LinkTraffic
-from support.events import event
+from support.events import event, heartbeat
 
 NOW_S = 100.0
 WALL_S = 10_100.0
@@ -26,23 +26,10 @@ REASON = "not_finite: a value of its update is not a number"
 
 
 def beat(learner: str, step: int, at_s: float, *, loss: float, state: LearnerState = "training") -> Beat:
-    return Beat(
-        learner=learner,
-        incarnation=1 if learner == "learner-1" else 2,
-        run_nonce="n",
-        state=state,
-        at_s=at_s,
-        step=step,
-        step_s=0.125,
-        tokens=step * 1000,
-        tokens_per_s=8000.0 + step,
-        loss=loss,
-        pushed=0,
-        superseded=0,
-        overhead=0.021,
-        lag_versions=1,
-        moved=LinkTraffic(payload_up=10, payload_down=20, wire_up=1500 * step, wire_down=3000 * step),
-    )
+    moved = LinkTraffic(payload_up=10, payload_down=20, wire_up=1500 * step, wire_down=3000 * step)
+    paced = {"step": step, "step_s": 0.125, "tokens": step * 1000, "tokens_per_s": 8000.0 + step}
+    known = {"incarnation": 1 if learner == "learner-1" else 2, "state": state, "at_s": at_s, "loss": loss}
+    return heartbeat(learner, **paced, **known, overhead=0.021, lag_versions=1, moved=moved)
 
 
 def told_run() -> History:

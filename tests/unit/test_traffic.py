@@ -19,27 +19,13 @@ from atoll.wire.traffic import (
     bits_per_parameter,
     data_parallel_bytes,
 )
-from support.events import event
+from support.events import event, heartbeat
 
 FULL = LinkTraffic(*([BYTES_MAX] * len(NOTHING.counters)))
 
 
 def beat(learner: str, incarnation: int, moved: LinkTraffic, *, tokens: int = 0, steps: int = 0) -> Beat:
-    return Beat(
-        learner=learner,
-        incarnation=incarnation,
-        run_nonce="n",
-        state="training",
-        at_s=0.0,
-        step=steps,
-        step_s=0.1,
-        tokens=tokens,
-        tokens_per_s=0.0,
-        loss=None,
-        pushed=0,
-        superseded=0,
-        moved=moved,
-    )
+    return heartbeat(learner, incarnation=incarnation, step=steps, step_s=0.1, tokens=tokens, moved=moved)
 
 
 def committed(fragment: int, parameters: int, contributors: int = 2) -> Event:

@@ -8,23 +8,11 @@ import pytest
 
 from atoll.run.history import History
 from atoll.wire.messages import Beat, LearnerState
+from support.events import heartbeat
 
 
 def beat(step: int, step_s: float, *, incarnation: int = 1, state: LearnerState = "training") -> Beat:
-    return Beat(
-        learner="a",
-        incarnation=incarnation,
-        run_nonce="n",
-        state=state,
-        at_s=0.0,
-        step=step,
-        step_s=step_s,
-        tokens=10 * step,
-        tokens_per_s=0.0,
-        loss=None,
-        pushed=0,
-        superseded=0,
-    )
+    return heartbeat("a", incarnation=incarnation, state=state, step=step, step_s=step_s, tokens=10 * step)
 
 
 def heard(spans: list[tuple[str, float]], step_s: float, every_s: float = 1.0) -> History:
