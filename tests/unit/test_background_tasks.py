@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+
+import pytest
 
 from atoll.base.background_tasks import BackgroundTasks
+from atoll.base.parallel import INLINE_ELEMENTS_MAX, off_loop
 from atoll.bus.interface import CoreMessage
 from atoll.bus.subscriptions import BufferedSubscription
 from atoll.wire.traffic import BusStats
@@ -70,3 +74,13 @@ async def test_the_end_waits_for_a_task_that_a_first_cancellation_did_not_end() 
     async with asyncio.timeout(DEADLINE_S):
         await background.stop()
     assert swallowed == 2
+
+
+@pytest.mark.parametrize(
+    ("elements", "inline"), [(0, True), (INLINE_ELEMENTS_MAX, True), (INLINE_ELEMENTS_MAX + 1, False)]
+)
+async def test_large_work_goes_to_a_thread(elements: int, inline: bool) -> None:  # noqa: FBT001
+    assert (await off_loop(elements, threading.get_ident) == threading.get_ident()) == inline
+    assert await off_loop(elements, sorted, [2, 1], reverse=True) == [2, 1]
+    with pytest.raises(ZeroDivisionError):
+        await off_loop(elements, divmod, 1, 0)

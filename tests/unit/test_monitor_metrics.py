@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -12,6 +13,7 @@ from atoll.wire.messages import LearnerState
 from atoll_monitor.metrics import LEARNERS_MAX, REASONS_MAX, most_frequent, shown_learners
 from atoll_monitor.monitored_run import ROUNDS_KEPT, MonitoredRun
 from support.events import event
+from support.grafana import queries
 from support.watched_runs import beat, full, samples, take_round, text_of_metrics, watched_run
 
 
@@ -144,3 +146,17 @@ def test_promtool_finds_nothing_to_complain_of() -> None:
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_queries_ask_for_metrics_that_the_monitor_has_of_the_chosen_run() -> None:
+    """Every metric in a query exists, and has the run's label, so that two runs are never added up."""
+    known = {name for name, _ in samples(full())}
+    asked = [(title, name, rest) for title, query in queries("r", "1m") for name, rest in metrics_of(query)]
+
+    assert asked
+    assert [(title, name) for title, name, _ in asked if name not in known] == []
+    assert [(title, name) for title, name, rest in asked if not rest.startswith('{run="r"}')] == []
+
+
+def metrics_of(query: str) -> list[tuple[str, str]]:
+    return [(found[0], query[found.end() :]) for found in re.finditer(r"\batoll_\w+", query)]

@@ -1,4 +1,4 @@
-"""JSON becomes typed values in any number of threads."""
+"""JSON and TOML become typed values, in any number of threads, or one kind of error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import unicodedata
 import msgspec
 import pytest
 
-from atoll.base.parsing import converted, parsed
+from atoll.base.parsing import DEPTH_MAX, converted, parsed, parsed_toml
 from atoll.base.quantities import Text
 from atoll.wire.messages import encode
 from support.founded_run import run_record
@@ -82,3 +82,26 @@ def test_what_is_no_json_is_one_kind_of_error() -> None:
             parsed(data, kind)
     with pytest.raises(msgspec.ValidationError):
         converted({}, int)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = ",
+        f"a = {'9' * 5000}",
+        f"a = {'[' * 5000}{']' * 5000}",
+        f"{'a.' * 1500}a = 1",
+        f"{'a.' * DEPTH_MAX}a = 1",
+        f"a = {'[' * DEPTH_MAX}{']' * DEPTH_MAX}",
+    ],
+    ids=["no TOML", "digits", "lists", "dotted keys", "one table too many", "one list too many"],
+)
+def test_what_cannot_be_held_is_a_value_error(text: str) -> None:
+    """A recursion without end would be a traceback for a slip of the pen."""
+    with pytest.raises(ValueError, match=r"."):
+        parsed_toml(text)
+
+
+def test_what_people_write_is_read() -> None:
+    assert parsed_toml("[[a.b]]\nc = [1, [2]]\n") == {"a": {"b": [{"c": [1, [2]]}]}}
+    assert parsed_toml(f"{'a.' * (DEPTH_MAX - 1)}a = 1")
