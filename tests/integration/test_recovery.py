@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ import pytest
 
 from atoll.bus.open import open_bus
 from atoll.protocol.data import DataLedger
-from atoll.wire.messages import RunRecord, decode
+from atoll.wire.messages import decode
 from atoll.wire.subjects import Subjects
 from support.islands import DEADLINE_S, IslandProcess
 
@@ -102,44 +101,6 @@ async def lent_blobs(island: IslandProcess) -> int:
     bus = await open_bus(island.url, island.run, name="reader")
     try:
         return await bus.purge(f"{Subjects(island.run).prefix}.ps.>")
-    finally:
-        await bus.close()
-
-
-async def test_a_checkpoint_of_another_run_is_refused_by_name(island: IslandProcess) -> None:
-    """Copied to where ours would lie: the warning says what differs, the learner begins fresh, the file stays."""
-    island.start("shard", "synchronizer", "--shard", "0")
-    learner(island, "first", "a")
-    island.wait_for("first", "checkpoint.saved")
-    await end(island, "first")
-    theirs = island.folder / "checkpoints" / own_folder(island)
-    other = IslandProcess(island.folder / "other", island.url, Path(island.environment["ATOLL_DATA__DIR"]))
-    other.folder.mkdir()
-    try:
-        other.start("shard", "synchronizer", "--shard", "0")
-        other.start("founder", "learner", "--id", "b")
-        other.wait_for("founder", "learner.joined")
-        ours = other.folder / "checkpoints" / f"{other.run}.{(await run_record(other)).nonce}"
-        shutil.copytree(theirs, ours)
-        learner(other, "second", "a")
-        said = recovered(other, "second")
-        refusals = other.lines("second", "checkpoint.refused")
-        kept = sorted(path.name for path in (ours / "a").iterdir())
-    finally:
-        other.stop()
-
-    assert said["source"] in {"fresh", "peer"}
-    assert island.run in refusals[0]["reason"]
-    assert other.run in refusals[0]["reason"]
-    assert kept
-
-
-async def run_record(island: IslandProcess) -> RunRecord:
-    bus = await open_bus(island.url, island.run, name="reader")
-    try:
-        record = await bus.get_record(Subjects(island.run).run_record)
-        assert record is not None
-        return decode(RunRecord, record.data)
     finally:
         await bus.close()
 
